@@ -26,6 +26,7 @@ REFERENCES = Path(__file__).parent.parent / "references"
 _FIELDS = ("id", "model", "quantity", "value", "tolerance", "condition", "source", "note", "not_comparable")
 _CIRCUMSTANCES = ("bos", "dtype", "text", "length", "tokens")
 _DEFAULT_TOLERANCE = 0.1
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +112,20 @@ def _fact(row: Any, *, where: str) -> Fact:
     check_known(row, _FIELDS, where=where)
     models = row.get("model")
     models = [models] if isinstance(models, str) else models
-    if not isinstance(row.get("id"), str) or not models or not all(isinstance(one, str) for one in models):
+    named = isinstance(models, list) and models and all(isinstance(one, str) for one in models)
+    if not isinstance(row.get("id"), str) or not isinstance(models, list) or not named:
         raise InputError(f"{where} has no id or no model; need a text, and a name or a list of names")
     where, name = f"{where} ({row['id']})", row.get("quantity")
     condition, tolerance = row.get("condition") or {}, row.get("tolerance") or {}
     if not isinstance(condition, dict) or not isinstance(tolerance, dict):
         raise InputError(f"{where} has a condition or tolerance that is no object; need one, as {{}}")
     check_known(tolerance, ("relative", "absolute", "exact"), where=f"the tolerance of {where}")
+    for term in ("relative", "absolute"):
+        if term in tolerance:
+            _check_number(tolerance[term], what=f"the {term} tolerance", where=where)
+    for term in ("source", "note", "not_comparable"):
+        if not isinstance(row.get(term) or "", str):
+            raise InputError(f"{where} has the {term} {row[term]!r:.60}; need a text")
     if name is None:
         if not row.get("not_comparable"):
             raise InputError(f"{where} names no quantity; need one, or the reason under not_comparable")
@@ -128,15 +136,19 @@ def _fact(row: Any, *, where: str) -> Fact:
         if lacking:
             raise InputError(f"the condition of {where} lacks {', '.join(lacking)}, which {name} needs; name it")
     given: dict[str, Any] = {key: row[key] for key in _FIELDS if row.get(key) is not None}
-    given["model"] = tuple(models)
+    given |= {"model": tuple(models), "condition": condition, "tolerance": tolerance}
     return Fact(**given)
+
+
+def _check_number(value: Any, *, what: str, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not -_LARGEST < value < _LARGEST:
+        raise InputError(f"{where} has the value {value!r:.60}; {what} is a number")
 
 
 def _check_value(value: Any, name: str, *, where: str) -> None:
     kind = QUANTITIES[name].kind
     if kind == "number":
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            raise InputError(f"{where} has the value {value!r}; {name} is a number")
+        _check_number(value, what=name, where=where)
     elif not isinstance(value, list) or (kind == "range" and len(value) != 2):
         what = "a list of two layers" if kind == "range" else "a list of indices"
         raise InputError(f"{where} has the value {value!r}; {name} is {what}")

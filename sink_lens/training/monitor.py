@@ -335,16 +335,16 @@ class SinkMonitor:
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take the hooks off after the whole model ran; call it once more if those of the layers were not called."""
-        inputs, seen = self._inputs, self._sums is not None and self._sums.complete(range(len(self._layers)))
-        kept = None
-        if output is None and next(reversed(self._model._forward_hooks)) != self._end.id:
+        inputs, kept = self._inputs, None
+        if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
             kept, self._end = self._end, None
         self.disarm()
         self._end = kept
-        if not seen and inputs is not None and output is not None and not self.stopped:
+        if inputs is not None and output is not None and not self.stopped:
             with self._guarded():
-                self._replay(inputs, call=self._model.forward)
+                if self._sums is not None and not self._sums.complete(range(len(self._layers))):
+                    self._replay(inputs, call=self._model.forward)
 
     def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
