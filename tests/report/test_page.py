@@ -51,7 +51,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     strength = 1 / (1 + np.exp(-(grid["layer"] - 3) * 1.2)) * draw.beta(6, 2, len(grid))
     frames = {
         "heads": grid.assign(
-            position=0,
+            sink_position=0,
             sink_score=strength,
             sink_rate=(strength > 0.3).astype(float),
             sink_mass=strength * 0.98,
