@@ -28,6 +28,7 @@ checkpoints = [0, 4]
 eval_sequences = 4
 """
 RANDOM = "--tokens random --sequences 4 --length 24 --device cpu"
+PROSE = "--task text --pairs 2 --length 16 --method eap --device cpu"
 COMMANDS = {
     "trace": f"MODEL {RANDOM} --no-interventions --no-random-init --out trace",
     "trace --dry-run": f"MODEL {RANDOM} --no-interventions --no-random-init --dry-run",
@@ -45,6 +46,8 @@ COMMANDS = {
     "tokens": f"MODEL {RANDOM} --gradient-sequences 1 --out tokens",
     "patch --dry-run": "MODEL --clean abc --corrupted abd --layers 0 --device cpu --dry-run",
     "patch": "MODEL --clean abc --corrupted abd --layers 0 --device cpu --out patch",
+    "circuit --dry-run": f"MODEL {PROSE} --dry-run",
+    "circuit": f"MODEL {PROSE} --sizes 0.1,1 --random 0 --check 0 --out circuit",
     "sweep": "sweep.toml --model MODEL --device cpu --out sweep",
     "sweep --dry-run": "sweep.toml --model MODEL --device cpu --dry-run",
     "train": "train.toml --out train",

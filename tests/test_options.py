@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
+from sink_lens.circuits.config import CircuitConfig
 from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
 from sink_lens.data.config import CacheConfig
@@ -47,6 +48,7 @@ COMMANDS = {
     "amplify": AmplifyConfig,
     "ablate": AblateConfig,
     "patch": PatchConfig,
+    "circuit": CircuitConfig,
     "tokens": TokensConfig,
     "quantise": QuantiseConfig,
     "streaming": StreamingConfig,

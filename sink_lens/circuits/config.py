@@ -104,6 +104,13 @@ class CircuitConfig:
             raise InputError(f"tolerance is {self.tolerance}; need a share between 0 and 1")
         if not self.sizes or min(self.sizes) <= 0 or max(self.sizes) > 1:
             raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
+
+    def check_together(self) -> None:
+        """Refuse fields that do not fit each other.
+
+        Raises:
+            InputError: which, and what is needed.
+        """
         if (self.pairs_file is not None) != (self.task == "file"):
             raise InputError("the task file and a pairs_file belong together; give both or neither")
         if self.task == "text" and self.reads == "logit_difference":
@@ -112,8 +119,6 @@ class CircuitConfig:
             raise InputError(
                 "text has no corrupted prompts; need ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
-        self.neurons_by_layer  # noqa: B018 refuses one that cannot be read
-        self.positions_by_span  # noqa: B018
 
     @property
     def reads(self) -> str:

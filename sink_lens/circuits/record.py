@@ -98,6 +98,7 @@ def run(
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
+    asked.check_together()
     lens = model_of(cast("Any", _Described(asked))) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
@@ -167,8 +168,6 @@ def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: str) 
     spans = config.positions_by_span
     graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(spans) or ("",))
     corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-    ordinary = task.clean.valid.clone()
-    ordinary[:, : config.sink_position + 1] = False
     found = Runs.of(
         lens,
         task.clean,
@@ -176,7 +175,6 @@ def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: str) 
         graph=graph,
         metric=metric_of(task, config),
         ablation=cast("Ablation", ablation),
-        ordinary=ordinary,
     )
     return replace(found, masks=span_masks(found.clean, spans)) if spans else found
 
@@ -411,6 +409,7 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
 
     from .scores import Gradients
 
+    config.check_together()
     lens = model_of(cast("Any", _Described(config)))
     graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(config.positions_by_span) or ("",))
     task = _task(lens, replace(config, pairs=min(config.pairs, 8)))

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
+from ..edits.mean_ablation import averaged
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.gradients import hooked_outcome
@@ -82,7 +83,8 @@ class Runs:
             metric: what is explained.
             ablation: what replaces what a writer adds.
             masks: the positions of each span.
-            ordinary: the positions that ``mean_ordinary`` is taken over; None is all real ones but the first.
+            ordinary: the positions that ``mean_ordinary`` is taken over; None is all that are no sink
+                (``edits.mean_ablation``).
             bos: BOS condition for texts.
 
         Raises:
@@ -235,11 +237,12 @@ class Runs:
     def _means(self, ordinary: Tensor | None) -> Tensor:
         """What replaces each writer: a mean of the clean runs."""
         valid = self.clean.valid.clone()
-        if self.ablation == "mean_ordinary":
-            valid[:, 0] = False
-            valid = valid if ordinary is None else ordinary & self.clean.valid
+        if self.ablation == "mean_ordinary" and ordinary is not None:
+            valid &= ordinary
             if not bool(valid.any()):
-                raise InputError("no position is ordinary; need sequences of at least two tokens")
+                raise InputError("no position is ordinary; need at least one real position that the mean is taken over")
+        elif self.ablation == "mean_ordinary":
+            valid = averaged(self.lens, self.clean, "mean_ordinary").mask
         total: Tensor | int = 0
         for rows in self.batches():
             added, _ = self.writings(rows)

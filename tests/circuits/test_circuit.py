@@ -228,9 +228,9 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert len(sure)
     assert (sure.filter(like="inclusion") >= 0.95).all(axis=None)
     with pytest.raises(InputError, match="no right and wrong answer"):
-        circuits.CircuitConfig(task="text", metric="logit_difference")
+        circuits.run(lens, task="text", metric="logit_difference")
     with pytest.raises(InputError, match="no corrupted prompts"):
-        circuits.CircuitConfig(task="text", ablation="resample")
+        circuits.run(lens, task="text", ablation="resample")
 
 
 def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
