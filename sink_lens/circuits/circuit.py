@@ -275,7 +275,8 @@ class Circuit:
 
     def draw(self, *, most: int = 60) -> "Figure":
         """Draw the circuit's largest edges, nodes by layer; a matplotlib figure."""
-        return display.figure("circuit", self.edges.head(most), n_layers=self.graph.n_layers, title=repr(self))
+        sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
+        return display.figure("circuit", self.edges.head(most), **sizes, title=repr(self))
 
     def _repr_html_(self) -> str:
         return display.html(repr(self), self.draw(most=40), self.frame.head(12))

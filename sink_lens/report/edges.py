@@ -18,18 +18,19 @@ _MOST = 60
 """Edges in the picture."""
 _PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
 _NODE = re.compile(r"[am](\d+)")
-_WORDS = {"q": "query", "k": "key", "v": "value", "g": "gate", "": "MLP or logits"}
+_WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
 
 
-def edge_figure(edges: pd.DataFrame, *, n_layers: int, title: str = "") -> Figure:
+def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "") -> Figure:
     """Edges with their scores; the width of a line is the magnitude of the score.
 
     Args:
         edges: the columns writer, reader and score, the largest first.
         n_layers: layers of the model.
+        group: heads that share a key-value head; an edge into one leads to those of its heads that are in the picture.
         title: above the figure.
     """
-    ends = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
+    ends = _ends(edges, group=group)
     nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=_order)
     rows = sorted({_order(one)[:2] for one in nodes})
     level = {row: at for at, row in enumerate(rows)}
@@ -54,7 +55,7 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, title: str = "") -> Figur
         kind = kind.rstrip(">")
         (x0, y0), (x1, y1) = place[writer], place[node]
         colour = _LOWERS if score < 0 else COLOURS.get(kind, _PLAIN)
-        shown.setdefault("lowers the metric" if score < 0 else f"into a {_WORDS[kind]}", colour)
+        shown.setdefault("lowers the metric" if score < 0 else f"into {_WORDS[kind]}", colour)
         bend = 0.08 * (1 if x1 >= x0 else -1) * min(1.0, abs(y1 - y0) / 6)
         axes.annotate(
             "",
@@ -89,6 +90,20 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, title: str = "") -> Figur
     if title:
         axes.set_title(title, fontsize=FONT, color=INK, loc="left")
     return finished(figure)
+
+
+def _ends(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
+    """Writer, reader and score; a key-value head is drawn as those of its heads that are in the picture."""
+    rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
+    drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
+    found = []
+    for writer, reader, score in rows:
+        node, _, kind = reader.partition("<")
+        layer, shared, head = node.partition(".kv")
+        heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else []
+        there = [f"{one}<{kind}" for one in heads if one in drawn]
+        found += [(writer, one, score) for one in there or [reader]]
+    return found
 
 
 def curve_figure(curve: pd.DataFrame) -> Figure:
@@ -219,12 +234,13 @@ def _picture(run: Run) -> tuple[str, Figure]:
     table = run.need("circuit", columns=["writer", "reader", "score"])
     layers = int(run.provenance.get("n_layers") or 0)
     shown = table.head(_MOST)
+    heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     see = (
         f"The {len(shown)} largest edges. Read upwards: what a node writes is read by the nodes above it, as a query "
         "(purple), a key (green), a value (blue) or by an MLP (grey); red and dashed lowers the metric. Width is the "
         "score's magnitude."
     )
-    return see, edge_figure(shown, n_layers=layers)
+    return see, edge_figure(shown, n_layers=layers, group=max(1, heads // kv_heads))
 
 
 def _curve(run: Run) -> tuple[str, Figure]:

@@ -185,6 +185,8 @@ def test_pictures_and_tables_are_written(tmp_path):
     assert {"slug", "scan", "prompt_tokens", "prompt"} <= graph["metadata"].keys()
     assert sum(link["weight"] for link in graph["links"]) == pytest.approx(found.edges["score"].sum(), abs=1e-4)
     assert found.draw().axes
+    shown = {text.get_text() for text in found.draw().axes[0].texts}
+    assert not any(".kv" in node and f"{node.partition('.')[0]}.h{2 * int(node[-1])}" in shown for node in shown)
 
 
 def test_a_run_is_written_continued_and_equal(tmp_path):
@@ -238,7 +240,7 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file.write_text('{"clean": "a"}\n')
     with pytest.raises(InputError, match="line 1"):
         read_pairs(file)
-    file.write_text('{"clean": "a b", "corrupted": "a", "correct": "b", "incorrect": "c"}\n')
+    file.write_text('{"clean": "a b c d e f", "corrupted": "a b", "correct": "b", "incorrect": "c"}\n')
     with pytest.raises(InputError, match="no pair of 'file'"):
         task_of(speaking("llama"), "file", file=file, generator=np.random.default_rng(0))
     rows = [json.loads(line) for line in reference_pairs(file).read_text().splitlines()]
@@ -247,10 +249,14 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match="does not do"):
         task_of(speaking("llama"), "file", file=file, generator=np.random.default_rng(0))
+    with torch.no_grad():  # answers that both prompts prefer: there and back, the differences cancel
+        logits = sum(speaking("llama").plain(tokens).logits[:, -1] for tokens in pair(n=6))
+    best, worst = logits.argmax(-1).tolist(), logits.argmin(-1).tolist()
+    there = [{**row, "correct": best[at], "incorrect": worst[at]} for at, row in enumerate(rows[:6])]
+    back = [{**row, "clean": row["corrupted"], "corrupted": row["clean"]} for row in there]
+    file.write_text("\n".join(map(json.dumps, there + back)))
     with pytest.raises(InputError, match="covers 0"):
-        same = [{**row, "correct": 5 + at % 2, "incorrect": 6 - at % 2} for at, row in enumerate(rows)]
-        file.write_text("\n".join(map(json.dumps, same)))
-        circuits.run(speaking("llama"), task="file", pairs_file=str(file), pairs=3, out=tmp_path / "r", random=0)
+        circuits.run(speaking("llama"), task="file", pairs_file=str(file), pairs=12, out=tmp_path / "r", random=0)
 
 
 def test_largest_takes_magnitudes():
