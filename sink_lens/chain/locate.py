@@ -371,9 +371,9 @@ def _written_spans(
             is_outlier[: layer + 1] |= torch.tensor([one in found for one in dims])
     grows = writing_layers(size) & is_outlier & (size[1:] > size.cummax(0).values[:-1])
     covered = {layer for first, last in taken for layer in range(first, last + 1)}
-    rises = (ratio[1:] >= (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(1)
+    rises = ~(ratio[1:] < (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(1)  # nan: nothing to compare with
     spans = _runs(layer for layer in rises.nonzero().flatten().tolist() if layer not in covered)
-    return [(a, b) for a, b in spans if ratio[b + 1] > 1 and ratio[b + 1] >= factor * ratio[a]]
+    return [(a, b) for a, b in spans if not (ratio[b + 1] <= 1 or ratio[b + 1] < factor * ratio[a])]
 
 
 def _strongest(state: Float[Tensor, "batch d_model"]) -> int:

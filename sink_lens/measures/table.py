@@ -87,6 +87,7 @@ BUILDING_BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "mean_rows": "averages a per-row measure over real rows",
         "tells": "a decision: whether a window is long enough for a sink score",
+        "fewest_queries": "sink_score: the least number of queries that can tell a sink",
         "row_shares": "the weights that sigmoid attention is judged by",
         "uniform_mass": "what sink_mass is under uniform attention: its null",
         "super_neurons": "a decision: contribution_share against a threshold",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from .circuit import Circuit as Circuit
+    from .circuit import ChainCircuit as ChainCircuit
     from .circuit import circuit_of as circuit_of
     from .html import render as render
     from .views import attention_heads as attention_heads
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .views import neuron_activations as neuron_activations
 
 _NAMES = {
-    "Circuit": "circuit",
+    "ChainCircuit": "circuit",
     "attention_heads": "views",
     "attention_patterns": "views",
     "circuit_of": "circuit",
@@ -25,7 +25,7 @@ _NAMES = {
 """Public name -> the module that defines it."""
 
 __all__ = [
-    "Circuit",
+    "ChainCircuit",
     "attention_heads",
     "attention_patterns",
     "circuit_of",

@@ -96,7 +96,7 @@ _CHARACTERS = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Circuit:
+class ChainCircuit:
     """The nodes and arrows of a run's chain."""
 
     about: dict[str, Any]
@@ -116,7 +116,7 @@ class Circuit:
         return json.dumps({"format": _FORMAT, "about": self.about, **frames}, ensure_ascii=False, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Circuit":
+    def from_json(cls, text: str) -> "ChainCircuit":
         """The circuit that `to_json` wrote.
 
         Raises:
@@ -129,7 +129,7 @@ class Circuit:
             nodes, edges = _frame(found["nodes"], NODE_COLUMNS), _frame(found["edges"], EDGE_COLUMNS)
             return cls(about=dict(found["about"]), nodes=nodes, edges=edges)
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"this is no {_FORMAT!r} ({error}); need what Circuit.to_json() wrote") from error
+            raise InputError(f"this is no {_FORMAT!r} ({error}); need what ChainCircuit.to_json() wrote") from error
 
     def _repr_png_(self) -> bytes:
         from sink_lens.report.style import png
@@ -137,7 +137,7 @@ class Circuit:
         return png(draw(self))
 
 
-def circuit_of(run: Run) -> Circuit:
+def circuit_of(run: Run) -> ChainCircuit:
     """The circuit of a trace; what a partial run did not measure is nan.
 
     Raises:
@@ -170,7 +170,7 @@ def circuit_of(run: Run) -> Circuit:
         "made_at": effect_of.get(joined[0].name if joined else "", {}).get("position"),
         "read_layers": effect_of.get(into.get("heads", ""), {}).get("read_layers"),
     }
-    return Circuit(about=about, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
+    return ChainCircuit(about=about, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
 
 
 def _kind(node: str) -> str:
@@ -450,7 +450,7 @@ class _Box:
         return self.left + _BOX / 2, self.bottom + self.height / 2
 
 
-def draw(circuit: Circuit) -> Figure:
+def draw(circuit: ChainCircuit) -> Figure:
     """The circuit as a figure: an arrow as wide as its share of the sink, dashed where its link fails.
 
     At most six growth steps are drawn, the first ones, and the strongest parts of a node; the figure says so, and the
@@ -665,7 +665,7 @@ def _sign(verdict: str) -> str:
     return f" {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 
-def _foot(axes: Axes, circuit: Circuit, *, left_out: int, top: float) -> None:
+def _foot(axes: Axes, circuit: ChainCircuit, *, left_out: int, top: float) -> None:
     """What the arrows and numbers are."""
     made = circuit.about.get("made_at")
     at = "" if made is None else f" at position {number(made)}"

@@ -161,7 +161,11 @@ def test_a_row_without_an_open_score_is_refused(lens_of):
         (torch.zeros(4, 12), {}, r"have the shape \(4, 12\)"),
         (torch.zeros(()), {}, r"have the shape \(\)"),
         (torch.zeros(3, 12, 4, 12), {}, r"have the shape \(3, 12, 4, 12\)"),
-        (torch.zeros(2, 12, 4, 12), {"heads": [2]}, r"the chosen part has \(2, 12, 1, 12\): need that, or 1 where"),
+        (
+            torch.zeros(2, 12, 4, 12),
+            {"heads": [2]},
+            r"the chosen part has \(2, 12, 1, 12\); need that shape, or size 1 where",
+        ),
     ],
 )
 def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):

@@ -405,7 +405,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path, change, text):
             {"architectures": None, "auto_map": {"AutoModelForCausalLM": "me/mine--modeling_llama.LlamaForCausalLM"}},
             r"remote code is never run",
         ),
-        ({"model_type": "no_such_type"}, r"cannot be read \(.*no_such_type"),
+        ({"model_type": "no_such_type"}, r"describes no model \(.*no_such_type"),
     ],
 )
 def test_a_configuration_is_refused(tmp_path, changes, text):

@@ -7,7 +7,7 @@ import pytest
 
 from sink_lens.records import read_run
 from sink_lens.report import notebook
-from sink_lens.report.circuit import Circuit, circuit_of, draw
+from sink_lens.report.circuit import ChainCircuit, circuit_of, draw
 from sink_lens.report.html import page_text
 from sink_lens.report.story import chain, link_rows, nodes, walked
 from sink_lens.schema import LINKS, NODES
@@ -91,7 +91,7 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     pd.testing.assert_frame_equal(
         circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
     )
-    figure = draw(Circuit.from_json(circuit.to_json()))
+    figure = draw(ChainCircuit.from_json(circuit.to_json()))
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert {"a small", "output", "sink output", "removes 50%"} <= set(texts)
     assert len(figure.axes[0].lines) == len(draw(six).axes[0].lines) + 2

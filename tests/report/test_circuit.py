@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
-from sink_lens.report.circuit import Circuit, circuit_of, draw
+from sink_lens.report.circuit import ChainCircuit, circuit_of, draw
 from sink_lens.report.style import GREEN, ORANGE, PURPLE, QUIET, svg
 from sink_lens.schema import LINKS
 
@@ -80,7 +80,7 @@ def test_an_arrow_leads_past_a_node_whose_hold_leaves_most_of_the_sink(circuit):
 
 
 def test_json_comes_back_the_same(circuit):
-    back = Circuit.from_json(circuit.to_json())
+    back = ChainCircuit.from_json(circuit.to_json())
     pd.testing.assert_frame_equal(back.nodes, circuit.nodes)
     pd.testing.assert_frame_equal(back.edges, circuit.edges)
     assert back.about == circuit.about
@@ -89,15 +89,15 @@ def test_json_comes_back_the_same(circuit):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sink_lens circuit 1"}', '{"format": "other"}'])
 def test_other_json_is_refused(text):
-    with pytest.raises(InputError, match="need what Circuit"):
-        Circuit.from_json(text)
+    with pytest.raises(InputError, match="need what ChainCircuit"):
+        ChainCircuit.from_json(text)
 
 
 def test_a_row_with_a_foreign_column_is_refused(circuit):
     held = json.loads(circuit.to_json())
     held["nodes"][0]["onclick"] = "x"
     with pytest.raises(InputError, match="a row has onclick"):
-        Circuit.from_json(json.dumps(held))
+        ChainCircuit.from_json(json.dumps(held))
 
 
 def test_arrows_are_as_wide_as_their_share_and_dashed_where_the_link_fails(circuit):
@@ -194,5 +194,5 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
     drawn = svg(draw(circuit), name="circuit")
     assert not re.search("<(script|img|b)[ >]", drawn)
     assert "&lt;/text&gt;" in drawn
-    assert Circuit.from_json(circuit.to_json()).about == circuit.about
+    assert ChainCircuit.from_json(circuit.to_json()).about == circuit.about
     assert circuit._repr_png_().startswith(b"\x89PNG")
