@@ -164,7 +164,7 @@ def test_what_was_not_attempted_says_why_in_the_table():
 
 
 NOT_YET_JUDGED = {name for name, species in ZOO.items() if species.letter in "pqrstuvwxyz"}
-"""Models that the judged run of the table did not have; running `analyses/verdict_calibration` again empties the set."""
+"""Models that the judged run of the table did not have; another run of `verdict_calibration` empties the set."""
 
 
 def test_the_table_of_the_zoo_is_that_of_its_rows():

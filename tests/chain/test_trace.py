@@ -150,7 +150,7 @@ def same_tables(a, b):
 
 def sequences_elsewhere(found):
     """Sequences that the trace left out since their sink is at another position, which its summary counts."""
-    summary = found.tables["summary"].set_index("name")["value"]
+    summary = found.tables["summary"].set_index("quantity")["value"]
     return int(summary.get("sequences_elsewhere", 0))
 
 
