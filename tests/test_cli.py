@@ -50,20 +50,21 @@ def traced(monkeypatch):
     """The chain replaced by a record of how it was called."""
     calls = []
 
-    def table():
+    def table(result):
         shown = Table("link", "verdict")
         shown.add_row("key_sink", "holds")
         return shown
 
     def trace(config, *, out, overwrite, progress):
         calls.append({"config": config, "out": out, "overwrite": overwrite, "progress": progress})
-        return types.SimpleNamespace(table=table, folder=Path(out), report_path=Path(out) / "report.html")
+        return types.SimpleNamespace(folder=Path(out), report_path=Path(out) / "report.html")
 
     fake = types.ModuleType("sink_lens.chain.trace")
     fake.trace = trace
     fake.default_folder = lambda name: Path("runs") / f"{name} today"
     fake.estimate = lambda config: f"{config.sequences} sequences of {config.length} tokens"
     monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
+    monkeypatch.setattr("sink_lens.cli.trace_table.short_table", table)
     monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")
     return calls
 

@@ -43,7 +43,10 @@ def results():
         "tensors": {},
     }
     yield Outcome(loss=torch.tensor([2.0, 3.0]), **run), "2.5"
-    yield PatchResult(frame=SWEPT, values=torch.zeros(2, 1), **PATCHED, **SITE), "is 1 in the unpatched run"
+    yield (
+        PatchResult(frame=SWEPT, values=torch.zeros(2, 1), baselines=torch.ones(2, 1), **PATCHED, **SITE),
+        "is 1 in the unpatched run",
+    )
     yield AttributionResult(frame=SWEPT, sweep=object.__new__(Sweep), grid=(), **PATCHED, **SITE), "to first order"
     node = Node(site="z", layer=3)
     yield PathResult(frame=SWEPT, receiver=node, **PATCHED), "through"

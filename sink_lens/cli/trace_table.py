@@ -1,7 +1,7 @@
 """The result of a trace in the terminal: where the sink is, what makes it, which links hold, what else carries it."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,13 @@ from ..chain.links import LINKS
 from ..chain.locate import Location
 from ..chain.placement import kind_of
 from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
-from ..chain.trace import Trace
 from ..findings import remarks, shown_set
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import interval as interval_text
 from ..text import listed, number, percent, plural, span, words
+
+if TYPE_CHECKING:
+    from ..chain.trace import Trace
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
@@ -27,7 +29,7 @@ _WIDTHS = (22, 17, 15, 15, 15)
 """Columns of the lines of the links: 69 and the last word fit into 80."""
 
 
-def short_table(trace: Trace) -> RenderableType:
+def short_table(trace: "Trace") -> RenderableType:
     """The result for a terminal: where the sink is, what makes it, and which links hold."""
     frames, config, location = trace.tables, trace.config, trace.location
     values = frames["summary"].set_index("quantity")
