@@ -116,15 +116,26 @@ def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
     assert checked.tables["facts"].set_index("id")["verdict"].to_dict() == {"t": "agree", "f": "disagree"}
 
 
-def test_experts_that_write_an_outlier_add_up_to_what_the_mlp_writes():
-    model = tiny("gpt_oss", seed=3)
-    with torch.no_grad():
+def test_the_expert_that_writes_an_outlier_is_found():
+    model = tiny("gpt_oss", seed=7)
+    mlp, tokenizer = model.model.layers[1].mlp, tiny_tokenizer(adds_bos=True)
+    tokens = from_text(bundled_text(), tokenizer, sequences=4, length=16)
+    inputs = []
+    with torch.no_grad(), mlp.register_forward_pre_hook(lambda module, given: inputs.append(given[0])):
         model.model.embed_tokens.weight[BOS_ID] *= 8
-        model.model.layers[1].mlp.experts.down_proj *= 0.05
-        model.model.layers[1].mlp.experts.down_proj[..., 7] = 30.0
-    lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
-    seen = Observed(lens, from_text(bundled_text(), lens.tokenizer, sequences=4, length=16))
-    (row,) = seen.writers
+        model(tokens.tokens)
+        of_bos = torch.nn.functional.normalize(inputs[0][:, 0].mean(0), dim=0)
+        along = inputs[0] @ of_bos
+        mlp.router.weight.zero_()
+        mlp.router.bias.zero_()
+        mlp.router.weight[0] = 40 * of_bos  # BOS alone goes to expert 0, which alone writes dimension 7
+        mlp.router.bias[0] = -20 * (along[:, 0].min() + along[:, 1:].max())
+        mlp.experts.down_proj *= 0.05
+        mlp.experts.down_proj[..., 7] = 0
+        mlp.experts.down_proj[0, :, 7] = 30.0
+    lens = wrap(model, tokenizer=tokenizer)
+    (row,) = Observed(lens, tokens).writers
     assert (row["layer"], row["dimension"]) == (1, 7)
-    assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.1)
-    assert {neuron // lens.d_expert for neuron, _ in row["neurons"]} <= {expert for expert, _ in row["experts"]}
+    assert [expert for expert, _ in row["experts"]] == [0]
+    assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.01)
+    assert {neuron // lens.d_expert for neuron, _ in row["neurons"]} == {0}
