@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def _fact(row: Any, *, where: str) -> Fact:
 
 
 def _check_number(value: Any, *, what: str, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not -_LARGEST < value < _LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
         raise InputError(f"{where} has the value {value!r:.60}; {what} is a number")
 
 
