@@ -49,6 +49,7 @@ ROOMS = {
     "engine": "Runs under edits",
     "patching": "Patching",
     "sweeps": "Sweeps",
+    "circuits": "Circuits",
     "chain": "The chain",
     "studies": "Studies",
     "training": "Training",
