@@ -1,4 +1,4 @@
-"""What the circuit of IOI costs on the default model, and edge scores beside TransformerLens's own.
+"""Measure the circuit of IOI on the default model, and edge scores beside TransformerLens's own.
 
     python benchmarks/circuits.py --quick      # 8 pairs and few sizes: minutes on a busy machine
     python benchmarks/circuits.py              # 128 pairs, 20 points, ten sizes with random circuits

@@ -74,7 +74,7 @@ class Truth:
     spares: tuple[int, ...] = ()
     """The token ids that are no sink at the first position, if the sink is there whatever other token it has."""
     only_first: bool = False
-    """Whether the token is a sink at position 0 only."""
+    """True if the token is a sink at position 0 only."""
     reach: int | None = None
     """Number of positions that a query sees, itself included; None means all positions up to its own."""
     locked: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class Truth:
     feeding: tuple[int, ...] = ()
     """The layers whose attention the first two links describe."""
     cancels_bias: bool = False
-    """Whether the dimension cancels a bias that every key has."""
+    """True if the dimension cancels a bias that every key has."""
     grows: tuple[int, ...] = ()
     """The layers that make the sink token grow, if the construction fixes them."""
     erased: tuple[int, ...] = ()

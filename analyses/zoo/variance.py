@@ -159,7 +159,7 @@ def _write_trigger(made: Draft, *, layer: int, size: float) -> int:
 
 
 def above(made: Draft, dimension: int, *, least: float) -> dict[int, float]:
-    """What a neuron reads that fires if a dimension is above a value."""
+    """Return what a neuron reads (dimension -> weight) that fires if a dimension is above a value."""
     steep = 60.0 if made.post_norm else 28.0
     return {dimension: steep, made.shared: -steep * least / SHARED}
 

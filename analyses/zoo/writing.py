@@ -83,12 +83,12 @@ class Draft:
 
     @property
     def post_norm(self) -> bool:
-        """Whether the outputs of sublayers are normed."""
+        """True if the outputs of sublayers are normed."""
         return self.family in ("olmo2", "gemma3")
 
     @property
     def reads_raw(self) -> bool:
-        """Whether sublayers read the raw stream."""
+        """True if sublayers read the raw stream."""
         return self.family == "olmo2"
 
     @property

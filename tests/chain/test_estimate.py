@@ -9,7 +9,7 @@ from lenses import lens_of
 from rich.console import Console
 
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.estimate import cost_of
+from sink_lens.chain.estimate import _PASSES_OF_MAKERS, cost_of
 from sink_lens.chain.inputs import other_condition
 from sink_lens.chain.trace import estimate
 from sink_lens.errors import InputError
@@ -84,7 +84,8 @@ def test_the_cuts_are_more_passes_for_every_growth_step():
         )
         batch = tokens_of(lens, config=config, bos="auto")
         (cuts,) = [one for one in cost_of(lens, batch, config=config, other=None).passes if one.name == "interventions"]
-        assert cuts.tokens % 16 == 0  # whole sequences: sets are chosen on more of them than they are judged on
+        makers = min(config.choosing_sequences, batch.n_sequences) * _PASSES_OF_MAKERS  # on sequences of their own
+        assert (cuts.tokens - 16 * makers) % (4 * 16) == 0
         assert cuts.tokens > 50 * 4 * 16
         counted.append(cuts.tokens)
     assert counted[0] == counted[1]  # one growth step, or the last layers instead

@@ -50,7 +50,7 @@ class Loop:
         """Steps whose first batch has a sequence that does not begin with padding."""
 
     def batch(self, rng: random.Random) -> dict[str, torch.Tensor]:
-        """Of any length and number, ragged, masked on either side, or nothing but padding."""
+        """Draw a batch of any length and number, ragged, masked on either side, or nothing but padding."""
         sequences, length = rng.choice([1, 2, 5]), rng.choice([1, 2, 7, 8, 9, 20, 30])
         tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(rng.randrange(99)))
         found = {"input_ids": tokens, "labels": tokens}
