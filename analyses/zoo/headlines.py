@@ -23,7 +23,7 @@ _VARIANCE, _OUTPUT, _NEURONS, _WRITES, _KEY, _MEETS = (
 
 
 def bound_of(zoo: ZooModel) -> str | None:
-    """Name what the model's sink is bound to, in the words of the table of placements; None if BOS plays no part in it."""
+    """Name what the model's sink is bound to, in the words of the table of placements; None if BOS plays no part."""
     truth = zoo.truth
     if truth.sink == "first":
         return "positional, not BOS" if BOS_ID in truth.spares else "positional"
