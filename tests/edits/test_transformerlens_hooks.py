@@ -14,7 +14,7 @@ from sink_lens.edits.constructors import clamp, edit, freeze, resample, scalar, 
 from sink_lens.edits.eviction import window
 from sink_lens.edits.hooks import from_hook, fwd_hooks
 from sink_lens.edits.isolation import isolate
-from sink_lens.edits.mean_ablation import mean
+from sink_lens.edits.mean_ablation import mean_all
 from sink_lens.edits.metrics import Metric, loss, sink_mass
 from sink_lens.edits.normalisation import head_rms_norm, natural_rms
 from sink_lens.edits.quantisation import quantisation
@@ -46,7 +46,7 @@ def every_constructor(lens, batch):
         "clamp": clamp("mlp_out", low=-0.1, high=0.1, **some),
         "freeze": freeze("z", {layer: 2 * one for layer, one in by_layer.items()}, positions=[2]),
         "resample": resample("z", by_layer, generator=generator, positions=[2]),
-        "mean": mean(lens, batch, "attn_out", layers=[1], positions=[0]),
+        "mean": mean_all(lens, batch, "attn_out", layers=[1], positions=[0]),
         "scalar": scalar(lens, layer=1, neurons=[2, 3], dimensions=[5], positions=[0, 4]),
         "isolate": isolate([3], layers=[1]),
         "amplify": amplify(3.0, positions=[2], layers=[1], means=centring_means(lens, n_tokens=128)),
