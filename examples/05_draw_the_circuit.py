@@ -20,7 +20,7 @@ Prints on the default model, with --interventions:
     the neurons that write the dimension (layer.neuron), and their share of it
     11.1229: 73%  2.90: 66%  1.83: 49%  2.430: 35%  11.1487: 26%
 
-    written to runs/circuit: circuit.png, circuit.svg, circuit.json, heads.html
+    written to runs/circuit: circuit.png, circuit.svg, circuit.json, talk.png, column.pdf, heads.html
 """
 
 import argparse
@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sink_lens import TraceConfig, load, read_run, trace
-from sink_lens.report import attention_heads, circuit_of
-from sink_lens.report.circuit import draw
+from sink_lens.report import attention_heads
+from sink_lens.report.circuit import chain_circuit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         folder = trace(load(asked.model), config=short, out=out / "trace", overwrite=True, progress=False).folder
     run = read_run(folder)
-    circuit = circuit_of(run)
+    circuit = chain_circuit(run)
 
     links = (
         circuit.edges.query("quantity == 'intervention_share'")
@@ -71,11 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         or "none"
     )
 
-    (out / "circuit.json").write_text(circuit.to_json(), encoding="utf-8")
-    for suffix in ("png", "svg"):
-        draw(circuit).savefig(out / f"circuit.{suffix}")
+    for name in ("circuit.json", "circuit.png", "circuit.svg"):
+        circuit.save(out / name)
+    circuit.save(out / "talk.png", style="talk")
+    circuit.save(out / "column.pdf", style="paper", width=3.25)
     attention_heads(run).save(out / "heads.html")
-    print(f"\nwritten to {out}: circuit.png, circuit.svg, circuit.json, heads.html")
+    print(f"\nwritten to {out}: circuit.png, circuit.svg, circuit.json, talk.png, column.pdf, heads.html")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Numbers, lists, names and sets of indices as people read and write them."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
@@ -136,6 +137,25 @@ def listed(names: Iterable[object], *, most: int = 6) -> str:
 def plural(count: int, noun: str) -> str:
     """A count and its noun: '1 layer', '2 layers'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def head_name(layer: Any, head: Any) -> str:
+    """A head as people write it: L18.H8."""
+    return f"L{layer:.0f}.H{head:.0f}"
+
+
+def neuron_name(layer: Any, neuron: Any) -> str:
+    """A neuron of an MLP as people write it: L11.N1229."""
+    return f"L{layer:.0f}.N{neuron:.0f}"
+
+
+def part_name(name: str) -> str:
+    """A node of a circuit as people write it: ``a18.h8`` is L18.H8, ``m5`` MLP 5; others as they are."""
+    if found := re.fullmatch(r"a(\d+)\.(h|kv)(\d+)", name):
+        return f"L{found[1]}.{found[2].upper()}{found[3]}"
+    if found := re.fullmatch(r"m(\d+)(\.n)?", name):
+        return f"neurons L{found[1]}" if found[2] else f"MLP {found[1]}"
+    return visible(name, limit=40, counted=False)
 
 
 def layers_in_words(first: int, last: int) -> str:

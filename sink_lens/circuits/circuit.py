@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -273,10 +273,26 @@ class Circuit:
 
         return save(self, path)
 
-    def draw(self, *, most: int = 60) -> "Figure":
-        """Draw the circuit's largest edges, nodes by layer; a matplotlib figure."""
-        sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
-        return display.figure("circuit", self.edges.head(most), **sizes, title=repr(self))
+    def draw(
+        self, style: Literal["page", "talk", "paper"] = "page", *, most: int = 60, width: float | None = None
+    ) -> "Figure":
+        """Draw the circuit; a matplotlib figure.
+
+        Args:
+            style: ``page`` draws the largest edges, nodes by layer; ``talk`` and ``paper`` the few that lead to the
+                metric most, with a number each.
+            most: edges of a page.
+            width: inches, of a talk's or a paper's figure; a single column is 3.25.
+
+        Raises:
+            InputError: another style, or more than fits into the width.
+        """
+        if style == "page":
+            sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
+            return display.figure("circuit", self.edges.head(most), **sizes, title=repr(self))
+        metric = self.runs.metric.name.replace("_", " ")
+        named = {"title": f"The circuit of {metric}, {self.runs.lens.name}", "unit": f"of the {metric}"}
+        return display.figure("sketch", self.edges, group=self.graph.group, **named, style=style, width=width)
 
     def _repr_html_(self) -> str:
         return display.html(repr(self), self.draw(most=40), self.frame.head(12))

@@ -16,7 +16,8 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,10 +25,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
-from sink_lens.errors import InputError
-from sink_lens.records import Run
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import Run, read_run
+from sink_lens.report import diagram, sketches
+from sink_lens.report.diagram import Style
+from sink_lens.report.edges import EdgeCircuit, edge_circuit, saved
+from sink_lens.report.page import MAKES, about
+from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
-from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
+from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished, png
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval, number, percent, token, visible, words
 
@@ -131,13 +137,55 @@ class ChainCircuit:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"this is no {_FORMAT!r} ({error}); need what ChainCircuit.to_json() wrote") from error
 
-    def _repr_png_(self) -> bytes:
-        from sink_lens.report.style import png
+    def draw(self, style: Style | Literal["page"] = "page", *, width: float | None = None) -> Figure:
+        """The circuit as a figure.
 
+        Args:
+            style: ``page`` with all numbers; ``talk`` for a slide, ``paper`` for a column or two.
+            width: inches, of a talk's or a paper's figure; a single column is 3.25.
+
+        Raises:
+            InputError: another style, or more than fits into the width.
+        """
+        return draw(self) if style == "page" else diagram.draw(sketches.of_chain(self), style=style, width=width)
+
+    def save(self, path: str | Path, *, style: Style | Literal["page"] = "page", width: float | None = None) -> Path:
+        """Write the circuit as its ending says: .json, or a figure as .png, .svg or .pdf; folders are made.
+
+        Raises:
+            InputError: another ending, or as for ``draw``.
+        """
+        return saved(self, path, style=style, width=width)
+
+    def _repr_png_(self) -> bytes:
         return png(draw(self))
 
 
-def circuit_of(run: Run) -> ChainCircuit:
+def circuit_of(source: Run | str | Path | Any) -> "ChainCircuit | EdgeCircuit | PatchCircuit":
+    """The circuit of a run: of a trace, of ``sink-lens circuit``, or of patches.
+
+    Args:
+        source: a run, its folder, or a result of ``patch`` in memory.
+
+    Raises:
+        RunError: the run is of another kind, or lacks what a circuit needs.
+    """
+    if hasattr(source, "frame") and hasattr(source, "by"):
+        return patch_circuit_of_result(source)
+    run = source if isinstance(source, Run) else read_run(source)
+    if run.kind == "circuit":
+        return edge_circuit(run)
+    if run.kind == "patch":
+        return patch_circuit(run)
+    if run.kind != "trace" and "links" not in run.tables:
+        raise RunError(
+            f"{about(run)}, which has no circuit; need a run of trace, circuit or patch. {MAKES['circuit']}, or with "
+            "sink-lens trace"
+        )
+    return chain_circuit(run)
+
+
+def chain_circuit(run: Run) -> ChainCircuit:
     """The circuit of a trace; what a partial run did not measure is nan.
 
     Raises:
@@ -163,14 +211,14 @@ def circuit_of(run: Run) -> ChainCircuit:
         *_arrows_of_parts(nodes, into=into, joined=joined),
     ]
     edges += [*_past(joined, lanes)]
-    about = {
+    said = {
         "model": story.model,
         **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
         "sink_position": position,
         "made_at": effect_of.get(joined[0].name if joined else "", {}).get("position"),
         "read_layers": effect_of.get(into.get("heads", ""), {}).get("read_layers"),
     }
-    return ChainCircuit(about=about, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
+    return ChainCircuit(about=said, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
 
 
 def _kind(node: str) -> str:

@@ -1,15 +1,22 @@
 """A circuit of edges as a picture: nodes by layer, from the input at the bottom to the logits at the top."""
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.records import Run
+from sink_lens.errors import InputError
+from sink_lens.records import Run, check_not_of_run
+from sink_lens.report import diagram, sketches
+from sink_lens.report.diagram import Style
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, canvas, finished
+from sink_lens.report.style import FONT, INK, canvas, finished, png, save_figure
 from sink_lens.text import number, percent, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
@@ -19,6 +26,84 @@ _MOST = 60
 _PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
 _NODE = re.compile(r"[am](\d+)")
 _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgeCircuit:
+    """The edges of a run of ``sink-lens circuit``."""
+
+    about: dict[str, Any]
+    """Title, what a share is of, layers, and heads that share a key-value head."""
+    edges: pd.DataFrame = field(repr=False)
+    """The run's table ``circuit``: writer, reader, score and more, the largest first."""
+
+    def draw(self, style: Style | Literal["page"] = "page", *, width: float | None = None) -> Figure:
+        """The circuit as a figure: ``page`` with up to 60 edges, ``talk`` or ``paper`` with the strongest few.
+
+        Raises:
+            InputError: another style, or more than fits into the width.
+        """
+        sizes = {name: self.about[name] for name in ("n_layers", "group")}
+        if style == "page":
+            return edge_figure(self.edges.head(_MOST), **sizes, title=self.about["title"])
+        named = {"title": self.about["title"], "unit": self.about["unit"]}
+        return sketch(self.edges, group=sizes["group"], **named, style=style, width=width)
+
+    def to_json(self) -> str:
+        """The circuit as JSON; undefined numbers are null."""
+        rows = json.loads(str(self.edges.to_json(orient="records")))
+        return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
+
+    def save(self, path: str | Path, *, style: Style | Literal["page"] = "page", width: float | None = None) -> Path:
+        """Write the circuit as its ending says: .json, or a figure as .png, .svg or .pdf; folders are made.
+
+        Raises:
+            InputError: another ending, or as for ``draw``.
+        """
+        return saved(self, path, style=style, width=width)
+
+    def _repr_png_(self) -> bytes:
+        return png(self.draw())
+
+
+def saved(circuit: Any, path: str | Path, *, style: Style | Literal["page"], width: float | None) -> Path:
+    """Write a circuit that can be drawn and be JSON, as the path's ending says.
+
+    Raises:
+        InputError: another ending, or a file that belongs to a run.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".json":
+        check_not_of_run(path, replaceable=(".json",))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(circuit.to_json(), encoding="utf-8")
+        return path
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .json, .png, .svg or .pdf for a circuit")
+    return save_figure(circuit.draw(style, width=width), path)
+
+
+def sketch(
+    edges: pd.DataFrame, *, group: int, title: str, unit: str, style: Style, width: float | None = None
+) -> Figure:
+    """The strongest few edges that lead to the metric, for a talk or a paper."""
+    return diagram.draw(sketches.of_edges(edges, group=group, title=title, unit=unit), style=style, width=width)
+
+
+def edge_circuit(run: Run) -> EdgeCircuit:
+    """The circuit of a run of ``sink-lens circuit``.
+
+    Raises:
+        RunError: the run has no such table.
+    """
+    heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
+    about = {
+        "title": f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}",
+        "unit": f"of the {words(str(run.config.get('metric') or 'logit_difference'))}",
+        "n_layers": int(run.provenance.get("n_layers") or 0),
+        "group": max(1, heads // kv_heads),
+    }
+    return EdgeCircuit(about=about, edges=run.need("circuit", columns=["writer", "reader", "score"]))
 
 
 def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "") -> Figure:
@@ -243,6 +328,11 @@ def _picture(run: Run) -> tuple[str, Figure]:
     return see, edge_figure(shown, n_layers=layers, group=max(1, heads // kv_heads))
 
 
+def sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
+    """A figure for a talk or a paper, as files of figures have it."""
+    return lambda run: ("The strongest edges, a number each.", edge_circuit(run).draw(style))
+
+
 def _curve(run: Run) -> tuple[str, Figure]:
     table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
     see = (
@@ -327,6 +417,8 @@ CIRCUIT = Page(
     headline=_headline,
     figures=(
         Drawn(key="circuit", title="The circuit", make=_picture, data=whole("circuit")),
+        Drawn(key="circuit-talk", title="For a talk", make=sketched("talk"), data=whole("circuit"), on_page=False),
+        Drawn(key="circuit-paper", title="For a paper", make=sketched("paper"), data=whole("circuit"), on_page=False),
         Drawn(key="curve", title="How faithful it is", make=_curve, data=whole("curve")),
     ),
     tables=(

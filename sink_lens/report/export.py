@@ -18,10 +18,8 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import check_not_of_run, read_run
 from sink_lens.report.html import belongs, page_of
 from sink_lens.report.page import csv, told
-from sink_lens.report.style import FONT, placed
+from sink_lens.report.style import FONT, FORMATS, placed
 
-FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
-"""Format -> what it calls the date, which is left out: the same run gives the same files."""
 _GENERIC = ("serif", "sans-serif", "monospace")
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _SMALLEST = 6.0

@@ -82,6 +82,19 @@ def _is_formula(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(_FORMULA)
 
 
+MAKES = {
+    "trace": "Make one with sink-lens trace MODEL --out FOLDER",
+    "circuit": "Make one with sink-lens circuit MODEL --out FOLDER",
+    "patch": "Make one with sink-lens patch MODEL --clean TEXT --corrupted TEXT --out FOLDER",
+}
+"""Kind of run -> what a user does to get one."""
+
+
+def about(run: Run) -> str:
+    """A run in an error: its folder and its kind."""
+    return f"{run.folder} is a run of {visible(run.kind)}"
+
+
 def _always(_: Run) -> bool:
     return True
 

@@ -1,6 +1,10 @@
 """A sweep of patches between two prompts: its heat map and its page."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -8,8 +12,11 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
+from sink_lens.report import diagram, sketches
+from sink_lens.report.diagram import Style
+from sink_lens.report.edges import saved
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
+from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel, png
 from sink_lens.text import interval, listed, number, percent, site_words, token, visible, words
 
 _FAR = 2.0
@@ -18,6 +25,79 @@ _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
 _HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
 _BY = ("layer", "position", "head", "key", "neuron")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PatchCircuit:
+    """What patches measured: the parts of a model, and what each does to the metric."""
+
+    about: dict[str, Any]
+    """Title, site, metric, swept columns, and the labels of positions."""
+    frame: pd.DataFrame = field(repr=False)
+    """One row a patch: the swept columns, effect and normalised_effect."""
+
+    def draw(self, style: Style | Literal["page"] = "talk", *, width: float | None = None) -> Figure:
+        """The strongest patches with an arrow to the metric (``talk``, ``paper``), or all as a heat map (``page``).
+
+        Raises:
+            InputError: another style, or more than fits into the width.
+        """
+        labels = {int(place): text for place, text in self.about["labels"].items()}
+        if style == "page":
+            value = "normalised_effect" if "normalised_effect" in self.frame else "effect"
+            return patch_map(self.frame, by=self.about["by"], value=value, labels=labels, title=self.about["title"])
+        names = {name: self.about[name] for name in ("by", "site", "metric", "title")}
+        return diagram.draw(sketches.of_patches(self.frame, labels=labels, **names), style=style, width=width)
+
+    def to_json(self) -> str:
+        """The patches as JSON; undefined numbers are null."""
+        rows = json.loads(str(self.frame.to_json(orient="records")))
+        return json.dumps({"format": "sink_lens patches 1", "about": self.about, "patches": rows}, ensure_ascii=False)
+
+    def save(self, path: str | Path, *, style: Style | Literal["page"] = "talk", width: float | None = None) -> Path:
+        """Write the circuit as its ending says: .json, or a figure as .png, .svg or .pdf; folders are made.
+
+        Raises:
+            InputError: another ending, or as for ``draw``.
+        """
+        return saved(self, path, style=style, width=width)
+
+    def _repr_png_(self) -> bytes:
+        return png(self.draw())
+
+
+def patch_circuit(run: Run) -> PatchCircuit:
+    """The circuit of a run of patches.
+
+    Raises:
+        RunError: the run has no such table.
+    """
+    frame = run.need("patches", columns=["effect"])
+    differ = run.optional("differences", columns=["position", "clean", "corrupted"])
+    rows = [] if differ is None else differ.drop_duplicates("position").to_dict("records")
+    about = {
+        "title": f"Where {_metric(run)} is decided, {visible(run.provenance.get('model') or 'a model', limit=40)}",
+        "site": str(run.config.get("site", "")),
+        "metric": str(run.config.get("metric", "the metric")),
+        "by": [name for name in _BY if name in frame.columns],
+        "labels": {int(row["position"]): str(row["clean"]) for row in rows},
+    }
+    return PatchCircuit(about=about, frame=frame)
+
+
+def patch_circuit_of_result(result: Any) -> PatchCircuit:
+    """The circuit of patches in memory.
+
+    Args:
+        result: a ``PatchResult``.
+    """
+    about = {
+        "title": f"Where {words(result.metric)} is decided",
+        **{name: getattr(result, name) for name in ("site", "metric")},
+        "by": list(result.by),
+        "labels": {int(place): str(text).lstrip("*") for place, text in result.labels.items()},
+    }
+    return PatchCircuit(about=about, frame=result.frame)
 
 
 def patch_map(
@@ -205,10 +285,18 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
     )
 
 
+def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
+    return lambda run: ("The strongest patches, a number each.", patch_circuit(run).draw(style))
+
+
 PATCH = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),),
+    figures=(
+        Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),
+        Drawn(key="circuit-talk", title="For a talk", make=_sketched("talk"), data=whole("patches"), on_page=False),
+        Drawn(key="circuit-paper", title="For a paper", make=_sketched("paper"), data=whole("patches"), on_page=False),
+    ),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),
         Listed(key="difference-table", title="The prompts", make=_difference_table),

@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from sink_lens.report import fingerprint, training
-from sink_lens.report.edges import circuit_told, curve_figure, edge_figure
+from sink_lens.report.edges import circuit_told, curve_figure, edge_figure, sketch
 from sink_lens.report.patch import patch_map
 from sink_lens.report.sweep import effect_figure
 
@@ -19,6 +19,7 @@ FIGURES: Mapping[str, Callable[..., Figure]] = {
     "comparison": training.comparison,
     "fingerprint": fingerprint.draw,
     "circuit": edge_figure,
+    "sketch": sketch,
     "faithfulness": curve_figure,
 }
 SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {

@@ -6,9 +6,11 @@ Nothing here touches pyplot or other global state. Colours are after Okabe and I
 import base64
 import io
 import math
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,6 +27,8 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from sink_lens.errors import InputError
+from sink_lens.records import check_not_of_run
 from sink_lens.text import token
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
@@ -61,12 +65,43 @@ _MOST_LABELS = 40
 
 
 class Picture(Figure):
-    """A figure that a notebook shows although pyplot does not know it."""
+    """A figure that a notebook shows although pyplot does not know it, and that a file is made of in one call."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the figure as its ending says: .png, .svg or .pdf; folders are made.
+
+        Raises:
+            InputError: another ending, or a file that belongs to a run.
+        """
+        return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as its ending says: .png, .svg or .pdf; the same figure gives the same file.
+
+    Raises:
+        InputError: another ending, or a file that belongs to a run.
+    """
+    path = Path(path)
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .png, .svg or .pdf for a figure")
+    check_not_of_run(path, replaceable=[f".{one}" for one in FORMATS])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings: dict[Any, Any] = {"svg.hashsalt": "sink_lens", "pdf.fonttype": 42}
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_NO_GLYPH)
+        figure.savefig(path, format=form, metadata={FORMATS[form]: None} if FORMATS[form] else None)
+    return path
+
+
+FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
+"""Format -> what it calls the date, which is left out."""
 
 
 def canvas(*, width: float = WIDTH, height: float = 2.9) -> Figure:

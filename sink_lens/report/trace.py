@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import circuit, figures
+from sink_lens.report.diagram import Style
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.story import (
     Story,
@@ -273,7 +274,7 @@ def _circuit(run: Run) -> tuple[str, Figure]:
         "Arrows are as wide as the share of the sink that their intervention makes or removes, and dashed where a "
         "link fails."
     )
-    return see, circuit.draw(circuit.circuit_of(run))
+    return see, circuit.draw(circuit.chain_circuit(run))
 
 
 def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
@@ -315,13 +316,18 @@ def _variance_rows(run: Run) -> pd.DataFrame:
     return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
+def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
+    return lambda run: ("The circuit, a number an arrow.", circuit.chain_circuit(run).draw(style))
+
+
+def _edges(run: Run) -> pd.DataFrame:
+    return circuit.chain_circuit(run).edges
+
+
 _FIGURES = (
-    Drawn(
-        key="circuit",
-        title="The circuit",
-        make=_circuit,
-        data=lambda run: circuit.circuit_of(run).edges,
-    ),
+    Drawn(key="circuit", title="The circuit", make=_circuit, data=_edges),
+    Drawn(key="circuit-talk", title="The circuit for a talk", make=_sketched("talk"), data=_edges, on_page=False),
+    Drawn(key="circuit-paper", title="The circuit for a paper", make=_sketched("paper"), data=_edges, on_page=False),
     Drawn(
         key="scores",
         title="Where the sink is",

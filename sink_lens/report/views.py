@@ -23,7 +23,8 @@ import numpy as np
 
 from sink_lens.arguments import shown
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run
+from sink_lens.records import Run, check_not_of_run
+from sink_lens.report.page import MAKES, about
 from sink_lens.report.story import find_story, largest_first, studied
 from sink_lens.text import token
 
@@ -44,6 +45,7 @@ _DRAW = """const canvas = document.createElement("canvas");
   for (const [id, kind, props] of %s)
     CircuitsVis.render(id, CircuitsVis[flat && kind === "AttentionPatterns" ? "AttentionHeads" : kind], props);"""
 """AttentionPatterns draws with WebGL; where the browser has none, the same patterns are shown as AttentionHeads."""
+_ENDINGS = (".html", ".htm")
 _LINE, _CHARACTERS = 26, 90
 """Pixels of a line of tokens, and how many characters it holds."""
 _STRONGEST, _WEAKEST = 6, 2
@@ -69,8 +71,19 @@ class View:
         return page({"view": self})
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file, and return its path."""
+        """Write the page to a file that ends with .html, and return its path; folders are made.
+
+        Raises:
+            InputError: another ending, or a file that belongs to a run.
+        """
         path = Path(path)
+        if path.suffix.lower() not in _ENDINGS:
+            raise InputError(
+                f"{path} ends with {path.suffix or 'nothing'}; a view is a page: need .html. Figures as .png, .svg and "
+                ".pdf are drawn by circuit_of(run).save(...) and by sink-lens report RUN --figures FOLDER"
+            )
+        check_not_of_run(path, replaceable=_ENDINGS)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.html, encoding="utf-8")
         return path
 
@@ -407,6 +420,8 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
         RunError: the run has no such table, or found no super neuron.
     """
     quantities = ["gate", "up", "cosine"]
+    if "selectivity" not in run.tables:
+        raise RunError(f"{about(run)}, which keeps no activations of neurons; need a run of trace. {MAKES['trace']}")
     table = run.need("selectivity", columns=["layer", "neuron", "position", *quantities])
     names = [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
     table = table.assign(name=names).sort_values("position")
@@ -419,6 +434,8 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
 
 def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
     """The patterns that a run keeps, and their names: of the strongest heads and the weakest if none is named."""
+    if not (run.folder / "patterns.safetensors").is_file():
+        raise RunError(f"{about(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
     kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
     if kept is None:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")

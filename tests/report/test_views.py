@@ -8,10 +8,11 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import read_run
+from sink_lens.records import create_run, read_run
 from sink_lens.report import views
 
 from .circuits import tables, traced
@@ -156,7 +157,9 @@ def test_a_page_holds_the_bundle_once_and_allows_nothing_but_its_own_scripts():
 
 
 def test_a_view_is_saved_as_a_page(tmp_path):
-    path = views.colored_tokens([1.0], ["x"]).save(tmp_path / "view.html")
+    path = views.colored_tokens([1.0], ["x"]).save(tmp_path / "new" / "view.html")
+    with pytest.raises(InputError, match=r"need \.html\. Figures as \.png"):
+        views.colored_tokens([1.0], ["x"]).save(tmp_path / "view.png")
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -202,3 +205,11 @@ def test_views_are_made_without_torch_circuitsvis_or_a_network():
         "assert not {'torch', 'circuitsvis', 'matplotlib'} & set(sys.modules), 'imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_views_of_a_run_of_another_kind_name_the_command_that_makes_one(tmp_path):
+    with create_run(tmp_path / "run", kind="patch", config={}, provenance={}) as writer:
+        writer.write_table("heads", pd.DataFrame({"layer": [0]}))
+    for view in (views.attention_heads, views.neuron_activations):
+        with pytest.raises(RunError, match="is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
+            view(read_run(tmp_path / "run"))

@@ -1,0 +1,603 @@
+"""A circuit for a talk or a paper: a few boxes with few words, and arrows with one number each.
+
+What is drawn comes from elsewhere (``Diagram``); here it is placed and styled. Boxes stand in levels, each after all
+that lead to it, and in rows, so that arrows cross little; a chain that is too long for its width goes on in the line
+below, from right to left. The type is the largest that fits.
+"""
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import FancyBboxPatch, Polygon
+from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Bbox
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
+
+Style = Literal["talk", "paper"]
+MOST_WORDS = 8
+"""Words of a box."""
+_KINDS = {
+    "holds": (GREEN, "solid"),
+    "fails": (ORANGE, "dashed"),
+    "another path": (PURPLE, "solid"),
+    "raises": (BLUE, "solid"),
+    "lowers": (ORANGE, "dashed"),
+}
+"""Kind of an arrow -> colour and line; every other is grey and dotted."""
+_SYMBOLS = {"W_O": "$W_O$", "z": "$z$", "q": "$q$", "k": "$k$", "v": "$v$"}
+"""Words that a paper sets as formulas."""
+_ENDS = ("source", "target")
+_Point = tuple[float, float]
+_Piece = tuple[_Point, _Point, _Point, _Point]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A node: at most eight words."""
+
+    id: str
+    text: str
+    row: float | None = None
+    """Where it stands across the flow; by what it is joined to if None."""
+    column: int | None = None
+    """Its level, if it is not simply after all that lead to it: boxes of several rows stand under each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """An arrow with its number."""
+
+    source: str
+    target: str
+    label: str
+    share: float
+    """From 0 to 1: how wide it is; nan is the thinnest."""
+    kind: str
+    """One of ``holds``, ``fails``, ``another path``, ``raises``, ``lowers``; another word is drawn dotted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagram:
+    """Boxes, arrows, and what they are."""
+
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    title: str = ""
+    says: str = ""
+    """What the numbers are, in a sentence or two."""
+    key: Mapping[str, str] = field(default_factory=dict)
+    """Kind of an arrow -> its meaning, for those that need one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How a style looks: sizes in inches and points."""
+
+    width: float
+    height: float | None
+    """As much as it needs if None."""
+    largest: int
+    smallest: int
+    family: str
+    levels: int
+    """A chain of more levels is wrapped."""
+    down: bool
+    """Whether it is read from top to bottom."""
+    bold: bool
+    heavy: bool
+    """Whether the words in the boxes are bold as well."""
+
+
+def _form(style: Style, width: float) -> _Form:
+    if style == "talk":
+        scale = width / 13.33
+        sizes = {"height": width * 9 / 16, "largest": round(34 * scale), "smallest": max(5, round(15 * scale))}
+        return _Form(width=width, family="sans-serif", levels=4, down=False, bold=True, heavy=True, **sizes)
+    sizes = {"height": None, "largest": 9, "smallest": 6}
+    return _Form(width=width, family="STIXGeneral", levels=99, down=width < 5, bold=False, heavy=False, **sizes)
+
+
+WIDTHS: Mapping[str, float] = {"talk": 13.33, "paper": 6.75}
+"""Style -> width of its figure in inches; a single column of a paper is 3.25."""
+
+
+def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figure:
+    """The diagram as a figure.
+
+    Args:
+        diagram: what is drawn.
+        style: ``talk`` (a slide of 16 to 9, readable from the last row) or ``paper`` (a column or two, serifs).
+        width: inches; of a paper under 5 the figure is read from top to bottom.
+
+    Raises:
+        InputError: another style, or more than fits into the width.
+        RunError: the arrows lead in a circle, or there is no box.
+    """
+    if style not in WIDTHS:
+        raise InputError(f"the style is {style!r}; need 'talk' or 'paper', or draw() without a style for all numbers")
+    if not diagram.boxes:
+        raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
+    form = _form(style, width or WIDTHS[style])
+    levels = _levels(diagram)
+    form = replace(form, down=form.down and len(levels) > 2)
+    wrapped = all(len(level) == 1 for level in levels) and len(levels) > form.levels
+    for size in range(form.largest, form.smallest - 1, -1):
+        for room, heavy in ((1.5, form.heavy), (1.1, form.heavy), (1.1, False)):  # arrows as long as so many numbers
+            tried = replace(form, heavy=heavy)
+            placed = _placed(diagram, levels, form=tried, size=size, wrapped=wrapped, room_for=room)
+            if placed is not None:
+                return _drawn(diagram, placed, form=tried, size=size)
+    widest = max((len(word) for box in diagram.boxes for word in box.text.split()), default=1)
+    least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
+    raise InputError(
+        f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points; need about "
+        f"{max(least, form.width + 0.5):.1f}. Draw it wider, or draw fewer nodes"
+    )
+
+
+def _levels(diagram: Diagram) -> list[list[Box]]:
+    """Boxes by level: each after all that lead to it, a box that nothing leads to just before what it leads to.
+
+    Raises:
+        RunError: the arrows lead in a circle.
+    """
+    if all(box.column is not None for box in diagram.boxes):
+        columns = sorted({box.column for box in diagram.boxes if box.column is not None})
+        return [[box for box in diagram.boxes if box.column == column] for column in columns]
+    into: dict[str, list[str]] = {box.id: [] for box in diagram.boxes}
+    out: dict[str, list[str]] = {box.id: [] for box in diagram.boxes}
+    for arrow in diagram.arrows:
+        into[arrow.target].append(arrow.source)
+        out[arrow.source].append(arrow.target)
+    level: dict[str, int] = {}
+    for _ in range(len(into)):
+        ready = [one for one, before in into.items() if one not in level and all(other in level for other in before)]
+        level |= {one: max((level[other] + 1 for other in into[one]), default=0) for one in ready}
+    if len(level) < len(into):
+        raise RunError("the arrows of the circuit lead in a circle, so it has no first node; need one without circles")
+    for one in into:
+        if not into[one] and out[one]:
+            level[one] = min(level[other] for other in out[one]) - 1
+    first = min(level.values())
+    found: list[list[Box]] = [[] for _ in range(max(level.values()) - first + 1)]
+    for box in diagram.boxes:
+        found[level[box.id] - first].append(box)
+    if all(box.row is None for box in diagram.boxes):
+        _order(found, into, out)
+    return found
+
+
+def _order(levels: list[list[Box]], into: Mapping[str, list[str]], out: Mapping[str, list[str]]) -> None:
+    """Sort each level by where the boxes stand that it is joined to, several times over."""
+    place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
+    for turn in range(6):
+        joined, some = (into, levels) if turn % 2 == 0 else (out, levels[::-1])
+        for level in some:
+            near = {box.id: np.mean([place[one] for one in joined[box.id]] or [place[box.id]]) for box in level}
+            level.sort(key=lambda box, near=near: float(near[box.id]))
+            place |= {box.id: at - (len(level) - 1) / 2 for at, box in enumerate(level)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """Where everything stands, in inches from the lower left."""
+
+    height: float
+    boxes: dict[str, Bbox]
+    lines: dict[str, list[str]]
+    at: dict[str, tuple[int, int]]
+    """Box -> its level, and its line of a wrapped chain."""
+    title: list[str]
+    foot: list[str]
+
+
+def _placed(
+    diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, wrapped: bool, room_for: float
+) -> _Placed | None:
+    """Everything at a size of type; None where it does not fit."""
+    em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
+    pad, line = 0.45 * em, 1.22 * em
+    small = _small(form, size)
+    room = form.width - 2 * edge
+    title = _wrapped(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
+    foot = _filled(diagram.says.split(), room, form=form, size=small, bold=False)
+    if title is None or foot is None or len(title) > 2 or len(foot) > 4:
+        return None
+    label = max((_wide(arrow.label, form=form, size=size, bold=True) for arrow in diagram.arrows), default=0.0)
+    above = len(title) * line + (0.5 * em if title else 0) + edge
+    below = (len(foot) + len(_key(diagram, room, form=form, small=small))) * 1.35 * small / 72 + 0.4 * em + edge
+    rows, tallest = _rows(levels)
+    per = math.ceil(len(levels) / 2) if wrapped else len(levels)
+    natural = max(_wide(box.text, form=form, size=size, bold=form.heavy) for box in diagram.boxes) + 2 * pad
+    beside = 0.0
+    if form.down:
+        across = room / tallest - (0.35 * em if tallest > 1 else 0)
+        beside = _arcs(diagram, levels) * (label + 1.9 * em)
+        wide = min(natural, across - beside * (1 if tallest > 1 else 2))
+    else:
+        gap = max(room_for * label + 0.2 * em, 1.8 * em, 0.25 * room if per == 2 else 0.0)
+        wide = min(natural, (room - gap * (per - 1)) / per)
+    lines: dict[str, list[str]] = {}
+    for box in diagram.boxes:
+        of = _wrapped(box.text, wide - 2 * pad, form=form, size=size, bold=form.heavy)
+        if of is None or len(of) > 4:
+            return None
+        lines[box.id] = of
+    tall = {name: len(of) * line + 2 * pad * 0.8 for name, of in lines.items()}
+    if not form.down:
+        tall = {name: max(own, _side(name, diagram, em=em)) for name, own in tall.items()}
+    most = max(tall.values())
+    bands = 2 if wrapped else 1
+    if form.down:
+        height = above + below + sum(max(tall[box.id] for box in level) for level in levels)
+        height += (len(levels) - 1) * 2.4 * em
+    elif form.height is None:
+        height = above + below + (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + _arcs(diagram, levels) * 1.9 * em
+    else:
+        height = form.height
+        needed = bands * tallest * most + (bands * tallest - 1) * 1.3 * em + _arcs(diagram, levels) * 1.9 * em
+        if needed > height - above - below:
+            return None
+    boxes, at = {}, {}
+    body = height - above - below
+    down = height - above
+    for place, level in enumerate(levels):
+        band, column = divmod(place, per)
+        if form.down:
+            deep = max(tall[box.id] for box in level)
+            for box in level:
+                x = form.width / 2 + rows[box.id] * room / tallest - (beside / 2 if tallest > 1 else 0)
+                boxes[box.id] = Bbox.from_bounds(x - wide / 2, down - deep / 2 - tall[box.id] / 2, wide, tall[box.id])
+                at[box.id] = (place, 0)
+            down -= deep + 2.4 * em
+            continue
+        column = per - 1 - column if band % 2 else column
+        pitch = (room - wide) / max(per - 1, 1)
+        x = edge + wide / 2 + column * pitch if per > 1 else form.width / 2
+        for box in level:
+            across = (body + (1.3 * em if tallest > 1 else 0)) / (bands * tallest)
+            if form.height is None:
+                across = most + 1.6 * em
+            shift = 0.0 if wrapped else -_arcs(diagram, levels) * 0.95 * em
+            y = below + body * (1 - (band + 0.5) / bands) + shift - rows[box.id] * across
+            boxes[box.id] = Bbox.from_bounds(x - wide / 2, y - tall[box.id] / 2, wide, tall[box.id])
+            at[box.id] = (place, band)
+    return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot)
+
+
+def _side(name: str, diagram: Diagram, *, em: float) -> float:
+    """How long the side of a box is that its arrows need, beside each other."""
+    sides = ([one for one in diagram.arrows if getattr(one, end) == name] for end in ("source", "target"))
+    return max(sum(0.45 * em + _width(one, em=em) / 72 for one in some) for some in sides)
+
+
+def _rows(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
+    """Where each box stands across the flow, 0 in the middle, and how many rows there are."""
+    given = sorted({box.row for level in levels for box in level if box.row is not None})
+    if given:
+        middle = (given[0] + given[-1]) / 2
+        found = {box.id: (middle if box.row is None else box.row) - middle for level in levels for box in level}
+        return found, max(round(given[-1] - given[0]) + 1, 1)
+    found = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
+    return found, max(len(level) for level in levels)
+
+
+def _long(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> list[Arrow]:
+    """Arrows that lead past a level."""
+    level = {box.id: at for at, some in enumerate(levels) for box in some}
+    return [arrow for arrow in diagram.arrows if level[arrow.target] - level[arrow.source] > 1]
+
+
+def _arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
+    """Lines that the arrows need which lead past levels: one over the boxes, if there is any."""
+    return int(bool(_long(diagram, levels)))
+
+
+def _small(form: _Form, size: int) -> float:
+    return max(size * 0.62, form.smallest * 0.9) if form.bold else max(size * 0.9, form.smallest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _wide(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
+    """Inches of a line of text."""
+    font = FontProperties(family=form.family, size=size, weight="bold" if bold else "normal")
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
+
+
+def _wrapped(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
+    """The text in lines of at most a width; None where a word is wider. Lines are about as long as each other."""
+    words = text.split()
+    lines = _filled(words, width, form=form, size=size, bold=bold)
+    if lines is None or len(lines) < 2:
+        return lines
+    for share in (0.6, 0.7, 0.8, 0.9):  # the narrowest that needs no more lines
+        narrower = _filled(words, width * share, form=form, size=size, bold=bold)
+        if narrower is not None and len(narrower) == len(lines):
+            return narrower
+    return lines
+
+
+def _filled(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
+    """Words in lines, each as full as it gets; None where a word is wider than a line."""
+    lines: list[str] = []
+    for word in words:
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and _wide(longer, form=form, size=size, bold=bold) <= width:
+            lines[-1] = longer
+        elif _wide(word, form=form, size=size, bold=bold) <= width:
+            lines.append(word)
+        else:
+            return None
+    return lines
+
+
+def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
+    """What the lines mean, in lines: kind, meaning, and where it begins."""
+    lines: list[list[tuple[str, str, float]]] = []
+    x = 0.0
+    for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
+        if kind in diagram.key:
+            wide = 2.5 * small / 72 + _wide(diagram.key[kind], form=form, size=small)
+            if not lines or x + wide > room:
+                lines, x = [*lines, []], 0.0
+            lines[-1].append((kind, diagram.key[kind], x))
+            x += wide + 1.2 * small / 72
+    return lines
+
+
+def _drawn(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
+    figure = canvas(width=form.width, height=placed.height)
+    figure.set_layout_engine("none")
+    limits = {"xlim": (0, form.width), "ylim": (0, placed.height)}
+    axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[], **limits)
+    em = size / 72
+    curves = [_curve(arrow, placed, diagram, form=form, em=em) for arrow in diagram.arrows]
+    for arrow, curve in zip(diagram.arrows, curves, strict=True):
+        _draw_arrow(axes, arrow, curve, em=em)
+    for name, box in placed.boxes.items():
+        shape = FancyBboxPatch(box.p0, box.width, box.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}")
+        shape.set(facecolor="#f3f5f8", edgecolor=INK, linewidth=max(0.7, size / 14))
+        axes.add_patch(shape)
+        lines = placed.lines[name]
+        for at, line in enumerate(lines):
+            y = (box.y0 + box.y1) / 2 + ((len(lines) - 1) / 2 - at) * 1.22 * em
+            _write(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size, bold=form.heavy)
+    _draw_labels(axes, diagram, curves, placed, form=form, size=size)
+    _draw_words(axes, diagram, placed, form=form, size=size)
+    finished(figure)
+    for text in axes.texts:
+        text.set_parse_math(_is_formula(text.get_text()))
+    return figure
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a text holds one of our symbols, and no other dollar sign."""
+    rest = text
+    for symbol in _SYMBOLS.values():
+        rest = rest.replace(symbol, "")
+    return rest != text and "$" not in rest
+
+
+def _write(
+    axes: Axes, x: float, y: float, text: str, *, form: _Form, size: float, bold: bool = False, **style: Any
+) -> Text:
+    if not form.bold and "$" not in text:
+        text = re.sub(r"\b(W_O|[zqkv])\b", lambda found: _SYMBOLS[found[0]], text)
+    given: dict[str, Any] = {
+        "ha": "center",
+        "va": "center",
+        "color": INK,
+        "fontfamily": form.family,
+        "math_fontfamily": "cm",
+    } | style
+    return axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", **given)
+
+
+def _curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> np.ndarray:
+    """Points of an arrow from the edge of one box to that of another, past those between; it ends straight."""
+    parts = _route(arrow, placed, diagram, form=form, em=em)
+    tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
+    along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
+    long = min(_head(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0])))))
+    parts[-1] = (*parts[-1][:3], tuple(tip - along * long))
+    t = np.linspace(0, 1, 60)[:, None]
+    weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
+    return np.vstack([*(weights @ np.array(part) for part in parts), tip])
+
+
+def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
+    """The pieces of an arrow, each by the four control points of a curve."""
+    source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
+    (from_level, from_band), (to_level, to_band) = placed.at[arrow.source], placed.at[arrow.target]
+    far = to_level - from_level > 1
+    if form.down and far:  # beside the boxes, on the right
+        right = max(source.x1, target.x1) + 1.3 * em
+        start, end = (source.x1, (source.y0 + source.y1) / 2), (target.x1, (target.y0 + target.y1) / 2)
+        return [(start, (right, start[1]), (right, end[1]), end)]
+    if from_level == to_level and not form.down:  # between rows
+        x = (source.x0 + source.x1) / 2
+        start, end = ((x, source.y0), (x, target.y1)) if source.y0 > target.y0 else ((x, source.y1), (x, target.y0))
+        return [_straight(start, end)]
+    if from_level == to_level:
+        y = (source.y0 + source.y1) / 2
+        start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
+        return [_straight(start, end)]
+    if form.down or from_band != to_band:
+        ports = [_port(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
+        if far:  # past the turn of a wrapped chain, slantwise
+            ports = [source.x0 + 0.25 * source.width, target.x1 - 0.3 * target.width]
+        start, end = (ports[0], source.y0), (ports[1], target.y1)
+        middle = (start[1] + end[1]) / 2
+        return [(start, (start[0], middle), (end[0], middle), end)]
+    forwards = from_band % 2 == 0
+    between = [[] for _ in range(to_level - from_level - 1)]
+    for name, box in placed.boxes.items():
+        if from_level < placed.at[name][0] < to_level:
+            between[placed.at[name][0] - from_level - 1].append(box)
+    level_with = [box for some in between for box in some if abs(box.y0 + box.y1 - source.y0 - source.y1) < 0.1 * em]
+    if level_with and len(level_with) == len(between) and abs(source.y0 + source.y1 - target.y0 - target.y1) < 0.1 * em:
+        top = max(box.y1 for box in (*level_with, source, target)) + 1.2 * em
+        one, other = (0.7, 0.3) if forwards else (0.3, 0.7)
+        start, end = (source.x0 + one * source.width, source.y1), (target.x0 + other * target.width, target.y1)
+        high = top + (top - max(start[1], end[1])) / 3
+        return [(start, (start[0], high), (end[0], high), end)]
+    ends = [_port(arrow, diagram, placed, out=out) for out in (True, False)]
+    points = [(source.x1 if forwards else source.x0, ends[0])]
+    for at, some in enumerate(between, start=1):
+        y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
+        free = _free(some, y, em=em)
+        sides = (min(box.x0 for box in some), max(box.x1 for box in some))
+        points += [(x, free) for x in (sides if forwards else sides[::-1])]
+    points.append((target.x0 if forwards else target.x1, ends[1]))
+    pieces = []
+    for one, other in itertools.pairwise(points):
+        middle = (one[0] + other[0]) / 2
+        pieces.append((one, (middle, one[1]), (middle, other[1]), other))
+    return pieces
+
+
+def _straight(start: _Point, end: _Point) -> _Piece:
+    thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
+    return start, thirds[0], thirds[1], end
+
+
+def _free(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
+    """Where an arrow may pass a level: the free height that is nearest."""
+    ordered = sorted(boxes, key=lambda box: box.y0)
+    places = [ordered[0].y0 - em, ordered[-1].y1 + em]
+    places += [(one.y1 + other.y0) / 2 for one, other in itertools.pairwise(ordered)]
+    return min(places, key=lambda one: abs(one - y))
+
+
+def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
+    """Where on its side of a box an arrow begins or ends: those of a side stand apart, in the order of their ends."""
+    own = placed.boxes[arrow.source if out else arrow.target]
+    beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
+    beside = [one for one in beside if one is arrow or not _leads_past(one, placed)]
+
+    def end(one: Arrow) -> float:
+        box = placed.boxes[one.target if out else one.source]
+        return box.x0 if down else (box.y0 + box.y1) / 2
+
+    share = (sorted(beside, key=end).index(arrow) + 1) / (len(beside) + 1)
+    return own.x0 + own.width * share if down else own.y0 + own.height * share
+
+
+def _leads_past(arrow: Arrow, placed: _Placed) -> bool:
+    """Whether an arrow leaves and enters elsewhere than at the sides: past a level, or within one."""
+    return placed.at[arrow.target][0] - placed.at[arrow.source][0] != 1
+
+
+def _width(arrow: Arrow, *, em: float) -> float:
+    """Points: how wide an arrow is, by its share and the size of the type."""
+    share = 0.0 if math.isnan(arrow.share) else min(max(abs(arrow.share), 0.0), 1.0)
+    return 72 * em * (0.09 + 0.6 * share)
+
+
+def _head(arrow: Arrow, *, em: float) -> tuple[float, float]:
+    """How long the head of an arrow is, and half of how wide."""
+    width = _width(arrow, em=em)
+    return 0.35 * em + width / 90, 0.2 * em + width / 95
+
+
+def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> None:
+    colour, line = _KINDS.get(arrow.kind, (QUIET, "dotted"))
+    width = _width(arrow, em=em)
+    unit = max(width, 1.0)
+    dashes: dict[str, Any] = {
+        "solid": "solid",
+        "dashed": (0, (max(1.0, 7.0 / unit), max(0.6, 4.0 / unit))),
+        "dotted": (0, (2.4 / unit, 2.8 / unit)),
+    }
+    style = {"solid_capstyle": "butt", "dash_capstyle": "butt", "zorder": 1}
+    axes.plot(*curve[:-1].T, color=colour, linewidth=width, linestyle=dashes[line], **style)
+    base, tip = curve[-2], curve[-1]
+    along = (tip - base) / (np.hypot(*(tip - base)) or 1.0)
+    across = np.array([-along[1], along[0]]) * _head(arrow, em=em)[1]
+    axes.add_patch(Polygon([tip, base + across, base - across], facecolor=colour, linewidth=0, zorder=1))
+
+
+def _draw_labels(
+    axes: Axes, diagram: Diagram, curves: Sequence[np.ndarray], placed: _Placed, *, form: _Form, size: int
+) -> None:
+    """The number of each arrow beside it, where it meets no box, no arrow and no other number."""
+    em = size / 72
+    taken = [box.padded(0.04 * em) for box in placed.boxes.values()]
+    top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
+    taken.append(Bbox.from_extents(0, top if placed.title else placed.height, form.width, placed.height))
+    points = np.concatenate(curves) if curves else np.zeros((0, 2))
+    for arrow, curve in zip(diagram.arrows, curves, strict=True):
+        if not arrow.label:
+            continue
+        wide, tall = _wide(arrow.label, form=form, size=size, bold=True) + 0.2 * em, 1.05 * em
+        best: tuple[float, float, float, Bbox] | None = None
+        out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
+        middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet
+        line = 2 * _head(arrow, em=em)[1]
+        for cost, (x, y) in _places(curve, wide, tall, line=line, middle=middle):
+            box = Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
+            cost += 100 * sum(box.overlaps(other) for other in taken)
+            inside = (
+                (points[:, 0] > box.x0) & (points[:, 0] < box.x1) & (points[:, 1] > box.y0) & (points[:, 1] < box.y1)
+            )
+            cost += 10 * bool(inside.any())
+            cost += 200 * (box.x0 < 0 or box.x1 > form.width or box.y1 > placed.height)
+            if best is None or cost < best[0]:
+                best = (cost, x, y, box)
+        assert best is not None
+        colour = _KINDS.get(arrow.kind, (QUIET, ""))[0]
+        text = _write(axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour)
+        if best[0] >= 10:  # on an arrow: on paper of its own
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        taken.append(best[3])
+
+
+def _places(
+    curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
+) -> Iterator[tuple[float, _Point]]:
+    """Where the number of an arrow may stand, and how bad that is: beside its middle, beside other points, on it."""
+    for share in (0.17, 0.25, 0.34, 0.42, 0.5, 0.58, 0.66, 0.75, 0.83):
+        at = round(share * (len(curve) - 1))
+        along = curve[min(at + 2, len(curve) - 1)] - curve[max(at - 2, 0)]
+        normal = np.array([-along[1], along[0]]) / (np.hypot(*along) or 1.0)
+        away = line / 2 + abs(normal[0]) * wide / 2 + abs(normal[1]) * tall / 2 + 0.02
+        for side in (1, -1):
+            x, y = curve[at] + normal * side * away
+            pleasant = normal[1] * side > 0.2 or normal[0] * side > 0.5  # over a level arrow, right of an upright one
+            yield 5 * abs(share - middle) + 0.6 * (not pleasant), (float(x), float(y))
+        yield 5 * abs(share - middle) + 4, (float(curve[at, 0]), float(curve[at, 1]))
+
+
+def _draw_words(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
+    """Title, what the numbers are, and what the lines mean."""
+    em, small, edge = size / 72, _small(form, size), 0.25 * form.width / 13.33 + 0.04
+    step = 1.35 * small / 72
+    for at, line in enumerate(placed.title):
+        y = placed.height - edge - (at + 0.5) * 1.22 * em
+        _write(axes, edge, y, line, form=form, size=size, bold=True, ha="left")
+    keys = _key(diagram, form.width - 2 * edge, form=form, small=small)
+    for at, line in enumerate(placed.foot):
+        y = edge + (len(placed.foot) - 1 - at + 0.5 + len(keys)) * step
+        _write(axes, edge, y, line, form=form, size=small, ha="left", color="#555555")
+    sample = 2.2 * small / 72
+    for at, row in enumerate(keys):
+        y = edge + (len(keys) - 1 - at + 0.5) * step
+        for kind, meaning, left in row:
+            colour, dash = _KINDS.get(kind, (QUIET, "dotted"))
+            x, width = edge + left, small / 7
+            dashes = {"solid": "solid", "dashed": (0, (2.4, 1.2)), "dotted": (0, (1, 1.1))}[dash]
+            axes.plot([x, x + sample], [y, y], color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
+            x += sample + 0.3 * small / 72
+            _write(axes, x, y, meaning, form=form, size=small, ha="left", color="#555555")

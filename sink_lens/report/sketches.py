@@ -1,0 +1,296 @@
+"""The few boxes and arrows that a talk or a paper shows of a circuit: of a trace, of edges, of patches.
+
+Each function chooses and words; ``diagram`` places and styles.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.errors import RunError
+from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
+from sink_lens.text import part_name, percent, plural, site_words, token, visible, words
+
+MOST_NODES = 9
+"""Nodes of a picture of edges, the logits among them."""
+_MOST_PATCHES = 6
+_WORTH = 0.1
+"""Patches with less of the strongest one's effect are not drawn."""
+_PLATEAU = 0.8
+"""Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
+_VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided", "another path": "survives a freeze"}
+_SIGNS = {"raises": "raises it", "lowers": "lowers it"}
+
+
+def of_chain(circuit: Any) -> Diagram:
+    """A trace's circuit: its nodes and their arrows, a number each; growth steps are one where no number parts them.
+
+    Args:
+        circuit: nodes, edges and about, as in ``ChainCircuit``.
+    """
+    nodes = circuit.nodes.loc[circuit.nodes["group"] == ""]
+    edges = circuit.edges.loc[circuit.edges["verdict"] != "part"]
+    links = edges.loc[edges["quantity"] != "surviving_share"]
+    pooled = links.groupby("link")["value"].nunique(dropna=False).le(1).all()
+    kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
+    inside = edges["source"].map(kinds) == edges["target"].map(kinds)
+    one_step = bool(pooled and not inside.any()) or nodes["step"].nunique() < 2
+    nodes = nodes.assign(at=nodes["kind"] if one_step else nodes["id"])
+    at = dict(zip(nodes["id"], nodes["at"], strict=True))
+    rows = None if one_step else {step: row for row, step in enumerate(sorted(set(nodes["step"].dropna())))}
+    boxes = [
+        Box(id=str(name), text=_named(part), row=None if rows is None else rows.get(part["step"].iloc[0]))
+        for name, part in nodes.groupby("at", sort=False)
+    ]
+    if rows is not None:  # columns are kinds of nodes; what all growth steps share stands between them
+        middle, columns = sum(rows.values()) / len(rows), list(dict.fromkeys(nodes["kind"]))
+        boxes = [
+            replace(box, row=middle if box.row is None else box.row, column=columns.index(kinds[box.id]))
+            for box in boxes
+        ]
+    arrows: dict[tuple[str, str, str], Arrow] = {}
+    known = edges.loc[edges["source"].isin(list(at)) & edges["target"].isin(list(at))]
+    for edge in known.sort_values("value", kind="stable").to_dict("records"):
+        source, target, share = at[edge["source"]], at[edge["target"]], float(edge["value"])
+        kind = str(edge["verdict"])
+        label = "?" if math.isnan(share) else percent(share)
+        arrow = Arrow(source=source, target=target, label=label, share=share, kind=kind)
+        arrows.setdefault((source, target, kind), arrow)  # of a freeze in each step, the one that leaves least
+    joined = {end for arrow in arrows.values() for end in (arrow.source, arrow.target)}
+    position = circuit.about.get("sink_position")
+    freeze = any(arrow.kind == "another path" for arrow in arrows.values())
+    says = "Number: share of the sink that goes when the link is broken; the first: that its cause makes elsewhere."
+    if len(links) and links["value"].isna().all():
+        says = "No link of this run was intervened on: sink-lens trace without --no-interventions measures them."
+    elif freeze:
+        says += f" An arrow past a box: what at least survives {'' if one_step else 'in its step '}while it is frozen."
+    return Diagram(
+        title=f"What makes position {position} the attention sink of {visible(circuit.about.get('model'), limit=40)}",
+        boxes=tuple(one for one in boxes if one.id in joined),
+        arrows=tuple(sorted(arrows.values(), key=lambda one: one.kind == "another path")),
+        says=says,
+        key={**_VERDICTS, **{str(kind): visible(kind) for kind in known["verdict"] if kind not in _VERDICTS}},
+    )
+
+
+def _named(nodes: pd.DataFrame) -> str:
+    """Nodes of one kind in a few words."""
+    first = nodes.iloc[0]
+    counts = nodes["value"].to_numpy(float)
+    layers = _layers(nodes["layers"].tolist())
+    total = "" if np.isnan(counts).any() else f"{counts.sum():.0f} "
+    said = {
+        "z": "averaged values z",
+        "attn_out": "attention output after W_O",
+        "neurons": f"{total}super neurons{layers}",
+        "dimension": _all(nodes["label"].tolist()),
+        "heads": f"sink in {_heads(nodes)}heads",
+    }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
+    return " ".join(said.split()[:MOST_WORDS])
+
+
+def _heads(nodes: pd.DataFrame) -> str:
+    """How many heads are over the threshold, of how many; nothing where it was not measured."""
+    found = [re.match(r"(\d+) of (\d+)\n", detail) for detail in nodes["detail"]]
+    if not all(found):
+        return ""
+    over, every = (sum(int(one[n]) for one in found if one) for n in (1, 2))
+    return f"{over} of {every} "
+
+
+def _all(labels: Sequence[str]) -> str:
+    """Labels such as ``dimension 507`` in one: the word, and every number once."""
+    found = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
+    if not found:
+        return visible(labels[0], limit=40, counted=False)
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"dimension{'s' * (len(found) > 1)} {', '.join(found[:3])}{more}"
+
+
+def _layers(said: Sequence[str]) -> str:
+    """Layers of the growth steps; nothing where there is none."""
+    spans = [one.partition(" ")[2] for one in said if one.startswith("layer")]
+    if not spans or len(spans) > 3:
+        return ""
+    many = len(spans) > 1 or "–" in spans[0]
+    return f", layer{'s' * many} {', '.join(spans)}"
+
+
+def of_edges(
+    edges: pd.DataFrame, *, group: int = 1, title: str = "", unit: str = "of the metric", most: int = MOST_NODES
+) -> Diagram:
+    """A circuit of edges: what leads to the metric most, and from there on backwards.
+
+    The picture grows from the nodes at its end: in turn the largest edge into a node that is drawn. Every node that is
+    drawn so leads to the metric by edges that are drawn.
+
+    Args:
+        edges: writer, reader and score, and share (of the metric's difference) if it is known; the largest first.
+        group: heads that share a key-value head.
+        title: what it is.
+        unit: what a share is of.
+        most: nodes.
+    """
+    column = "share" if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any() else "score"
+    rows = [(str(row["writer"]), str(row["reader"]), float(row[column])) for row in edges.to_dict("records")]
+    if not rows:
+        raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with --edges")
+    ends = {reader.partition("<")[0] for _, reader, _ in rows}
+    last = {"logits"} & ends or ends - {writer for writer, *_ in rows} or ends
+    weight = {one: sum(abs(share) for _, reader, share in rows if reader.partition("<")[0] == one) for one in last}
+    shown = [max(sorted(last), key=lambda one: weight[one])]
+    sums: dict[tuple[str, str], float] = {}
+    chosen: list[tuple[str, str]] = []
+    while len(shown) < most:
+        sums = _sums(rows, shown, group=group)
+        more = max((one for one in sums if one[0] not in shown), key=lambda one: abs(sums[one]), default=None)
+        if more is None:
+            break
+        shown.append(more[0])
+        chosen.append(more)
+    sums = _sums(rows, shown, group=group)
+    by_size = sorted(sums, key=lambda one: -abs(sums[one]))
+    largest = max(abs(sums[one]) for one in chosen)
+    also = [one for one in by_size if set(one) <= set(shown) and one not in chosen and abs(sums[one]) >= 0.25 * largest]
+    drawn = [*chosen, *also[: max(0, most - 4)]]
+    shares = column == "share"
+    arrows = tuple(
+        Arrow(
+            source=writer,
+            target=reader,
+            label=percent(sums[writer, reader]) if shares else f"{sums[writer, reader]:.2g}".replace("-", "−"),
+            share=abs(sums[writer, reader]) / (1.0 if shares and largest <= 1 else largest),
+            kind="lowers" if sums[writer, reader] < 0 else "raises",
+        )
+        for writer, reader in drawn
+    )
+    nodes = sorted({one for pair in drawn for one in pair}, key=lambda one: (one != "input", one))
+    said = f"share {unit} that the edge carries" if shares else f"what the edge adds to {unit}"
+    return Diagram(
+        title=title,
+        boxes=tuple(Box(id=one, text=part_name(one)) for one in nodes),
+        arrows=arrows,
+        says=f"Number: {said}. The {len(arrows)} largest that lead to the end, of {plural(len(edges), 'edge')}.",
+        key=_SIGNS,
+    )
+
+
+def _sums(rows: Sequence[tuple[str, str, float]], shown: Sequence[str], *, group: int) -> dict[tuple[str, str], float]:
+    """Writer and node that is shown -> the sum of the edges from one into the other.
+
+    An edge into a key-value head belongs to the first of its heads that is shown.
+    """
+    sums: dict[tuple[str, str], float] = {}
+    for writer, reader, share in rows:
+        node = reader.partition("<")[0]
+        layer, shared, head = node.partition(".kv")
+        heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else [node]
+        into = next((one for one in shown if one in heads), None)
+        if into is not None:
+            sums[writer, into] = sums.get((writer, into), 0.0) + share
+    return sums
+
+
+def of_patches(
+    frame: pd.DataFrame,
+    *,
+    by: Sequence[str],
+    site: str,
+    metric: str,
+    labels: Mapping[int, str] | None = None,
+    title: str = "",
+) -> Diagram:
+    """What patches measured: the strongest parts, each with an arrow to the metric.
+
+    Patches of neighbouring layers that do about the same are one box, with the strongest's number.
+
+    Args:
+        frame: the columns of ``by``, effect and normalised_effect.
+        by: swept columns.
+        site: what was patched.
+        metric: what was read.
+        labels: position -> the token there.
+        title: what it is.
+    """
+    known = frame.loc[np.isfinite(frame["effect"].to_numpy(float))]
+    if not len(known):
+        raise RunError("no patch has an effect, so there is no circuit to draw. Patch again with another metric")
+    shares = "normalised_effect" in known and np.isfinite(known["normalised_effect"].to_numpy(float)).all()
+    column = "normalised_effect" if shares else "effect"
+    parts = sorted(plateaus(known, by=by, column=column), key=lambda one: -abs(one["value"]))[:_MOST_PATCHES]
+    largest = abs(parts[0]["value"]) or 1.0
+    parts = [one for one in parts if abs(one["value"]) >= _WORTH * largest] or parts[:1]
+    parts.sort(key=lambda one: (one.get("layers", (0,))[0], one["value"]))
+    boxes, arrows = [], []
+    for at, part in enumerate(parts):
+        name = f"part:{at}"
+        boxes.append(Box(id=name, text=_part_words(part, site=site, labels=labels or {}), row=float(at)))
+        value = part["value"]
+        text = percent(value) if shares else f"{value:.2g}".replace("-", "−")
+        share = abs(value) / (1.0 if shares and largest <= 1 else largest)
+        kind = "lowers" if value < 0 else "raises"
+        arrows.append(Arrow(source=name, target="metric", label=text, share=share, kind=kind))
+    middle = (len(parts) - 1) / 2
+    boxes.append(Box(id="metric", text=" ".join(words(metric).split()[:MOST_WORDS]), row=middle))
+    what = "share of the way from one prompt to the other" if shares else f"change of {words(metric)}"
+    says = (
+        f"Number: {what} when this part alone is patched. The strongest {len(parts)} of {plural(len(frame), 'patch')}"
+    )
+    says = says.replace("patchs", "patches")
+    return Diagram(title=title, boxes=tuple(boxes), arrows=tuple(arrows), says=f"{says}.", key=_SIGNS)
+
+
+def plateaus(frame: pd.DataFrame, *, by: Sequence[str], column: str) -> list[dict[str, Any]]:
+    """Runs of layers in which patching the same part does about the same, each with its strongest value."""
+    others = [name for name in by if name != "layer"]
+    if "layer" not in by:
+        return [
+            {name: row[name] for name in others} | {"value": float(row[column])} for row in frame.to_dict("records")
+        ]
+    found: list[dict[str, Any]] = []
+    grouped = frame.groupby(others, sort=False) if others else [((), frame)]
+    for key, part in grouped:
+        named = dict(zip(others, key if isinstance(key, tuple) else (key,), strict=True))
+        open_: dict[str, Any] | None = None
+        for row in part.sort_values("layer").to_dict("records"):
+            layer, value = int(row["layer"]), float(row[column])
+            if open_ is not None and layer == open_["layers"][1] + 1 and _alike(open_["value"], value):
+                strongest = max(open_["value"], value, key=abs)
+                open_ |= {"layers": (open_["layers"][0], layer), "value": strongest}
+            else:
+                open_ = {**named, "layers": (layer, layer), "value": value}
+                found.append(open_)
+    return found
+
+
+def _alike(one: float, other: float) -> bool:
+    return one * other > 0 and min(abs(one), abs(other)) >= _PLATEAU * max(abs(one), abs(other))
+
+
+def _part_words(part: Mapping[str, Any], *, site: str, labels: Mapping[int, str]) -> str:
+    """A part that was patched, in a few words."""
+    first, last = part.get("layers", (None, None))
+    if "head" in part and first is not None:
+        what = f"L{first}{'' if first == last else f'–{last}'}.H{int(part['head'])}"
+    elif first is None:
+        what = site_words(site)
+    else:
+        what = f"{_SHORT.get(site, visible(site))} L{first}{'' if first == last else f'–{last}'}"
+    said = [what]
+    if "unit" in part:
+        said.append(f"unit {int(part['unit'])}")
+    if "position" in part:
+        place = int(part["position"])
+        label = f" {token(labels[place], limit=16, counted=False)}" if labels.get(place) else ""
+        said.append(f"at {place}{label}")
+    if "key" in part:
+        said.append(f"key {int(part['key'])}")
+    return " ".join(" ".join(said).split()[:MOST_WORDS])
+
+
+_SHORT = {"resid_pre": "stream", "resid_post": "stream", "attn_out": "attention", "mlp_out": "MLP", "z": "heads"}

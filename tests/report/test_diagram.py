@@ -1,0 +1,164 @@
+"""Circuits for talks and papers: one number an arrow, few words, readable, from traces, edges and patches."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import create_run, read_run
+from sink_lens.report import circuit_of, diagram, sketches
+from sink_lens.report.circuit import ChainCircuit
+from sink_lens.report.diagram import Arrow, Box, Diagram
+from sink_lens.report.legible import faults
+
+from .circuits import tables, traced
+
+WIDTHS = [("talk", None), ("paper", 3.25), ("paper", 5.5), ("paper", 6.75)]
+
+
+def edges():
+    """A circuit of edges: strong ones into the logits, grouped keys, one that lowers the metric."""
+    rows = [("a23.h3", "logits", 0.31), ("a23.h0", "logits", 0.12), ("a23.h1", "logits", 0.11)]
+    rows += [("a24.h4", "logits", -0.16), ("a20.h0", "a23.h3<q>", 0.18), ("a17.h4", "a20.kv0<v>", 0.14)]
+    rows += [("m17", "a20.kv0<v>", 0.09), ("a19.h2", "a20.h0<q>", 0.06), ("m0", "a8.h1<q>", 0.1)]
+    rows += [("a8.h1", "a17.kv1<v>", 0.08), ("input", "m0", 0.22), ("m0", "a17.h4<q>", 0.07), ("m0", "logits", 0.05)]
+    table = pd.DataFrame(rows, columns=["writer", "reader", "share"])
+    return table.assign(score=4 * table["share"], edge=table["writer"] + "->" + table["reader"])
+
+
+def patches():
+    """Position 3 decides up to layer 6, position 5 from layer 8 on; all else does next to nothing."""
+    rows = []
+    for layer in range(12):
+        for position in range(6):
+            share = 0.95 if position == 3 and layer < 7 else 0.9 if position == 5 and layer > 7 else 0.01
+            rows.append({"layer": layer, "position": position, "effect": 3 * share, "normalised_effect": share})
+    return pd.DataFrame(rows)
+
+
+def chain(tmp_path, **named):
+    return circuit_of(read_run(traced(tmp_path / "run", frames=tables(**named))))
+
+
+def by_step(circuit):
+    """The same circuit, with numbers of each growth step and an arrow from the first to the second."""
+    nodes, drawn = circuit.nodes, circuit.edges.copy()
+    drawn["value"] += 0.01 * drawn["step"].fillna(0)
+    into = drawn.iloc[[2]].assign(source="neurons:0", target="neurons:1", link="first_second", value=0.33)
+    return ChainCircuit(about=circuit.about, nodes=nodes, edges=pd.concat([drawn, into], ignore_index=True))
+
+
+def diagrams(tmp_path):
+    whole = chain(tmp_path)
+    yield sketches.of_chain(whole)
+    yield sketches.of_chain(by_step(whole))
+    yield sketches.of_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
+    named = {"site": "resid_pre", "metric": "logit_difference", "labels": {3: " Mary", 5: " to"}}
+    yield sketches.of_patches(patches(), by=("layer", "position"), title="Mary or John", **named)
+
+
+def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(tmp_path):
+    for drawn in diagrams(tmp_path):
+        assert all(len(box.text.split()) <= 8 for box in drawn.boxes)
+        for style, width in WIDTHS:
+            figure = diagram.draw(drawn, style=style, width=width)
+            assert faults(figure) == [], (drawn.title, style, width)
+            said = [text.get_text() for text in figure.axes[0].texts]
+            numbers = [text for text in said if re.fullmatch(r"−?\d+%", text)]
+            assert sorted(numbers) == sorted(arrow.label for arrow in drawn.arrows)
+            assert len(numbers) == len(drawn.arrows)
+            if style == "talk":  # points of a slide of 13.33 inches; two growth steps with own numbers fill it
+                sizes = [text.get_fontsize() for text in figure.axes[0].texts if text.get_text() in numbers]
+                assert min(sizes) >= (15 if len(drawn.boxes) > 10 else 20)
+
+
+def test_a_circle_is_refused_and_so_is_what_does_not_fit():
+    circle = [Arrow(source=a, target=b, label="1%", share=0.01, kind="holds") for a, b in ("ab", "ba")]
+    boxes = (Box(id="a", text="one"), Box(id="b", text="two"))
+    with pytest.raises(RunError, match="lead in a circle"):
+        diagram.draw(Diagram(boxes=boxes, arrows=tuple(circle)), style="talk")
+    with pytest.raises(RunError, match="no node"):
+        diagram.draw(Diagram(boxes=(), arrows=()), style="talk")
+    with pytest.raises(InputError, match="need 'talk' or 'paper'"):
+        diagram.draw(Diagram(boxes=boxes, arrows=()), style="poster")
+    long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
+    arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))
+    with pytest.raises(InputError, match=r"do not fit into 5\.5 inches at 6 points; need about \d+"):
+        diagram.draw(Diagram(boxes=long, arrows=arrows), style="paper", width=5.5)
+
+
+def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
+    circuit = chain(tmp_path)
+    pooled, parted = sketches.of_chain(circuit), sketches.of_chain(by_step(circuit))
+    texts = [box.text for box in pooled.boxes]
+    assert texts == [
+        "position 0", "averaged values z", "attention output after W_O",
+        "6 super neurons, layers 1–2, 7", "dimensions 40, 41", "the sink's key", "sink in 28 of 32 heads",
+    ]  # fmt: skip
+    assert len(parted.boxes) == 3 + 2 * 4
+    assert ("neurons:0", "neurons:1", "33%") in {(one.source, one.target, one.label) for one in parted.arrows}
+    past = [arrow for arrow in pooled.arrows if arrow.kind == "another path"]
+    assert [(one.source, one.target, one.label) for one in past] == [("neurons", "key", "80%")]
+
+
+def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
+    drawn = sketches.of_edges(edges(), group=3, most=4)
+    assert {(one.source, one.target): one.label for one in drawn.arrows} == {
+        ("a23.h3", "logits"): "31%",
+        ("a20.h0", "a23.h3"): "18%",
+        ("a24.h4", "logits"): "−16%",
+    }  # fmt: skip
+    assert {box.text for box in drawn.boxes} == {"L23.H3", "L20.H0", "L24.H4", "logits"}
+    more = sketches.of_edges(edges(), group=3, most=6)  # an edge into the shared value leads to the head that is drawn
+    assert ("a17.h4", "a20.h0") in {(one.source, one.target) for one in more.arrows}
+
+
+def test_patches_of_a_plateau_are_one_box():
+    drawn = sketches.of_patches(patches(), by=("layer", "position"), site="resid_pre", metric="logit_difference")
+    assert [box.text for box in drawn.boxes] == ["stream L0–6 at 3", "stream L8–11 at 5", "logit difference"]
+    assert [arrow.label for arrow in drawn.arrows] == ["95%", "90%"]
+
+
+def written(folder, kind, **frames):
+    with create_run(
+        folder, kind=kind, config={"site": "resid_pre", "metric": "logit_difference"}, provenance={}
+    ) as run:
+        for name, frame in frames.items():
+            run.write_table(name, frame)
+    return folder
+
+
+def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
+    runs = [traced(tmp_path / "trace"), written(tmp_path / "c", "circuit", circuit=edges())]
+    runs.append(written(tmp_path / "p", "patch", patches=patches()))
+    for folder in runs:
+        circuit = circuit_of(folder)
+        for name in ("talk.png", "talk.svg", "talk.pdf", "a.json"):
+            file = circuit.save(tmp_path / "new" / folder.name / name, style="talk")
+            assert file.stat().st_size > 500
+        with pytest.raises(InputError, match=r"need \.json, \.png, \.svg or \.pdf"):
+            circuit.save(tmp_path / "circuit.doc")
+        assert faults(circuit.draw("page")) == []
+        figure = circuit.draw("talk")
+        assert figure.save(tmp_path / "more" / f"{folder.name}.svg").read_bytes().startswith(b"<?xml")
+        with pytest.raises(InputError, match=r"need \.png, \.svg or \.pdf"):
+            figure.save(tmp_path / "x.txt")
+        with pytest.raises(InputError, match="belongs to the run"):
+            circuit.save(folder / "run.json")
+
+
+def test_a_run_of_another_kind_says_which_command_makes_one(tmp_path):
+    folder = written(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
+    with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit MODEL"):
+        circuit_of(folder)
+
+
+def test_undefined_numbers_are_drawn_as_such(tmp_path):
+    circuit = circuit_of(traced(tmp_path / "run", without=("effects", "mediation")))
+    drawn = sketches.of_chain(circuit)
+    assert {arrow.label for arrow in drawn.arrows} == {"?"}
+    assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
+    assert "No link of this run was intervened on" in drawn.says
+    assert faults(diagram.draw(drawn, style="talk")) == []
