@@ -360,7 +360,7 @@ def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[li
 def _drawn(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
-    limits = {"xlim": (0, form.width), "ylim": (0, placed.height)}
+    limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[], **limits)
     em = size / 72
     curves = [_curve(arrow, placed, diagram, form=form, em=em) for arrow in diagram.arrows]

@@ -420,7 +420,7 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
         RunError: the run has no such table, or found no super neuron.
     """
     quantities = ["gate", "up", "cosine"]
-    if "selectivity" not in run.tables:
+    if run.kind != "trace" and "selectivity" not in run.tables:
         raise RunError(f"{about(run)}, which keeps no activations of neurons; need a run of trace. {MAKES['trace']}")
     table = run.need("selectivity", columns=["layer", "neuron", "position", *quantities])
     names = [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
@@ -434,7 +434,7 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
 
 def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
     """The patterns that a run keeps, and their names: of the strongest heads and the weakest if none is named."""
-    if not (run.folder / "patterns.safetensors").is_file():
+    if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
         raise RunError(f"{about(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
     kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
     if kept is None:

@@ -211,5 +211,5 @@ def test_views_of_a_run_of_another_kind_name_the_command_that_makes_one(tmp_path
     with create_run(tmp_path / "run", kind="patch", config={}, provenance={}) as writer:
         writer.write_table("heads", pd.DataFrame({"layer": [0]}))
     for view in (views.attention_heads, views.neuron_activations):
-        with pytest.raises(RunError, match="is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
+        with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
             view(read_run(tmp_path / "run"))
