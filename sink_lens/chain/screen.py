@@ -176,7 +176,7 @@ class _Run:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
-        with evaluating(lens.plain):
+        with evaluating(lens.bridge):
             kept = {"keep": self.held, "queries": self.queries, "attention_only": True}
             plain_pass(lens, self.tokens, layout=self._layout((0,)), first=0, last=lens.n_layers, visits={}, **kept)
 
@@ -205,7 +205,7 @@ class _Run:
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
-        with torch.enable_grad(), evaluating(lens.plain):
+        with torch.enable_grad(), evaluating(lens.bridge):
             own, streams = self._own(
                 layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
             )
@@ -232,7 +232,7 @@ class _Run:
             return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
-        with torch.enable_grad(), evaluating(lens.plain):
+        with torch.enable_grad(), evaluating(lens.bridge):
             own, _ = self._own(layer, layout=layout, visits=visits, stream=layout.flat(stream), target=target)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()

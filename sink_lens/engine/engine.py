@@ -121,7 +121,7 @@ class Engine:
             advance: called with the number of cells that were finished.
         """
         take = partial(self._rows_of, prompts=block.prompts)
-        with evaluating(self.lens.plain):
+        with evaluating(self.lens.bridge):
             found = self._all_of(block, take, failed=lambda *one: [_failed(*one)], advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
@@ -140,7 +140,7 @@ class Engine:
         Raises:
             Exception: whatever an edit or the function raises.
         """
-        with evaluating(self.lens.plain):
+        with evaluating(self.lens.bridge):
             return self._all_of(block, take, failed=None, advance=advance)
 
     def _all_of(
@@ -206,7 +206,7 @@ class Engine:
                     with self._one_at_a_time:
                         advance(done)
 
-        with evaluating(self.lens.plain):
+        with evaluating(self.lens.bridge):
             for block in alone:
                 self._all_of(block, partial(keep, block), failed=None, advance=advance)
             if beside:
@@ -226,7 +226,7 @@ class Engine:
         block = next(block for block in self.blocks if number in block.cells)
         pack = next(pack for pack in self._packs(block) if number in pack)
         run = partial(self._run, block=block)
-        with evaluating(self.lens.plain):
+        with evaluating(self.lens.bridge):
             if self._has_lanes(block):
                 (found,) = self._in_lanes(block, self._in_one, [lambda passes: run(pack, passes=passes)])
             else:

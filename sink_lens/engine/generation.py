@@ -199,7 +199,7 @@ class _Cache:
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
         self.keys = {}
-        with evaluating(self.lens.plain):
+        with evaluating(self.lens.bridge):
             out = plain_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
         assert out is not None  # the pass goes to the end
         record.changed |= {numbers[number] for number in applied.changed}

@@ -118,5 +118,5 @@ class Ground:
         if self.plan.path == "bridge":
             outcome, _ = self.passes.slow(part, self.edits, prompts=prompts)
             return Clean(part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={})
-        with evaluating(self.lens.plain):
+        with evaluating(self.lens.bridge):
             return self.passes.clean(part, prompts=prompts, edits=self.edits)

@@ -11,7 +11,7 @@ keys, values and queries are the clean run's.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..models.delegation import attention_of, inner_model
 from ..models.lens import LensModel
 
 _NAME = "sink_lens_cells"
@@ -74,6 +75,13 @@ class Layout:
         """One cell's rows, as a view with sequences and positions."""
         return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
 
+    def queries(
+        self, tensor: Float[Tensor, "sequence head query key"], cell: int
+    ) -> Float[Tensor, "batch head query key"]:
+        """One cell's scores or pattern, as a view with the queries that it computes."""
+        own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
+        return tensor[own, :, self.begins[cell] - self.first :]
+
     def flat(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
         """The rows of all cells, each with the values of the same tensor."""
         if self.is_whole:
@@ -114,19 +122,14 @@ class Layout:
         return found.transpose(1, 2)
 
 
-Edited = Callable[[Tensor], Tensor]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attending:
-    """The attention of a pass over cells: how the cells lie, what is edited and read, and the clean keys and values."""
+    """The attention of a pass over cells: how the cells lie, and the clean keys and values."""
 
     lens: LensModel
     layout: Layout
     held: Mapping[int, tuple[Tensor, Tensor]]
     """Layer -> keys and values of the clean run; needed where a cell begins later than the first position."""
-    at: Mapping[tuple[str, int], Edited]
-    """(``scores`` or ``pattern``, layer) -> function of the whole tensor, which may edit and read it."""
     keep: dict[int, tuple[Tensor, Tensor]] | None = None
     """Takes the keys and values of every layer; None does not keep them."""
     queries: dict[int, Tensor] | None = None
@@ -152,9 +155,9 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 
 @contextlib.contextmanager
 def attending(how: Attending) -> Iterator[None]:
-    """Within the block, attention in forward passes of the plain model computes each cell's rows separately."""
+    """Within the block, Hugging Face's attention in the bridge computes each cell's rows separately."""
     AttentionInterface.register(_NAME, _attention)
-    config = how.lens.plain.config
+    config = inner_model(how.lens).config
     before = str(config._attn_implementation)
     token = _ATTENDING.set(how)
     try:
@@ -179,11 +182,14 @@ def _attention(
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 row head d_head"], Float[Tensor, "sequence head query key"]]:
-    """Eager attention of every family, in the order of operations of Hugging Face and of the bridge."""
+    """Eager attention of every family, in the order of operations of Hugging Face and of the bridge.
+
+    It fires the hook points of the layer's scores and pattern, with the sequences of all cells.
+    """
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attending() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
-    clean = how.held.get(layer, (None, None))
+    clean, component = how.held.get(layer, (None, None)), attention_of(how.lens, layer)
     by_query = s_aux is not None and s_aux.dim() == 3
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
@@ -206,9 +212,7 @@ def _attention(
     if alibi is not None:
         keys = torch.arange(scores.shape[-1], device=scores.device)
         scores = scores + (alibi[:, None, None] * keys).to(scores.dtype)
-    scores = scores + how.mask(layer, like=scores)
-    if ("scores", layer) in how.at:
-        scores = how.at["scores", layer](scores)
+    scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
     if weighting == "sigmoid":
         pattern = scores.float().sigmoid()
     elif s_aux is None:
@@ -218,9 +222,7 @@ def _attention(
         both = torch.cat([scores, sink.to(scores.dtype)], dim=-1)
         both = both - both.max(dim=-1, keepdim=True).values
         pattern = nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
-    pattern = pattern.to(query.dtype)
-    if ("pattern", layer) in how.at:
-        pattern = how.at["pattern", layer](pattern)
+    pattern = component.hook_pattern(pattern.to(query.dtype))
     return layout.together(torch.matmul(pattern, value)), pattern
 
 

@@ -1,16 +1,17 @@
-"""A pass of the plain module under edits, over some layers and positions: what many cells repeat thousands of times.
+"""A pass of the bridge's blocks under edits, over some layers and positions: what many cells repeat thousands of times.
 
-The sites are those of the bridge, at their other address (``models.sites``); scores and patterns are edited and read in
-the attention of ``layout``. The numbers are those of the bridge within rounding, which ``trust`` checks before the
-others run.
+Edits and readings are hooks at the hook points of the sites. What they are shown are rows of several cells
+(``layout``), so that each is handed its own cell's ``[batch, position, ...]``. The attention is Hugging Face's
+(``models.delegation``), with the function of ``layout``, which fires the hook points of scores and pattern. The numbers
+are those of the bridge within rounding, which ``trust`` checks before the others run.
 
 Four things are skipped: the layers before the first; the positions before each cell's first; what of the first layer no
 edit changes (``Known``); and what lies behind the last attention where nothing else is read.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..edits.hooks import Act
+from ..models.delegation import attention_of, delegated, instead
 from ..models.families import Family
 from ..models.lens import LensModel
-from ..models.sites import SITES, Address, read
-from .layout import Attending, Edited, Layout, attending
+from ..models.sites import SITES, bridge_hook
+from .layout import Attending, Layout, attending
 
 Take = Callable[[Tensor], None]
 Held = Mapping[int, tuple[Tensor, Tensor]]
@@ -112,11 +114,11 @@ def plain_pass(
     skip: frozenset[str] = frozenset(),
     attention_only: bool = False,
     logits_at: Int[Tensor, " sample"] | None = None,
-    taps: Sequence[tuple[nn.Module, str, Take]] = (),
+    taps: Sequence[tuple[str, Take]] = (),
     queries: dict[int, Tensor] | None = None,
     gradients: bool = False,
 ) -> Tensor | None:
-    """Layers ``first`` to ``last`` - 1 of the plain model; the logits if ``last`` is its number of layers + 1.
+    """Layers ``first`` to ``last`` - 1 of the bridge; the logits if ``last`` is its number of layers + 1.
 
     Args:
         lens: the model, in eval mode.
@@ -132,149 +134,99 @@ def plain_pass(
         skip: what ``skipped`` gave.
         attention_only: of the last layer, no more than the attention.
         logits_at: rows to unembed; None is all.
-        taps: submodules whose input or output is handed over as it is.
+        taps: hook points whose tensor is handed over as it is, the rows of all cells.
         queries: of the clean run, where one position is computed alone; with ``keep``, takes those of every layer.
         gradients: autograd records the pass.
     """
-    layers = lens.layers
+    layers = lens.bridge.blocks
+    hooks: list[tuple[str, Any]] = []
+    for (site, layer), visit in sorted(visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
+        view = layout.queries if SITES[site].observed else layout.cell
+        name = bridge_hook(SITES[site], family=lens.family, layer=layer)
+        hooks.append((name, partial(_visit, visit=visit, view=view)))
+    hooks += [(name, partial(_tap, take=take)) for name, take in taps]
     with contextlib.ExitStack() as stack:
+        model = stack.enter_context(delegated(lens))
         for block in list(layers)[:first]:
-            stack.enter_context(_instead(block, _hand_on))
+            stack.enter_context(instead(block, _hand_on))
         if stream is not None:
-            entry = layers[first] if first < len(layers) else lens.plain.get_submodule(lens.family.final_norm)
-            stack.callback(_before(entry, lambda _: stream).remove)
+            entry = layers[first] if first < len(layers) else model.get_submodule(lens.family.final_norm)
+            stack.callback(_begin_with(entry, stream).remove)
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
-        observed: dict[tuple[str, int], Edited] = {}
-        ordered = sorted(visits.items(), key=lambda item: tuple(SITES).index(item[0][0]))
-        for (site, layer), visit in ordered:
-            address = SITES[site].address(lens.family)
-            if address is None:  # the scores and the pattern; other sites that a family lacks were refused
-                observed[site, layer] = partial(_in_attention, visit=visit, layout=layout)
-                continue
-            root = layers[layer] if SITES[site].per_layer else lens.plain
-            change = partial(visit.edited, view=partial(_view, lens=lens, address=address, layout=layout))
-            if address.scale != 1:
-                change = partial(_scaled, change=change, scale=address.scale)
-            module = root.get_submodule(address.module)
-            stack.callback((_before if address.side == "input" else _after)(module, change).remove)
-        for module, side, take in taps:
-            stack.callback((_before if side == "input" else _after)(module, take).remove)
+        stack.enter_context(lens.bridge.hooks(fwd_hooks=hooks))
         if last <= lens.n_layers:
-            module = layers[last - 1].get_submodule(lens.family.attention) if attention_only else layers[last - 1]
+            module = attention_of(lens, last - 1) if attention_only else layers[last - 1]
             stack.callback(module.register_forward_hook(_end).remove)
-        how = {"held": held, "at": observed, "keep": keep, "queries": queries}
-        stack.enter_context(attending(Attending(lens=lens, layout=layout, **how)))
+        stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, keep=keep, queries=queries)))
         stack.enter_context(torch.set_grad_enabled(gradients))
         stack.enter_context(contextlib.suppress(_EndedError))
         positions = layout.places[1][None].to(lens.device)
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
         if last <= lens.n_layers:
-            lens.plain.base_model(**inputs, use_cache=False)
+            model.base_model(**inputs, use_cache=False)
         else:
             kept = {} if logits_at is None else {"logits_to_keep": logits_at.to(lens.device)}
-            out: Tensor = lens.plain(**inputs, use_cache=False, **kept).logits
+            out: Tensor = model(**inputs, use_cache=False, **kept).logits
             return out
     return None
 
 
 def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None) -> Known:
     """What a layer computes without an edit, by a pass from an earlier layer's stream, or from the tokens."""
-    family, module = lens.family, lens.layer(layer)
-    attention = module.get_submodule(family.attention)
+    family = lens.family
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Take:
         return lambda tensor: found.__setitem__(name, tensor)
 
-    taps = [
-        (module, "input", keep("stream")),
-        (attention, "output", keep("attention")),
-        (attention.get_submodule(family.o), "input", keep("z")),
-    ]
+    def tap(name: str, site: str) -> tuple[str, Take]:
+        return bridge_hook(SITES[site], family=family, layer=layer), keep(name)
+
+    taps = [tap("stream", "resid_pre"), (f"blocks.{layer}.attn.hook_out", keep("attention")), tap("z", "z")]
     if family.mlp is not None and family.down is not None:
-        taps.append((module.get_submodule(family.mlp).get_submodule(family.down), "input", keep("neurons")))
+        taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.flat(stream)
     plain_pass(lens, tokens, layout=layout, first=first, last=layer + 1, visits={}, stream=given, taps=taps)
-    # OPT has no axis of sequences around its MLP
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 
 
 def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
-    """Return the known values of the first layer instead of computing them."""
-    family, block = lens.family, lens.layer(known.layer)
-    attention = block.get_submodule(family.attention)
+    """Return the known values of the first layer instead of computing them, at the hook points that follow them."""
+    block = lens.bridge.blocks[known.layer]
+    attention = block.attn
     if "attention" in skip:
-        stack.enter_context(_instead(attention, lambda *a, **k: (known.attention, None)))
+        stack.enter_context(instead(attention, lambda *a, **k: (attention.hook_out(known.attention), None)))
     elif "pattern" in skip:
-        output = attention.get_submodule(family.o)
-        stack.enter_context(_instead(attention, lambda *a, **k: (output(known.z), None)))
+        output = attention.original_component.get_submodule(lens.family.o)
+        stack.enter_context(instead(attention, lambda *a, **k: (attention.hook_out(output(known.z)), None)))
     if "neurons" in skip:
-        assert family.mlp is not None
-        assert family.down is not None
-        mlp = block.get_submodule(family.mlp)
-        down = mlp.get_submodule(family.down)
-        stack.enter_context(_instead(mlp, lambda *a, **k: down(known.neurons)))
-
-
-@contextlib.contextmanager
-def _instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    object.__setattr__(module, "forward", forward)
-    try:
-        yield
-    finally:
-        object.__delattr__(module, "forward")
+        mlp = block.mlp
+        stack.enter_context(instead(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
 
 
 def _hand_on(*args: Any, **kwargs: Any) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _view(raw: Tensor, cell: int, *, lens: LensModel, address: Address, layout: Layout) -> Tensor:
-    sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    as_it_is = replace(address, scale=1.0)  # a view, which an edit writes to
-    return layout.cell(read(raw, address=as_it_is, family=lens.family, batch=1, **sizes), cell)
+def _visit(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
+    return visit.edited(x, view=view)
 
 
-def _scaled(raw: Tensor, *, change: Callable[[Tensor], Tensor | None], scale: float) -> Tensor | None:
-    """Edit the multiple of a tensor that is the site."""
-    new = change(raw * scale)
-    return None if new is None else new / scale
+def _tap(x: Tensor, hook: object, *, take: Take) -> None:
+    take(x)
 
 
-def _in_attention(raw: Tensor, *, visit: Visit, layout: Layout) -> Tensor:
-    """Scores or the pattern of all cells, edited; each cell sees its queries."""
-    n = layout.n_sequences
+def _begin_with(module: nn.Module, stream: Tensor) -> Any:
+    """Give a module this stream, whatever it is called with."""
 
-    def view(tensor: Tensor, cell: int) -> Tensor:
-        return tensor[cell * n : (cell + 1) * n, :, layout.begins[cell] - layout.first :]
-
-    found = visit.edited(raw, view=view)
-    return raw if found is None else found
-
-
-def _before(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            new = change(args[0])
-            return None if new is None else ((new, *args[1:]), kwargs)
-        new = change(kwargs["hidden_states"])
-        return None if new is None else (args, kwargs | {"hidden_states": new})
+        return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def _after(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Any:
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            new = change(output[0])
-            return None if new is None else (new, *output[1:])
-        return change(output)
-
-    return module.register_forward_hook(hook)
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:

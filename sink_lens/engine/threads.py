@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from ..models.delegation import inner_model
 from ..models.lens import LensModel
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,12 @@ class Lanes:
 
 
 def copied(lens: LensModel) -> LensModel:
-    """The same model with its plain module copied, the weights shared; for passes of the plain module alone."""
-    shared = {id(tensor): tensor for tensor in chain(lens.plain.parameters(), lens.plain.buffers())}
-    return replace(lens, plain=copy.deepcopy(lens.plain, shared).eval())
+    """The same model with the modules of its bridge copied, the weights shared; for passes of the bridge alone."""
+    bridge, inner = lens.bridge, inner_model(lens)
+    tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
+    shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
+    shared[id(bridge.tokenizer)] = bridge.tokenizer
+    return replace(lens, bridge=copy.deepcopy(bridge, shared))
 
 
 def can_copy(lens: LensModel) -> bool:

@@ -1,0 +1,121 @@
+"""Passes over the bridge's own blocks in which Hugging Face computes the attention, with a kernel of our choice.
+
+Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts are the bridge's components: calling it
+fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
+``delegated``, each attention component calls the Hugging Face module that it wraps, so that the function which the
+configuration names (``AttentionInterface``) computes it. No class of TransformerLens is changed: the components get a
+``forward`` of their own for the time being, and three kinds of hook points are fired here.
+
+- Queries, keys and values of a fused projection: parts of its one product.
+- z, where the bridge does not wrap the output projection (GPT-2).
+- Scores and pattern: by the attention function, if it has them (``engine.layout``). A kernel without a pattern fires
+  neither.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformers import PreTrainedModel
+
+from ..errors import ModelError
+from .lens import LensModel
+from .sites import Address, read
+
+
+def attention_of(lens: LensModel, layer: int) -> Any:
+    """The bridge's attention component of a layer."""
+    return lens.bridge.blocks[layer].attn
+
+
+def inner_model(lens: LensModel) -> PreTrainedModel:
+    """The Hugging Face model inside the bridge; calling it fires the hook points.
+
+    Raises:
+        ModelError: the model can only be measured, or its bridge was not built from a Hugging Face model.
+    """
+    if lens.why_measured_only is not None:
+        raise ModelError(lens.why_measured_only)
+    model = lens.bridge.original_model
+    assert isinstance(model, PreTrainedModel)  # wrap refuses other bridges
+    return model
+
+
+@contextlib.contextmanager
+def delegated(lens: LensModel) -> Iterator[PreTrainedModel]:
+    """Within the block, the bridge's attention components call Hugging Face's attention; gives the model to call."""
+    model, family = inner_model(lens), lens.family
+    with contextlib.ExitStack() as stack:
+        for block in lens.bridge.blocks:
+            component = block.attn
+            wrapped = component.original_component
+            stack.enter_context(instead(component, partial(_attend, component)))
+            if family.qkv_layout != "separate":
+                fused = wrapped.get_submodule(family.q)
+                split = partial(_split, forward_of(fused), component=component, lens=lens)
+                stack.enter_context(instead(fused, split))
+            output = wrapped.get_submodule(family.o)
+            if not isinstance(output, GeneralizedComponent):
+                stack.enter_context(instead(output, partial(_hooked, forward_of(output), component=component.o)))
+        yield model
+
+
+@contextlib.contextmanager
+def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, the module computes something else."""
+    before = module.__dict__.get("forward")
+    object.__setattr__(module, "forward", forward)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(module, "forward")
+        else:
+            object.__setattr__(module, "forward", before)
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any]:
+    """What the module computes now."""
+    return module.forward
+
+
+def _attend(component: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the wrapped attention between the component's two hook points."""
+    if args:
+        args = (component.hook_in(args[0]), *args[1:])
+    else:
+        kwargs["hidden_states"] = component.hook_in(kwargs["hidden_states"])
+    output = component.original_component(*args, **kwargs)
+    return (component.hook_out(output[0]), *output[1:])
+
+
+def _split(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
+    """The product of a fused projection, after the hooks of its queries, keys and values."""
+    whole = forward(x)
+    for part in ("q", "k", "v"):
+        point: HookPoint = getattr(component, part).hook_out
+        if not point.has_hooks():
+            continue
+        address = Address(module="", side="output", part=part)
+        view = partial(_part, address=address, lens=lens)
+        old = view(whole).flatten(-2)
+        new = point(old)
+        if new is not old:
+            whole = whole.clone()
+            own = view(whole)
+            own.copy_(new.view_as(own))
+    return whole
+
+
+def _part(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
+    sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
+    return read(whole, address=address, family=lens.family, batch=len(whole), **sizes)
+
+
+def _hooked(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
+    """The product between the two hook points of a component that does not wrap the module."""
+    return component.hook_out(forward(component.hook_in(x)))
