@@ -28,7 +28,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError
 from ..models.families import Family
-from ..models.interfaced import set_attention
+from ..models.interfaced import attention_as
 
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
 """Names, beside the sites, that an observed pass can read from a layer's attention.
@@ -103,13 +103,11 @@ def observed(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
     """Within the block, forward passes of the model use the observed attention function."""
     AttentionInterface.register(_NAME, _observed_attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
-    before = str(model.config._attn_implementation)
     token = _WATCH.set(watch)
     try:
-        set_attention(model, _NAME)
-        yield
+        with attention_as(model, _NAME):
+            yield
     finally:
-        set_attention(model, before)
         _WATCH.reset(token)
 
 

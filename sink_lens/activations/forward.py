@@ -1,4 +1,10 @@
-"""One forward pass of either path; each tensor is passed to a function as soon as it is computed."""
+"""One forward pass; each tensor is passed to a function as soon as it is computed.
+
+The functions are registered at hook points of the bridge. Its blocks run with Hugging Face's attention inside
+(``models.delegation``), so that a fused kernel can compute it and the pattern is never made. What is read of the
+attention itself (``attention.OBSERVED``) then comes from the attention function: a log-sum-exp has no hook point. A
+model that can only be measured has no bridge: module hooks read its plain module.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -9,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError
+from ..errors import InputError, KernelError
+from ..models.delegation import attention_of, delegated, hooked
 from ..models.evaluating import evaluating
+from ..models.interfaced import attention_as
 from ..models.lens import LensModel
-from ..models.sites import SITES, Address, bridge_hook, read
+from ..models.sites import SITES, bridge_hook, read
 from .attention import OBSERVED, Kernel, Put, Watch, observed
 
 
@@ -38,7 +46,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
         )
 
 
-def plain_forward(
+def forward(
     lens: LensModel,
     part: TokenBatch,
     *,
@@ -47,8 +55,9 @@ def plain_forward(
     keys: tuple[int, ...] = (),
     rows: Tensor | None = None,
     kernel: Kernel | None,
+    plain: bool = False,
 ) -> None:
-    """Run the plain model without its unembedding, up to the last layer of the plan.
+    """Run the model without its unembedding, up to the last layer of the plan.
 
     Args:
         lens: the model; dropout is off during the pass.
@@ -58,20 +67,24 @@ def plain_forward(
         keys: key positions for ``mass`` and ``key_scores``.
         rows: query positions for ``rows``.
         kernel: kernel of the observed attention; None keeps the model's own attention.
+        plain: run the plain module even where there is a bridge.
+
+    Raises:
+        KernelError: somebody's hook stands at the scores or the pattern, which this pass does not make.
     """
+    last = max(plan, default=0)
+    at_sites = [(layer, name) for layer, names in plan.items() for name in sorted(names - set(OBSERVED))]
     with contextlib.ExitStack() as stack:
-        for layer, names in plan.items():
-            for name in sorted(names - set(OBSERVED)):
-                site = SITES[name]
-                address = site.address(lens.family)
-                assert address is not None  # site_of has refused sites that the family lacks
-                root = lens.layer(layer) if site.per_layer else lens.plain
-                take = partial(_take, lens=lens, address=address, place=(layer, name), part=part, put=put)
-                handle = _listen(root.get_submodule(address.module), address=address, take=take)
-                stack.callback(handle.remove)
-        last = max(plan, default=0)
+        if plain or lens.why_measured_only is not None:
+            model, layers = lens.plain, lens.layers
+            for layer, name in at_sites:
+                stack.callback(_listen(lens, layer, name, part=part, put=put).remove)
+        else:
+            _check_no_hook(lens)
+            model, layers = stack.enter_context(delegated(lens, layers=range(last + 1))), lens.bridge.blocks
+            stack.enter_context(hooked(lens, [_hook(lens, *place, put=put) for place in at_sites]))
         if last < lens.n_layers:
-            stack.callback(lens.layer(last).register_forward_hook(_finish).remove)
+            stack.callback(layers[last].register_forward_hook(_finish).remove)
         if kernel is not None:
             watch = Watch(
                 kernel=kernel,
@@ -80,36 +93,54 @@ def plain_forward(
                 rows=rows,
                 put=put,
             )
-            stack.enter_context(observed(lens.plain, watch=watch))
-        stack.enter_context(evaluating(lens.plain))
+            stack.enter_context(observed(model, watch=watch))
+        elif model is not lens.plain:
+            stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
+        stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.suppress(_FinishedError))
-        lens.plain.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
+        model.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """Run the bridge once and pass its tensors to ``put``."""
-    hooks = []
-    for layer, names in wanted.items():
-        for name in sorted(names):
-            hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
-            hooks.append((hook_name, partial(_keep, place=(layer, name), put=put)))
+    """Run the bridge with its own attention once, which makes scores and pattern, and pass its tensors to ``put``."""
+    hooks: list[Any] = [_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)]
     with evaluating(lens.bridge), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
+
+
+def _hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
+    hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
+    return hook_name, partial(_keep, place=(layer, name), put=put)
+
+
+def _check_no_hook(lens: LensModel) -> None:
+    """Refuse a hook that would silently do nothing."""
+    for layer in range(lens.n_layers):
+        attention = attention_of(lens, layer)
+        for point in (attention.hook_attn_scores, attention.hook_pattern):
+            if point.has_hooks():
+                raise KernelError(
+                    f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read the "
+                    "run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
+                )
 
 
 def _finish(module: nn.Module, args: Any, output: Any) -> None:
     raise _FinishedError
 
 
-def _take(
-    tensor: Tensor, *, lens: LensModel, address: Address, place: tuple[int, str], part: TokenBatch, put: Put
-) -> None:
+def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Any:
+    """A module hook of the plain model that reads a site."""
+    site, family = SITES[name], lens.family
+    address = site.address(family)
+    assert address is not None  # site_of has refused sites that the family lacks
+    module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    put(*place, read(tensor, address=address, family=lens.family, batch=part.n_sequences, **sizes))
 
+    def take(tensor: Tensor) -> None:
+        put(layer, name, read(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
 
-def _listen(module: nn.Module, *, address: Address, take: Callable[[Tensor], None]) -> Any:
     if address.side == "output":
 
         def after(module: nn.Module, args: Any, output: Any) -> None:

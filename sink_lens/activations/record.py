@@ -1,8 +1,9 @@
 """``capture`` keeps tensors; ``stream`` keeps only numbers computed from them.
 
-Both run the plain model: module hooks read its layers, and ``capture.attention`` reads its attention. ``capture`` can
-also read the bridge. ``stream`` passes each layer's tensors to the readings and then drops them, so its memory does
-not grow with the number of sequences, and hardly grows with their length.
+Both read the bridge's blocks at their hook points, with a fused kernel for the attention where it is exact
+(``activations.forward``); ``activations.attention`` reads what has no hook point. ``stream`` passes a layer's tensors
+to the readings and then drops them, so its memory does not grow with the number of sequences, and hardly grows with
+their length.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.memory import give_back
 from ..models.sites import SITES, in_attention, site_of
 from .attention import OBSERVED, choose_kernel
-from .forward import bridge_forward, check_tokens, plain_forward
+from .forward import bridge_forward, check_tokens, forward
 from .views import Captured, LayerView, Reading, Streamed
 
 __all__ = ["Captured", "LayerView", "Reading", "Streamed", "capture", "estimate_bytes", "stream"]
@@ -45,9 +46,10 @@ def stream(
 ) -> Streamed:
     """Compute readings of every layer, over any number of sequences, in bounded memory.
 
-    This takes one pass of the plain model, without the unembedding, up to the last layer that a reading needs. No
+    This takes one pass of the bridge's blocks, without the unembedding, up to the last layer that a reading needs. No
     tensor of size layers x tokens x width is kept. During the pass the observed attention function replaces the
-    model's own, and dropout is off.
+    bridge's own, and dropout is off. Hooks that stand on the bridge act; at the scores and the pattern, which are not
+    made, they are refused.
 
     Args:
         lens: the model.
@@ -82,7 +84,7 @@ def stream(
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(sequences_a_forward(batch_size, batch)):
             desk = _Desk(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
-            plain_forward(lens, part, plan=plan, put=desk.put, keys=tuple(keys), rows=rows, kernel=chosen)
+            forward(lens, part, plan=plan, put=desk.put, keys=tuple(keys), rows=rows, kernel=chosen)
             give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
@@ -113,9 +115,10 @@ def capture(
         sites: names from ``sink_lens.models.sites``.
         layers: layers to capture; None means all (in a hybrid, those that have the sites).
         positions: positions to capture (query positions for scores and pattern); None means all.
-        path: ``bridge``, ``plain`` or ``auto``. ``auto`` takes the plain model, except for scores and pattern, which it
-            reads from the bridge unless the bridge delegates its attention (the hook of the scores would then carry
-            the pattern) or the model is a hybrid.
+        path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` takes the bridge's
+            blocks with a fused kernel, or the bridge's own attention for scores and pattern; the plain module where
+            there is no bridge, or where the bridge delegates its attention, so that the hook of the scores would carry
+            the pattern.
         batch_size: sequences per forward pass; None chooses it by their length.
         max_bytes: largest size of the result in bytes; by default 80% of the free memory.
         progress: show a progress bar.
@@ -161,10 +164,10 @@ def capture(
     kernel = choose_kernel(lens.family, device=lens.device) if watching else None
     with tqdm(total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(sequences_a_forward(batch_size, batch)):
-            if which == "bridge":
+            if which == "bridge" and (path == "bridge" or any(SITES[name].observed for name in names)):
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
-                plain_forward(lens, part, plan=wanted, put=put, kernel=kernel)
+                forward(lens, part, plan=wanted, put=put, kernel=kernel, plain=which == "plain")
             bar.update(part.n_sequences)
     tensors = {key: torch.cat(parts) for key, parts in sorted(kept.items())}
     return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
@@ -290,8 +293,7 @@ def _path(lens: LensModel, names: Sequence[str], *, asked: str) -> Literal["plai
             "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
         )
     if asked == "auto":
-        shown = lens.family.mixer is None and not hidden
-        return "bridge" if shown and any(SITES[name].observed for name in names) else "plain"
+        return "plain" if hidden or lens.why_measured_only is not None else "bridge"
     return "plain" if asked == "plain" else "bridge"
 
 

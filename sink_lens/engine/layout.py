@@ -76,7 +76,7 @@ class Layout:
         return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
 
     def queries(
-        self, tensor: Float[Tensor, "sequence head query key"], cell: int
+        self, tensor: Float[Tensor, "sequence head row key"], cell: int
     ) -> Float[Tensor, "batch head query key"]:
         """One cell's scores or pattern, as a view with the queries that it computes."""
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..edits.hooks import Act
-from ..models.delegation import attention_of, delegated, instead
+from ..models.delegation import attention_of, delegated, hooked, instead
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
@@ -146,7 +146,7 @@ def plain_pass(
         hooks.append((name, partial(_visit, visit=visit, view=view)))
     hooks += [(name, partial(_tap, take=take)) for name, take in taps]
     with contextlib.ExitStack() as stack:
-        model = stack.enter_context(delegated(lens))
+        model = stack.enter_context(delegated(lens, layers=range(first, last)))
         for block in list(layers)[:first]:
             stack.enter_context(instead(block, _hand_on))
         if stream is not None:
@@ -154,7 +154,7 @@ def plain_pass(
             stack.callback(_begin_with(entry, stream).remove)
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
-        stack.enter_context(lens.bridge.hooks(fwd_hooks=hooks))
+        stack.enter_context(hooked(lens, hooks))
         if last <= lens.n_layers:
             module = attention_of(lens, last - 1) if attention_only else layers[last - 1]
             stack.callback(module.register_forward_hook(_end).remove)

@@ -13,12 +13,12 @@ configuration names (``AttentionInterface``) computes it. No class of Transforme
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
+from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformers import PreTrainedModel
 
@@ -45,12 +45,41 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
     return model
 
 
+def hook_point(lens: LensModel, name: str) -> HookPoint:
+    """The hook point of this name; looked up by its path, since the bridge's table of all names takes a while."""
+    found: Any = lens.bridge
+    for part in name.split("."):
+        found = found[int(part)] if part.isdigit() else getattr(found, part, None)
+    return found if isinstance(found, HookPoint) else lens.bridge.hook_dict[name]
+
+
 @contextlib.contextmanager
-def delegated(lens: LensModel) -> Iterator[PreTrainedModel]:
-    """Within the block, the bridge's attention components call Hugging Face's attention; gives the model to call."""
-    model, family = inner_model(lens), lens.family
+def hooked(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
+    """Within the block, functions are registered at hook points: ``bridge.hooks`` without its tables of all names."""
     with contextlib.ExitStack() as stack:
-        for block in lens.bridge.blocks:
+        for name, function in hooks:
+            point = hook_point(lens, name)
+            stack.callback(_remove, point, point.add_hook(function))
+        yield
+
+
+def _remove(point: HookPoint, handle: LensHandle) -> None:
+    handle.hook.remove()
+    point.fwd_hooks.remove(handle)
+
+
+@contextlib.contextmanager
+def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
+    """Within the block, the bridge's attention components call Hugging Face's attention; gives the model to call.
+
+    Args:
+        lens: the model.
+        layers: those that will run; None is all.
+    """
+    model, family = inner_model(lens), lens.family
+    blocks = list(lens.bridge.blocks)
+    with contextlib.ExitStack() as stack:
+        for block in blocks if layers is None else blocks[layers.start : layers.stop]:
             component = block.attn
             wrapped = component.original_component
             stack.enter_context(instead(component, partial(_attend, component)))

@@ -10,10 +10,16 @@ from transformer_lens.model_bridge import TransformerBridge
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module of a model or bridge in eval mode within the block; afterwards restore each module's mode."""
-    modules = list(model.modules())
+    waiting: list[nn.Module | None] = [model]
     if isinstance(model, TransformerBridge):  # a bridge also runs modules that are not its own submodules
-        modules += model.original_model.modules()
-    training = [module for module in modules if module.training]
+        waiting.append(model.original_model)
+    seen: dict[int, nn.Module] = {}
+    while waiting:  # ``modules`` does the same, and a bridge's thousands of hook points take it ten times as long
+        module = waiting.pop()
+        if module is not None and id(module) not in seen:
+            seen[id(module)] = module
+            waiting.extend(module._modules.values())
+    training = [module for module in seen.values() if module.training]
     for module in training:
         module.training = False
     try:

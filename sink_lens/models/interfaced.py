@@ -176,6 +176,17 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
         model.config._attn_implementation = name
 
 
+@contextlib.contextmanager
+def attention_as(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Within the block, the model uses this attention function."""
+    before = str(model.config._attn_implementation)
+    try:
+        set_attention(model, name)
+        yield
+    finally:
+        set_attention(model, before)
+
+
 class InterfacedAttentionBridge(AttentionBridge):
     """A delegated attention whose scores and pattern are hooked where they are used, so that edits take effect."""
 

@@ -65,7 +65,7 @@ def wrap(
         if family.mixer is not None:
             raise ModelError(f"found a bridge of the hybrid {family.architecture}; need the Hugging Face model itself")
         interfaced.take_interface(plain)
-        interfaced.take_interface(model.original_model)
+        interfaced.take_interface(cast("PreTrainedModel", model.original_model))
         experts.show_experts(plain)
         experts.show_experts(model.original_model)
         experts.hook_experts(model)

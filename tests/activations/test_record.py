@@ -14,6 +14,8 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from sink_lens.activations import record
 from sink_lens.activations.record import LayerView, Reading, capture, estimate_bytes, stream
 from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.constructors import zero
+from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, KernelError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, sites_of
@@ -202,9 +204,9 @@ def test_layers_after_the_last_one_needed_do_not_run(family):
     model, ran = lens(family), []
     handles = [
         layer.register_forward_pre_hook(lambda module, args, index=index: ran.append(index))
-        for index, layer in enumerate(model.layers)
+        for index, layer in enumerate(model.bridge.blocks)
     ]
-    handles.append(model.plain.lm_head.register_forward_pre_hook(lambda module, args: ran.append("lm_head")))
+    handles.append(model.bridge.unembed.register_forward_pre_hook(lambda module, args: ran.append("lm_head")))
     try:
         found = stream(model, tokens(), keep("resid_post", "mass", layers=frozenset({1})))
         assert list(found.values["resid_post"]) == list(found.values["mass"]) == [1]
@@ -308,9 +310,25 @@ def test_layers_and_positions_are_those_that_were_asked_for(path):
     assert torch.equal(found["final"], found["final", 0])
 
 
-def test_the_path_is_the_plain_model_unless_a_pattern_is_asked_for():
-    assert capture(lens("llama"), tokens(), sites=["resid_post", "q"]).path == "plain"
+def test_the_path_is_the_bridge_where_there_is_one():
+    assert capture(lens("llama"), tokens(), sites=["resid_post", "q"]).path == "bridge"
     assert capture(lens("llama"), tokens(), sites=["resid_post", "pattern"]).path == "bridge"
+
+
+def test_hooks_that_stand_on_the_bridge_act_or_are_refused():
+    model, ids = lens("llama"), tokens()
+    edited = run_with(model, ids, zero("attn_out", layers=[1]), sites=("resid_post",)).tensors
+    with model.bridge.hooks(fwd_hooks=[("blocks.1.hook_attn_out", lambda x, hook: torch.zeros_like(x))]):
+        found = stream(model, ids, keep("resid_post", "mass"))
+        kept = capture(model, ids, sites=["resid_post"])
+    for layer in range(3):
+        assert close(found["resid_post", layer], edited["resid_post", layer])
+        assert close(kept["resid_post", layer], edited["resid_post", layer])
+    with (
+        model.bridge.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", lambda x, hook: x)]),
+        pytest.raises(KernelError, match=r"a hook stands at blocks.1.attn.hook_pattern, and this pass makes no scores"),
+    ):
+        stream(model, ids, keep("resid_post"))
 
 
 def test_a_bridge_that_delegates_its_attention_is_not_read_for_scores():

@@ -154,8 +154,8 @@ def rows_run(engine: Engine) -> list[tuple[str, int]]:
         engine.run(block)  # what is known of the clean run is computed once
     handles = [
         module.register_forward_hook(lambda module, args, out, name=name: ran.append((name, out.shape[-2])))
-        for layer, block in enumerate(engine.lens.layers)
-        for name, module in ((f"q {layer}", block.self_attn.q_proj), (f"down {layer}", block.mlp.down_proj))
+        for layer, block in enumerate(engine.lens.bridge.blocks)
+        for name, module in ((f"q {layer}", block.attn.q), (f"down {layer}", block.mlp.out))
     ]
     for block in engine.blocks:
         engine.run(block)
