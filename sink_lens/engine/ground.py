@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, joined
+from ..models.delegation import check_no_hooks
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from .forward import Early
@@ -48,7 +49,11 @@ class Ground:
             most: batches of prompts that are kept; None keeps all.
             lanes: those of another run of the same model; None makes its own.
             deviation: how far the worst of some compared numbers was from the bridge's; nan where none were.
+
+        Raises:
+            InputError: somebody's hook stands on the bridge.
         """
+        check_no_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
         self.edits, self.every, self.deviation = tuple(edits), every, deviation
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)

@@ -22,7 +22,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformers import PreTrainedModel
 
-from ..errors import ModelError
+from ..errors import InputError, ModelError
 from .lens import LensModel
 from .sites import Address, read
 
@@ -61,6 +61,25 @@ def hooked(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | No
             point = hook_point(lens, name)
             stack.callback(_remove, point, point.add_hook(function))
         yield
+
+
+def check_no_hooks(lens: LensModel) -> None:
+    """Refuse hooks that stand on the bridge: a pass over several cells would show them rows in place of a batch.
+
+    Raises:
+        InputError: there is such a hook.
+    """
+    standing = [name for name, point in lens.bridge.hook_dict.items() if point.has_hooks() and not _is_own(name)]
+    if standing:
+        raise InputError(
+            f"a hook stands on the bridge at {standing[0]}, and a forward of several cells would show it the rows of "
+            "all of them; remove it, and give its function as an edit: sink_lens.edits.from_hook(name, function)"
+        )
+
+
+def _is_own(name: str) -> bool:
+    """Whether loading put a hook there: rotated queries and keys are rounded in half precision (``wrapping``)."""
+    return name.endswith((".hook_rot_q", ".hook_rot_k"))
 
 
 def _remove(point: HookPoint, handle: LensHandle) -> None:

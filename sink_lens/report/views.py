@@ -90,6 +90,10 @@ class View:
     def _repr_html_(self) -> str:
         return framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
+    def __str__(self) -> str:
+        """The page, as CircuitsVis's own objects give it; with no address of a network in it."""
+        return self.html
+
 
 def attention_heads(
     source: Any,

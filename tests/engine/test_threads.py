@@ -53,11 +53,13 @@ def test_where_one_lane_fails_the_others_stop(two):
 def test_a_copy_shares_the_weights_and_no_module(lens_of):
     lens = lens_of("llama")
     copy = copied(lens)
-    own, theirs = dict(lens.plain.named_parameters()), dict(copy.plain.named_parameters())
+    inner, inner_copy = lens.bridge.original_model, copy.bridge.original_model
+    own, theirs = dict(inner.named_parameters()), dict(inner_copy.named_parameters())
     assert own.keys() == theirs.keys()
     assert all(theirs[name] is parameter for name, parameter in own.items())
-    assert not set(map(id, lens.plain.modules())) & set(map(id, copy.plain.modules()))
-    assert copy.plain.config is not lens.plain.config  # which kernel runs is written there
+    assert not set(map(id, lens.bridge.modules())) & set(map(id, copy.bridge.modules()))
+    assert not set(map(id, inner.modules())) & set(map(id, inner_copy.modules()))
+    assert inner_copy.config is not inner.config  # which kernel runs is written there
 
 
 def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_of, tokens_of, engine_of):
@@ -78,7 +80,7 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
 def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, tokens_of, engine_of, monkeypatch):
     def off(lens):
         found = copied(lens)
-        layer = found.plain.model.layers[2].self_attn
+        layer = found.bridge.blocks[2].attn.original_component
         layer.scaling = layer.scaling * 2
         return found
 
@@ -95,5 +97,5 @@ def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
     assert checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
-    monkeypatch.setattr(lens.plain.model.layers[0], "guard", Lock(), raising=False)
+    monkeypatch.setattr(lens.bridge.blocks[0], "guard", Lock(), raising=False)
     assert checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1
