@@ -280,6 +280,7 @@ def test_a_wrong_shape_is_found_while_the_tests_run():
 
 RUNS_HOOKS = {
     "activations/forward.py": "reads sites of the bridge for capture, and edits nothing",
+    "models/delegation.py": "registers what the engine and the readings give it, at hook points of the bridge",
     "models/checks.py": "checks at load that an edit of each site reaches the bridge's logits; the engine builds on it",
 }
 """Module outside ``engine`` that runs the bridge with hooks -> why it may."""
