@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
-from ..models.delegation import attention_of, delegated, hooked
+from ..models.delegation import attention_of, delegated, has_own_hooks, hooked
 from ..models.evaluating import evaluating
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
@@ -119,7 +119,7 @@ def _check_no_hook(lens: LensModel) -> None:
     for layer in range(lens.n_layers):
         attention = attention_of(lens, layer)
         for point in (attention.hook_attn_scores, attention.hook_pattern):
-            if point.has_hooks():
+            if has_own_hooks(point):
                 raise KernelError(
                     f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read the "
                     "run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"

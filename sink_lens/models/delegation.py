@@ -26,6 +26,9 @@ from ..errors import InputError, ModelError
 from .lens import LensModel
 from .sites import Address, read
 
+_LIBRARIES = ("transformer_lens", "sink_lens")
+"""Packages whose own hook functions may stand on a bridge."""
+
 
 def attention_of(lens: LensModel, layer: int) -> Any:
     """The bridge's attention component of a layer."""
@@ -69,7 +72,7 @@ def check_no_hooks(lens: LensModel) -> None:
     Raises:
         InputError: there is such a hook.
     """
-    standing = [name for name, point in lens.bridge.hook_dict.items() if point.has_hooks() and not _is_own(name)]
+    standing = [name for name, point in lens.bridge.hook_dict.items() if has_own_hooks(point)]
     if standing:
         raise InputError(
             f"a hook stands on the bridge at {standing[0]}, and a forward of several cells would show it the rows of "
@@ -77,9 +80,10 @@ def check_no_hooks(lens: LensModel) -> None:
         )
 
 
-def _is_own(name: str) -> bool:
-    """Whether loading put a hook there: rotated queries and keys are rounded in half precision (``wrapping``)."""
-    return name.endswith((".hook_rot_q", ".hook_rot_k"))
+def has_own_hooks(point: HookPoint) -> bool:
+    """Find out if a user's function stands at a hook point; TransformerLens and ``wrap`` have permanent ones of theirs."""
+    functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
+    return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)
 
 
 def _remove(point: HookPoint, handle: LensHandle) -> None:

@@ -276,8 +276,8 @@ def test_only_the_layers_from_the_first_that_is_touched_are_run(lens_of, tokens_
     ran = []
     handles = [
         module.register_forward_hook(lambda *args, name=name: ran.append(name))
-        for layer, block in enumerate(lens.layers)
-        for name, module in ((f"q {layer}", block.self_attn.q_proj), (f"mlp {layer}", block.mlp.up_proj))
+        for layer, block in enumerate(lens.bridge.blocks)
+        for name, module in ((f"q {layer}", block.attn.q), (f"mlp {layer}", getattr(block.mlp, "in")))
     ]
     try:
         engine.run(engine.blocks[0])
