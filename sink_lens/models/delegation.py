@@ -81,7 +81,7 @@ def check_no_hooks(lens: LensModel) -> None:
 
 
 def has_own_hooks(point: HookPoint) -> bool:
-    """Find out if a user's function stands at a hook point; TransformerLens and ``wrap`` have permanent ones of theirs."""
+    """Find out if a user's function stands at a hook point, beside those of TransformerLens and of ``wrap``."""
     functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
     return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)
 
