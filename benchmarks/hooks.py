@@ -1,18 +1,21 @@
 """How much of what the commands read and edit is registered at hook points of the bridge, and at which.
 
-    python benchmarks/hooks.py
+    python benchmarks/hooks.py               # ten seconds
+    python benchmarks/hooks.py --analyses    # and each folder of analyses/, in tiny mode: two minutes
 
 On a tiny random Llama, every function that sink_lens registers is counted while trace, sweep, patch, tokens and card
 run: at hook points of the bridge, by site; at modules, which reads or edits there would be; and what the attention
 function hands over itself (``activations.attention.OBSERVED``), since a log-sum-exp has no hook point.
 """
 
+import argparse
 import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +74,7 @@ def counted() -> Iterator[dict[str, Counter[str]]]:
         nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook = after, before
 
 
-def analyses(lens: LensModel, folder: Path) -> dict[str, Callable[[], object]]:
+def commands(lens: LensModel, folder: Path) -> dict[str, Callable[[], object]]:
     """The commands on a tiny model: name -> call."""
     batch = TokenBatch.from_text(TEXT, lens.tokenizer, sequences=4, length=32)
     small: dict[str, Any] = {"tokens": batch, "progress": False}
@@ -86,17 +89,30 @@ def analyses(lens: LensModel, folder: Path) -> dict[str, Callable[[], object]]:
     }
 
 
+def claims(folder: Path) -> dict[str, Callable[[], object]]:
+    """The analyses of the papers' claims, in tiny mode: name -> call."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from analyses.claims import run_claim
+
+    found = sorted(path.parent for path in (Path(__file__).parents[1] / "analyses").glob("*/claim.md"))
+    return {one.name: partial(run_claim, one, out=folder / one.name, tiny=True, progress=False) for one in found}
+
+
 def main() -> None:
     """Print the counts and the table of hook points."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--analyses", action="store_true", help="count those of analyses/ as well")
+    options = parser.parse_args()
     lens = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
     rows, points = [], {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, run in analyses(lens, Path(folder)).items():
+        runs = commands(lens, Path(folder)) | (claims(Path(folder)) if options.analyses else {})
+        for name, run in runs.items():
             with counted() as found:
                 run()
             totals = {what: counts.total() for what, counts in found.items()}
-            rows.append({"analysis": name, **totals})
+            rows.append({"run": name, **totals})
             points[name] = ", ".join(sorted(found["hook points"]))
             for what in ("modules", "attention"):
                 if found[what]:
