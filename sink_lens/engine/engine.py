@@ -7,9 +7,10 @@ that no edit changes are not computed again either. No pass goes further than wh
 are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
 (``threads``). A cell that can change nothing that is read is not run at all.
 
-The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run on the
-plain module with eager attention. ``trust`` compares some cells with the bridge on the user's machine before the others
-run, and says by how much they differ: 0 where they were equal to the last bit.
+The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run the
+bridge's blocks with Hugging Face's eager attention (``models.delegation``). ``trust`` compares some cells with one
+forward of the bridge each on the user's machine before the others run, and says by how much they differ: 0 where they
+were equal to the last bit.
 """
 
 from collections import deque

@@ -28,7 +28,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import display
 from .cells import cone, ends_before
 from .layout import Layout
-from .partial_pass import Visit, plain_pass
+from .partial_pass import Visit, partial_pass
 
 _AGREE = 1e-4
 """Logits of a pass with a cache agree with a whole pass within this share of the largest."""
@@ -173,7 +173,7 @@ def _agree(logits: Tensor, whole: Tensor) -> bool:
 
 
 class _Cache:
-    """Passes of the plain module that go on from the keys and values of the last one."""
+    """Passes over the blocks that go on from the keys and values of the last one."""
 
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
         self.lens, self.edits = lens, edits
@@ -200,7 +200,7 @@ class _Cache:
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
         self.keys = {}
         with evaluating(self.lens.bridge):
-            out = plain_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
+            out = partial_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
         assert out is not None  # the pass goes to the end
         record.changed |= {numbers[number] for number in applied.changed}
         record.reached |= {numbers[number] for number in applied.reached}

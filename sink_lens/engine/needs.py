@@ -69,7 +69,7 @@ class Needs:
         }
 
     def end(self, n_layers: int) -> int:
-        """``last`` of ``plain_pass``."""
+        """``last`` of ``partial_pass``."""
         return n_layers + 1 if self.whole else self.last
 
     def scored(self, part: TokenBatch) -> tuple[int, ...] | None:

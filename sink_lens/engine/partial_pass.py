@@ -99,7 +99,7 @@ def skipped(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     return frozenset({"pattern", "attention", "neurons"})
 
 
-def plain_pass(
+def partial_pass(
     lens: LensModel,
     tokens: Int[Tensor, "batch position"],
     *,
@@ -189,7 +189,7 @@ def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tenso
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.flat(stream)
-    plain_pass(lens, tokens, layout=layout, first=first, last=layer + 1, visits={}, stream=given, taps=taps)
+    partial_pass(lens, tokens, layout=layout, first=first, last=layer + 1, visits={}, stream=given, taps=taps)
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 

@@ -15,7 +15,7 @@ from ..models.sites import SITES
 from .forward import Desk, Early, not_a_number, run_applied
 from .layout import Layout
 from .needs import Needs
-from .partial_pass import Known, Visit, know, plain_pass, skipped
+from .partial_pass import Known, Visit, know, partial_pass, skipped
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class _Pack:
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
         scored, kept = self._scored()
-        out = plain_pass(
+        out = partial_pass(
             self.lens,
             self.part.tokens,
             layout=self.layout,

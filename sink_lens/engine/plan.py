@@ -32,7 +32,7 @@ class Plan:
     """The plan of the forward passes; a run keeps it, so that a resumed run uses the same plan."""
 
     path: Path
-    """The module that runs the cells which both modules can run."""
+    """``plain``: the bridge's blocks with Hugging Face's attention, for cells that can run so; ``bridge``: its own."""
     prompts: int
     """Number of sequences in a batch of prompts."""
     pack: int

@@ -365,7 +365,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
 ):
     cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
-    right = passes.plain_pass
+    right = passes.partial_pass
 
     def other_numbers(lens, tokens, **options):
         out = right(lens, tokens, **options)
@@ -373,7 +373,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
             out[-1, :, -1] += off  # of 300 logits one: the loss moves by 3e-6, or by the whole of it
         return out
 
-    monkeypatch.setattr(passes, "plain_pass", other_numbers)
+    monkeypatch.setattr(passes, "partial_pass", other_numbers)
     plan, deviation = checked(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert (plan.pack, plan.path) == (pack, "plain")
     assert (1e-7 < deviation < 6 * CLOSE) if pack == 2 else deviation < 6 * CLOSE
