@@ -19,6 +19,7 @@ from .inputs import other_condition
 from .links import LINKS
 from .locate import Location
 from .measure import CONDITION_READINGS, Panel, measure, scout
+from .paths import DRAWS, LENGTH
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
 from .setting import segments, why_no_interventions
 
@@ -30,6 +31,8 @@ _PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
 """The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
 _PASSES_OF_MAKERS = 45
 """The same over the sequences on which makers are chosen."""
+_PATHS, _PATHS_A_STEP, _CONTROLLED = 4, 16, 0.5
+"""Paths, those that each step brings, and the share of them that has controls."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
     "bootstrap, the tables and the report (seconds). Times are scaled by tokens from one forward pass: too much where "
@@ -150,6 +153,9 @@ def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config:
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * steps
     number += min(config.control_sequences, few.n_sequences) * of_controls
     number += min(config.choosing_sequences, batch.n_sequences) * _PASSES_OF_MAKERS
+    several = few.n_sequences + _CONTROLLED * DRAWS * min(config.control_sequences, few.n_sequences)
+    shorter = min(1.0, (aim.sink_position + LENGTH) / few.n_positions)
+    number += round(shorter * several * (_PATHS + _PATHS_A_STEP * steps))
     return Pass(name="interventions", tokens=number * few.n_positions, seconds=number * one / few.n_sequences)
 
 

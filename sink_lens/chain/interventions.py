@@ -21,7 +21,7 @@ from ..engine.plan import Plan
 from ..models.lens import LensModel
 from ..stats import Interval, studentised
 from ..text import span
-from . import amplification, makers, mediate, placement
+from . import amplification, makers, mediate, paths, placement
 from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
@@ -67,6 +67,7 @@ TABLES = {
     "amplification": amplification.COLUMNS,
     "effects": EFFECT_COLUMNS,
     "mediation": mediate.COLUMNS,
+    "paths": paths.COLUMNS,
     "placement": placement.COLUMNS,
 }
 """Table of a run -> its columns. Where nothing can be changed, they are empty."""
@@ -182,6 +183,7 @@ def causal_tables(
     curve = once("amplification", curve_table)
     once("effects", effects)
     once("mediation", mediation)
+    once("paths", lambda: paths.path_table(setting(), progress=progress))
     once("placement", lambda: placement.placement_table(setting(), progress=progress))
 
 

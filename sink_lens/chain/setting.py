@@ -386,6 +386,23 @@ def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> G
     return grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 
+def shortened(setting: Setting, *, most: int) -> Setting:
+    """Copy of the setting with at most so many positions of each sequence, from the sink position on."""
+    length = max(setting.sink_position + most, setting.target_position + 2)
+    if setting.tokens.n_positions <= length:
+        return setting
+    tokens, mask = setting.tokens.cut(length), setting.averaged.mask[:, :length]
+    needs = dataclasses.replace(setting.ground.needs, loss=False, whole=False, logits=False)
+    ground = Ground(setting.lens, tokens, plan=setting.ground.plan, needs=needs, deviation=setting.ground.deviation)
+    n_sinks = int(tokens.valid.sum()) - int(mask.sum())
+    return dataclasses.replace(
+        setting,
+        tokens=tokens,
+        ground=ground,
+        averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=n_sinks),
+    )
+
+
 def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
     """Copy of the setting whose super neurons include the neurons among the makers of the sink."""
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}

@@ -251,13 +251,13 @@ def of_layer(
     if which in ("both", "attention"):
         z = tensors["z", layer].to(weights.dtype)
         heads = einsum(z, own.w_o, _TO_READERS)
-        into[:, : graph.n_heads] = heads * _factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
+        into[:, : graph.n_heads] = heads * factor_behind(heads.sum(1) + own.b_o, own.attn_after)[:, None]
     if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
         whole = tensors["mlp_out", layer].to(weights.dtype)
         if own.w_down is not None:
             chosen = list(graph.neurons[layer])
             part = tensors["neurons", layer][..., chosen].to(weights.dtype) @ own.w_down.T
-            part = part * _factor(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
+            part = part * factor_behind(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
             into[:, graph.n_heads] = part
             whole = whole - part
         into[:, -1] = whole
@@ -273,7 +273,7 @@ def biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
     return torch.stack(rows)
 
 
-def _factor(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
+def factor_behind(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
     """What a norm or multiplier behind a sublayer multiplies each part of its output by."""
     if after is None:
         return total.new_ones(1, 1, 1)

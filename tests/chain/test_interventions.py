@@ -237,7 +237,7 @@ def whole(tiny_at, config):
 
 def test_what_is_finished_is_not_made_again(tiny_at, config, whole):
     again = made(tiny_at("llama"), config, tables={name: whole[name] for name in ("amplification", "mediation")})
-    assert again.made == ["makers", "maker_sets", "effects", "placement"]
+    assert again.made == ["makers", "maker_sets", "effects", "paths", "placement"]
     for name in TABLES:
         pd.testing.assert_frame_equal(again.tables[name], whole[name], check_exact=True)
 

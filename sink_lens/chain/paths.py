@@ -1,0 +1,371 @@
+"""Paths that carry the sink: what one group of parts writes is taken from another group alone, and attention is read.
+
+At the sink position a part adds c to the stream, and a on the mean over ordinary tokens (``mean_ordinary``). The path
+from a source to a target is cut by letting the target alone read the stream of the clean run less the sum of c - a over
+the source's parts before it; everything else reads the stream as it is, and everything after the target is computed.
+That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with no first-order estimate in it. It cuts the direct
+path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink loses.
+
+- *Sources*: the embedding, the attention and the MLPs before the target, without the super neurons of each growth step,
+  which are a source of their own. Together they are everything that was written to the sink position, and
+  ``everything`` takes all of them at once. Shares need not sum to that: targets are not linear, and what two paths both
+  bring is lost with neither.
+- *Targets*: the super neurons of a growth step; and in the layers after a growth step and before the next, the keys
+  that make the sink and the other MLPs. From super neurons to keys there is a second path, *through* the outlier
+  dimensions of the stream alone. To ``everything`` after them, super neurons are themselves set to their mean.
+- From the keys to the sink, the key itself is set to its mean over ordinary tokens.
+
+In a model without a growth step, or without super neurons, the neurons that were found to make the sink (``makers``)
+stand in their place. Each path that moves more than ``TOLD`` has controls of the same size: other neurons of the same
+layers where one end is neurons, other dimensions where it goes through dimensions, else the same path at other
+positions. Costs are kept low by the length: the first ``LENGTH`` positions from the sink on.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..circuits.graph import is_parallel
+from ..circuits.stream import factor_behind, normed
+from ..edits.constructors import Edit, freeze
+from ..edits.effects import removed_share
+from ..edits.outcome import Outcome
+from ..models.weights import attention_weights, mlp_weights, norm_weights
+from ..schema import ALL_STEPS
+from ..text import span
+from .setting import Edits, Setting, bar, random_dimensions, shortened
+
+COLUMNS = (
+    "source",
+    "source_step",
+    "source_layers",
+    "target",
+    "target_step",
+    "target_layers",
+    "through",
+    "read_step",
+    "read_layers",
+    "baseline_mass",
+    "mass",
+    "share",
+    "ci_low",
+    "ci_high",
+    "control",
+    "control_share",
+    "control_largest",
+    "n_controls",
+    "n",
+    "control_n",
+)
+LENGTH = 24
+"""Most positions of each sequence, counted from the sink on."""
+TOLD = 0.05
+"""A path that moves less of the sink than this has no controls."""
+DRAWS = 3
+"""Most draws of controls of a path."""
+NO_STEP = -1
+"""Step of a source or target that belongs to no growth step."""
+EMBEDDING, ATTENTION, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
+    "embedding",
+    "attention",
+    "MLPs",
+    "super neurons",
+    "makers",
+    "everything",
+    "key",
+    "sink",
+)
+"""Names of sources and targets."""
+DIMENSIONS = "outlier dimensions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """A source or a target of a path."""
+
+    name: str
+    step: int = NO_STEP
+    layers: tuple[int, ...] = ()
+    """Layers of neurons, keys or MLPs; none where all layers before the target, or after the source, count."""
+    units: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Layer -> neurons."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One path."""
+
+    source: End
+    target: End
+    through: Mapping[int, Sequence[int]] | None = None
+    """Layer of the target -> the dimensions that it goes through; None is all."""
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writings:
+    """What every part adds at a position over its mean on ordinary tokens, in the clean run of a setting."""
+
+    setting: Setting
+    units: Mapping[int, Sequence[int]]
+    """Layer -> the neurons that are apart from their MLP."""
+
+    @cached_property
+    def added(self) -> dict[str, Tensor]:
+        """Attention, MLPs -> c - a by layer, [layer batch position d_model]; embedding without the first axis."""
+        setting = self.setting
+        layers = range(setting.lens.n_layers)
+        found: dict[str, Tensor] = {}
+        for name, site in ((ATTENTION, "attn_out"), (MLPS, "mlp_out")):
+            found[name] = torch.stack([self._over(x) for x in setting.clean(site, layers=layers).values()])
+        found[EMBEDDING] = self._over(setting.clean("resid_pre", layers=[0])[0])
+        for layer, units in self.units.items():
+            found[MLPS][layer] -= self.of_neurons(layer, units)
+        return found
+
+    def of_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
+        """What some neurons add."""
+        setting, chosen = self.setting, list(units)
+        columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
+        part = setting.clean("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
+        after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
+        if after is not None:
+            whole = setting.clean("down_out", layers=[layer])[layer].float()
+            part = part * factor_behind(whole, after).cpu()
+        return self._over(part)
+
+    def _over(self, x: Tensor) -> Tensor:
+        x = x.float().cpu()
+        return x - self.setting.mean_ordinary(x)
+
+    def stream(self, layer: int, *, mlp: bool) -> Float[Tensor, "batch position d_model"]:
+        """The clean stream that an attention or an MLP reads."""
+        setting = self.setting
+        site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
+        x = setting.clean(site, layers=[at])[at].float().cpu()
+        if mlp and not is_parallel(setting.lens):
+            x = x + setting.clean("attn_out", layers=[layer])[layer].float().cpu()
+        return x
+
+    def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
+        """What a source has added before a place, over ordinary tokens, at a position."""
+        attended = layer + (mlp and not is_parallel(self.setting.lens))
+        added = self.added
+        if source.name == EMBEDDING:
+            return added[EMBEDDING][:, position]
+        if source.name == ATTENTION:
+            return added[ATTENTION][:attended, :, position].sum(0)
+        if source.name == MLPS:
+            return added[MLPS][:layer, :, position].sum(0)
+        if source.name == EVERYTHING:
+            return self._over(self.stream(layer, mlp=mlp))[:, position]
+        parts = [self.of_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
+        return sum(parts, torch.zeros_like(added[EMBEDDING][:, position]))
+
+    def cut(self, path: Path) -> Edits:
+        """The edits that cut a path."""
+        setting, source, target = self.setting, path.source, path.target
+        if target.name == SINK:
+            return (setting.keep("k", layers=source.layers, position=path.position, mean=True),)
+        if target.name == EVERYTHING:
+            return setting.keep_units("neurons", _lists(source.units), position=path.position, mean=True)
+        make = self._neurons if target.units else self._keys if target.name == KEY else self._mlps
+        return tuple(edit for layer in target.layers for edit in make(path, layer))
+
+    def _keys(self, path: Path, layer: int) -> Iterator[Edit]:
+        """Keys that read the stream less what the source added."""
+        lens, position = self.setting.lens, path.position
+        change = self.change(path.source, layer, mlp=False, position=position)
+        if path.through is not None:
+            kept = torch.zeros_like(change)
+            dimensions = list(path.through.get(layer, ()))
+            kept[:, dimensions] = change[:, dimensions]
+            change = kept
+        weights = attention_weights(lens, layer=layer)
+        x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
+        norm = norm_weights(lens, layer=layer, which="attn_norm")
+        read = normed(x, norm).to(weights.w_k.dtype)
+        key = torch.einsum("bd,khd->bkh", read, weights.w_k) + weights.b_k
+        yield freeze("k", {layer: key[:, None]}, positions=[position], label=_label(path))
+
+    def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:
+        """Neurons whose gate and up-projection read the stream less what the source added."""
+        yield from self._read(path, layer, path.target.units[layer], shift=self._shift(path, layer))
+
+    def _mlps(self, path: Path, layer: int) -> Iterator[Edit]:
+        """An MLP that reads the stream less what the source added, but for the neurons that are apart from it."""
+        lens, position = self.setting.lens, path.position
+        shift, norm = self._shift(path, layer), norm_weights(lens, layer=layer, which="mlp_norm")
+        read = normed(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
+        yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_label(path))
+        if layer in self.units:
+            yield from self._read(path, layer, self.units[layer], shift=torch.zeros_like(shift))
+
+    def _shift(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
+        """How what an MLP reads changes without the source."""
+        lens, position = self.setting.lens, path.position
+        change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)
+        x = self.stream(layer, mlp=True)[:, position].to(lens.device)
+        norm = norm_weights(lens, layer=layer, which="mlp_norm")
+        return normed(x - change, norm) - normed(x, norm)
+
+    def _read(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
+        """What the gate and up-projection of some neurons give for a shifted input."""
+        weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
+        for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
+            if weight is not None:
+                clean = self.setting.clean(site, layers=[layer])[layer][:, place][..., chosen]
+                moved = (shift.to(weight.dtype) @ weight[chosen].T)[:, None]
+                yield freeze(site, {layer: clean.to(moved) + moved}, positions=place, units=chosen, label=_label(path))
+
+
+def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
+    """One row a path and growth step whose sink is read; the columns are ``COLUMNS``.
+
+    Cost: a pass over the first ``LENGTH`` positions for each path, some 18 for each growth step, and over fewer
+    sequences ``DRAWS`` for each that moves the sink.
+    """
+    short = shortened(setting, most=LENGTH)
+    groups = neuron_groups(setting)
+    units = {layer: found for group in groups for layer, found in group.units.items()}
+    writings = Writings(setting=short, units=units)
+    everything = tuple(setting.sink_layers)
+    lanes = {one.number: [layer for layer in one.layers if layer in everything] for one in setting.segments}
+    reads: dict[int, list[int]] = {ALL_STEPS: list(everything)}
+    if len(lanes) > 1:
+        reads |= {number: layers for number, layers in lanes.items() if layers}
+    paths = list(paths_between(setting, groups=groups, lanes=lanes))
+    rng, generator = np.random.default_rng(setting.seed), setting.generator()
+    whole, few = short.baseline, short.of_controls
+    found = short.runs(
+        [writings.cut(path) for path in paths], layers=everything, quiet=True, label="paths" if progress else None
+    )
+
+    def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
+        had, has = (float(one.mass_at(setting.sink_position, layers=layers).nanmean()) for one in (before, run))
+        return (had - has) / had
+
+    rows = []
+    for path, run in bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
+        kind, drawn = "", list[Path]()
+        if max(abs(lost(run, whole, layers)) for layers in reads.values()) > TOLD:
+            kind, drawn = _controls(short, path, units=units, generator=generator)
+        edits = [writings.cut(one) for one in drawn]
+        controls = short.runs(edits, layers=everything, of=few, quiet=True) if edits else []
+        for number, layers in reads.items():
+            if path.target.layers and max(layers) < min(path.target.layers):
+                continue  # it comes after what is read
+            interval = removed_share(whole, run, sink_position=setting.sink_position, layers=layers, generator=rng)
+            shares = [lost(one, few.outcome, layers) for one in controls]
+            rows.append(
+                {
+                    "source": path.source.name,
+                    "source_step": path.source.step,
+                    "source_layers": span(path.source.layers) if path.source.layers else "",
+                    "target": path.target.name,
+                    "target_step": path.target.step,
+                    "target_layers": span(path.target.layers) if path.target.layers else "",
+                    "through": "" if path.through is None else DIMENSIONS,
+                    "read_step": number,
+                    "read_layers": span(layers),
+                    "baseline_mass": float(whole.mass_at(setting.sink_position, layers=layers).nanmean()),
+                    "mass": float(run.mass_at(setting.sink_position, layers=layers).nanmean()),
+                    "share": interval.estimate,
+                    "ci_low": interval.low,
+                    "ci_high": interval.high,
+                    "control": kind,
+                    "control_share": float(np.mean(shares)) if shares else math.nan,
+                    "control_largest": max(shares) if shares else math.nan,
+                    "n_controls": len(shares),
+                    "n": short.tokens.n_sequences,
+                    "control_n": few.n_sequences if shares else 0,
+                }
+            )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def neuron_groups(setting: Setting) -> list[End]:
+    """The super neurons of each growth step; without any, the makers among neurons; none of experts."""
+    if setting.lens.family.experts is not None:
+        return []
+    groups = []
+    for number, step in enumerate(setting.location.steps):
+        masks = {layer: setting.super_neurons[layer] for layer in step.layers if layer in setting.super_neurons}
+        units = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
+        if units:
+            groups.append(End(name=SUPER, step=number, layers=tuple(units), units=units))
+    if groups:
+        return groups
+    others: dict[int, list[int]] = {}
+    for part in sorted(setting.makers):
+        if part.kind == "neuron":
+            others.setdefault(part.layer, []).append(part.unit)
+    return [End(name=MAKERS, layers=tuple(others), units=others)] if others else []
+
+
+def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
+    """Every path from something that writes before a target, and from the keys of each lane to the sink."""
+    at = setting.sink_position
+    keys = [End(name=KEY, step=number, layers=tuple(layers)) for number, layers in lanes.items() if layers]
+    mlps = [End(name=MLPS, step=segment.number, layers=segment.layers) for segment in setting.segments]
+    for target in (*groups, *mlps, *keys):
+        last = max(target.layers)
+        attended = last + (target.name != KEY and not is_parallel(setting.lens))
+        sources = [End(name=EMBEDDING)]
+        sources += [End(name=ATTENTION)] * (attended > 0) + [End(name=MLPS)] * (last > 0)
+        sources += [one for one in groups if min(one.layers) < last]
+        for source in (*sources, End(name=EVERYTHING)):
+            yield Path(source=source, target=target, position=at)
+            through = {layer: setting.location.entering(layer) for layer in target.layers}
+            own = source.name == EVERYTHING or (source.units and source.step == target.step)
+            if target.name == KEY and own and any(through.values()):
+                yield Path(source=source, target=target, through=through, position=at)
+    for source in groups:
+        yield Path(source=source, target=End(name=EVERYTHING), position=at)
+    for key in keys:
+        yield Path(source=key, target=End(name=SINK), position=at)
+
+
+def _controls(
+    setting: Setting, path: Path, *, units: Mapping[int, Sequence[int]], generator: torch.Generator
+) -> tuple[str, list[Path]]:
+    """What the controls of a path are, and their paths."""
+    draws = min(setting.n_controls, DRAWS)
+    if path.through is not None:
+        width = setting.lens.d_model
+        drawn = {
+            layer: random_dimensions(some, d_model=width, draws=draws, generator=generator)
+            for layer, some in path.through.items()
+        }
+        return "other dimensions", [
+            replace(path, through={layer: sets[i] for layer, sets in drawn.items()}) for i in range(draws)
+        ]
+    if path.source.units or path.target.units:
+        end = "source" if path.source.units else "target"
+        own = path.source if path.source.units else path.target
+        found = []
+        for _ in range(draws):
+            others = {}
+            for layer, some in own.units.items():
+                free = torch.tensor([one for one in range(setting.lens.d_mlp) if one not in set(units[layer])])
+                others[layer] = free[torch.randperm(len(free), generator=generator)[: len(some)]].tolist()
+            found.append(replace(path, **{end: replace(own, units=others)}))
+        return "other neurons", found
+    places = setting.control_positions(path.position)
+    places = places[:: max(1, len(places) // draws)][:draws]
+    return "other positions", [replace(path, position=place) for place in places]
+
+
+def _lists(units: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    return {layer: list(some) for layer, some in units.items()}
+
+
+def _label(path: Path) -> str:
+    return f"{path.source.name} to {path.target.name}"
