@@ -61,6 +61,7 @@ def calls(monkeypatch, tmp_path):
         return result(tmp_path)
 
     monkeypatch.setattr(runner, "sweep", sweep)
+    monkeypatch.setattr(runner, "sweep_shard", sweep)
     monkeypatch.setattr(runner, "dry_run", lambda config: made.append((config, "dry")) or "what it would cost")
     return made
 
@@ -82,11 +83,11 @@ def test_help_shows_every_option_the_examples_and_the_exit_codes():
 def test_every_example_of_the_help_is_a_command_that_runs(calls, tmp_path):
     (tmp_path / "sweep.toml").write_text(run("sweep", "--example").stdout)
     lines = [line.split("[dim]")[0] for line in command._EXAMPLES.splitlines() if line.startswith("sink-lens")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         done = run(*shlex.split(line.partition(">")[0])[1:])
         assert done.exit_code == 0, (line, done.stderr)
-    assert len(calls) == 5
+    assert len(calls) == 6
 
 
 def test_the_example_is_a_file_to_begin_with(tmp_path):
@@ -185,6 +186,7 @@ def test_an_error_of_the_sweep_is_one_message(monkeypatch, file):
         raise RunError("runs/heads holds a run that differs in mode")
 
     monkeypatch.setattr(runner, "sweep", sweep)
+    monkeypatch.setattr(runner, "sweep_shard", sweep)
     done = run("sweep", file)
     assert done.exit_code == 2
     assert done.stderr == "error: runs/heads holds a run that differs in mode\n"
@@ -195,6 +197,7 @@ def test_an_interrupt_says_where_the_finished_blocks_are_and_how_to_go_on(monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "sweep", sweep)
+    monkeypatch.setattr(runner, "sweep_shard", sweep)
     done = run("sweep", file)
     assert (done.exit_code, done.stderr) == (130, "stopped; nothing was written\n")
     folder = tmp_path / ("a long name of a folder " * 9)

@@ -64,6 +64,8 @@ sink-lens sweep sweep.toml --model gpt2 --sequences 32 --controls 19 --out runs/
 
 sink-lens sweep sweep.toml --devices cuda:0,cuda:1
 
+sink-lens sweep sweep.toml --out runs/one --shard 3/8  [dim]in each of 8 jobs; --shard slurm in an array job[/dim]
+
 sink-lens sweep sweep.toml --engine ray --workers 16  [dim]on the cluster of RAY_ADDRESS[/dim]
 
 Exit codes: 0 all cells, 1 some cells failed, 2 bad input, 130 interrupted.
@@ -89,6 +91,10 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(help="Number of Ray workers. Default: one for each GPU.", metavar="N", min=1)
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Compute one part of several, all with one --out: 3/8, or slurm.", metavar="I/N|slurm"),
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Compute the failed cells again.")] = False,
     dry_run: DryRun = False,
     example: Annotated[bool, example_of(_EXAMPLE)] = False,
@@ -106,25 +112,30 @@ def sweep(
         console().print(said)
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
-    from ..sweeps.runner import sweep as run
+    from ..sweeps import runner
 
     folder = Path("runs") / file.stem if out is None else out
+    how: dict[str, Any] = {"out": folder, "engine": engine, "devices": named, "workers": workers}
+    how |= {"retry_failed": retry_failed, "progress": not quiet}
+    if shard is not None and overwrite:
+        raise InputError(
+            "--shard and --overwrite were given; each shard would remove what the others have. Remove the folder"
+        )
     try:
-        result = run(
-            config,
-            out=folder,
-            engine=engine,
-            devices=named,
-            workers=workers,
-            overwrite=overwrite,
-            retry_failed=retry_failed,
-            progress=not quiet,
+        result = (
+            runner.sweep(config, overwrite=overwrite, **how)
+            if shard is None
+            else runner.sweep_shard(config, shard=shard, **how)
         )
     except KeyboardInterrupt:
         kept = f"the finished blocks are in {folder}: the same command goes on from there"
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    if result is None:
+        if not quiet:
+            echo(f"shard {shard} is done, others are not: sink-lens status {folder}")
+        return Answer(found=lambda: {"run": folder, "shard": shard, "finished": False})
     return Answer(found=_show(result, quiet=quiet), exit_code=FAILED_CELLS if len(result.failed) else 0)
 
 

@@ -1,4 +1,4 @@
-"""``sink-lens report``, ``cache``, ``examples`` and ``measures``."""
+"""``sink-lens report``, ``status``, ``cache``, ``examples`` and ``measures``."""
 
 import textwrap
 from pathlib import Path
@@ -9,8 +9,8 @@ import typer
 from ..data.config import CacheConfig, ExamplesConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from .console import app, console, echo, say, shown_size
-from .options import Answer, Json, Quiet, answering, configured
+from .console import app, columns_of, console, echo, say, shown_size
+from .options import Answer, Json, Quiet, answering, configured, rows
 
 _REPORT_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -57,6 +57,41 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
     return Answer(found=found)
+
+
+_STATUS_EXAMPLES = """\
+[bold]Examples[/bold]
+
+sink-lens status runs/neurons  [dim]which shards are done, which failed, and who computes the others[/dim]
+
+sink-lens status runs/neurons --json
+"""
+
+
+@app.command(epilog=_STATUS_EXAMPLES)
+def status(
+    ctx: typer.Context,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Show how far a run is: its state, and of a sweep in shards each shard's."""
+    answering(ctx, lambda: _status(run, quiet=quiet), as_json=as_json)
+
+
+def _status(folder: Path, *, quiet: bool) -> Answer:
+    from ..records import read_run, state_of
+    from ..sweeps.shards import progress_of
+
+    run, shards = read_run(folder), progress_of(folder)
+    state = state_of(folder)
+    if len(shards):
+        state = f"{(shards['state'] == 'finished').sum()} of {len(shards)} shards finished"
+    if not quiet:
+        echo(f"{folder}: {run.kind}, {state}")
+        if len(shards):
+            console().print(columns_of(shards.astype(object).fillna(""), list(shards.columns)))
+    return Answer(found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": rows(shards)})
 
 
 @app.command()

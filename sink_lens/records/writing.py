@@ -320,6 +320,23 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     return RunWriter(folder, record=record, lock=lock, made=[], adding=True)
 
 
+def state_of(folder: Path) -> str:
+    """The state of a run: finished, failed, interrupted, running, or stopped if no process is writing it any more."""
+    status = str(read_record(folder)["status"])
+    return "stopped" if status == "running" and not _is_locked(folder) else status
+
+
+def _is_locked(folder: Path) -> bool:
+    lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
+    if not Path(lock.lock_file).exists():
+        return False
+    try:
+        with lock:
+            return False
+    except Timeout:
+        return True
+
+
 def _remove_empty(made: Sequence[Path]) -> None:
     for path in made:
         if path.is_dir() and not any(path.iterdir()):

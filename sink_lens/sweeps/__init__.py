@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .grid import EditGrid as EditGrid
     from .grid import Grid as Grid
     from .runner import sweep as sweep
+    from .runner import sweep_shard as sweep_shard
 
 _NAMES = {
     "EditGrid": "grid",
@@ -21,6 +22,7 @@ _NAMES = {
     "cell_of": ".engine.cells",
     "read_sweep": "config",
     "sweep": "runner",
+    "sweep_shard": "runner",
 }
 """Public name -> the module that defines it."""
 
@@ -32,5 +34,6 @@ __all__ = [
     "cell_of",
     "read_sweep",
     "sweep",
+    "sweep_shard",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

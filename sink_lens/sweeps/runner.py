@@ -6,8 +6,9 @@ call on the same folder. ``plan.json`` keeps how the cells share forwards, so th
 
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,13 @@ from .config import SweepConfig, check_mode
 from .estimate import cost_of, estimate
 from .grid import Grid
 from .results import SweepResult, by_cell, failed_cells, named, tables
+from .shards import Shard, all_finished, holder, remove_shards, take_blocks
 
 log = logging.getLogger(__name__)
 
 FILES = ("plan", "baseline", "cells", "controls", "values")
+_PATIENCE = 600.0
+"""Seconds that a shard waits for another that plans the sweep, or makes its tables."""
 
 
 def sweep(
@@ -84,56 +88,209 @@ def sweep(
         InputError: a grid, metric, mode or engine that cannot be used.
         RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
     """
-    lens, what, batch, given, seed = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
-    check_engine(engine, devices=devices, workers=workers, what=what, metrics=given)
-    read = measured(given, lens, tokens=batch)
-    cells, controls = _cells(what, lens, batch)
-    config = {
-        "grid": _listed(what.config()) if isinstance(what, Grid) else [cell.identity for cell in cells],
-        "metrics": [metric_config(one) for one in given],
-        "mode": "exact",
-        "interval_seed": seed,
-    }
-    means = _means(what, lens, batch)
-    provenance = provenance_of(lens, batch, kernel="eager") | ({"means": means} if means else {})
-    provenance["seeds"] = {"tokens": batch.seed, "bootstrap": seed}
-    folder = Path(out) if out is not None else default_folder(lens.name)
-    writer = create_run(
-        folder, kind="sweep", config=config, provenance=provenance, expects=FILES, overwrite=overwrite, reopen=True
-    )
-    with writer:
-        job = Job(
-            model=lens.name,
-            weights=str(provenance["weights_sha256"]),
-            dtype=str(provenance["dtype"]),
-            tokens=batch,
-            what=what if isinstance(what, Grid) else tuple(cells),
-            metrics=tuple(given),
-            plan=_plan(writer, lens, batch, distinct(cells, controls), read),
+    asked = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
+    where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
+    check_engine(**where, what=asked.what, metrics=asked.metrics)
+    folder = Path(out) if out is not None else default_folder(asked.lens.name)
+    with asked.open(folder, overwrite=overwrite) as writer:
+        job, own = asked.begin(writer)
+        take_blocks(writer)
+        _run_blocks(writer, job, own, own.blocks, retry_failed=retry_failed, progress=progress, **where)
+        result = asked.finish(writer, own)
+    remove_shards(folder)
+    return result
+
+
+def sweep_shard(
+    model: ModelLike | SweepConfig,
+    what: Grid | Sequence[Cell] | None = None,
+    *,
+    shard: str,
+    out: str | Path,
+    tokens: TokenBatch | None = None,
+    metrics: Sequence[Measured] | Measured = (),
+    engine: str = "local",
+    devices: Sequence[str] = (),
+    workers: int | None = None,
+    seed: int | None = None,
+    retry_failed: bool = False,
+    progress: bool = True,
+) -> SweepResult | None:
+    """Compute one of several parts of a sweep, each in a process or on a machine of its own, all in one folder.
+
+    Nothing but the folder is shared: no service, no order. A shard that was killed goes on where it was, one that is
+    done does nothing, and the one that ends last makes the tables. ``sweep`` on the same folder takes what the shards
+    have done and computes the rest.
+
+    Args:
+        model: as in ``sweep``; the same in every shard.
+        what: as in ``sweep``.
+        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
+        out: the run folder of all shards, where each of them can read and write.
+        tokens: as in ``sweep``.
+        metrics: as in ``sweep``.
+        engine: as in ``sweep``.
+        devices: as in ``sweep``.
+        workers: as in ``sweep``.
+        seed: as in ``sweep``.
+        retry_failed: compute the shard's failed cells again.
+        progress: show a progress bar.
+
+    Returns:
+        The whole sweep's result from the shard that ends last, or where the sweep was finished; None from the others.
+
+    Raises:
+        InputError: what ``sweep`` refuses, or a shard that is none.
+        RunError: the shard is being computed by another process; or what ``sweep`` raises, also for another division.
+    """
+    one, folder = Shard.parse(shard), Path(out)
+    asked = _asked(model, what, tokens=tokens, metrics=metrics, mode=None, seed=seed)
+    where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
+    check_engine(**where, what=asked.what, metrics=asked.metrics)
+    one.check_beside(folder)
+    with asked.open(folder, patience=_PATIENCE) as writer:
+        job, own = asked.begin(writer)
+        is_done = all(writer.has(_part(block)) for block in own.blocks)
+        writer.leave()
+    if not is_done:
+        blocks = one.blocks(own.blocks)
+        part = {"shard": str(one), "cells": sum(len(block.cells) for block in blocks)}
+        with asked.open(one.folder(folder), patience=1.0, part=part) as writer:
+            _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, progress=progress, **where)
+    with asked.open(folder, patience=_PATIENCE) as writer:
+        if not (all_finished(folder) or all(writer.has(_part(block)) for block in own.blocks)):
+            writer.leave()
+            return None
+        take_blocks(writer)
+        result = asked.finish(writer, own)
+    remove_shards(folder)
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Everything that determines the numbers of a sweep."""
+
+    lens: LensModel
+    what: Grid | Sequence[Cell]
+    batch: TokenBatch
+    metrics: list[Measured]
+    seed: int
+
+    def open(
+        self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
+    ) -> RunWriter:
+        """Open the run folder of the sweep, or of a part of it."""
+        cells, _ = self.cells
+        config = {
+            "grid": _listed(self.what.config()) if isinstance(self.what, Grid) else [cell.identity for cell in cells],
+            "metrics": [metric_config(one) for one in self.metrics],
+            "mode": "exact",
+            "interval_seed": self.seed,
+        }
+        return create_run(
+            folder,
+            kind="sweep",
+            config=config | dict(part or {}),
+            provenance=self.provenance | ({"holder": holder()} if part else {}),
+            expects=() if part else FILES,
+            overwrite=overwrite,
+            reopen=True,
+            patience=patience,
         )
-        own = job.engine(lens, distinct(cells, controls))
-        todo = [left for block in own.blocks if (left := _left(writer, block, retry_failed=retry_failed)) is not None]
+
+    def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
+        """Make the engine of the sweep, by the plan that the folder has or gets; the unedited run is written."""
+        to_run = distinct(*self.cells)
+        job = Job(
+            model=self.lens.name,
+            weights=str(self.provenance["weights_sha256"]),
+            dtype=str(self.provenance["dtype"]),
+            tokens=self.batch,
+            what=self.what if isinstance(self.what, Grid) else tuple(self.what),
+            metrics=tuple(self.metrics),
+            plan=_plan(writer, self.lens, self.batch, to_run, measured(self.metrics, self.lens, tokens=self.batch)),
+        )
+        own = job.engine(self.lens, to_run)
         if not writer.has("baseline"):
             writer.write_table("baseline", own.baseline())
-        total = sum(len(block.cells) for block in own.blocks)
-        done = total - sum(len(block.cells) for block in todo)
-        with tqdm(
-            total=total, initial=done, desc="sweep", unit="cell", disable=not progress, leave=False, mininterval=0.5
-        ) as bar:
-            whole = {block.number: block.cells for block in own.blocks}
-            computed = _computed(job, own, todo, engine=engine, devices=devices, workers=workers, bar=bar)
-            with contextlib.closing(computed):
-                for block, frame in computed:
-                    writer.write_table(_part(block), _joined(writer, block, frame, cells=whole[block.number]))
-        return _finished(
-            writer,
-            own,
+        return job, own
+
+    def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
+        """Write the tables of all blocks, even where every block was there: a stopped run has none, or old ones."""
+        cells, controls = self.cells
+        parts = [_read(writer, block.cells, part=_part(block)) for block in own.blocks]
+        numbers = pd.concat(parts, ignore_index=True)
+        identities = [cell.identity for cell in own.cells]
+        numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
+        frame, drawn = tables(
             cells,
             controls,
-            means=means,
-            most_controls=what.controls if isinstance(what, Grid) else 0,
-            generator=np.random.default_rng(seed),
+            numbers,
+            _table(writer, "baseline", columns=("sequence", "metric", "value")),
+            metrics=own.metrics,
+            most_controls=self.what.controls if isinstance(self.what, Grid) else 0,
+            generator=np.random.default_rng(self.seed),
         )
+        values = by_cell(numbers, cells)
+        result = SweepResult(
+            folder=writer.folder,
+            frame=frame,
+            controls=drawn,
+            values=values,
+            headline="\n".join([headline(frame, own), *self.means]),
+        )
+        writer.write_table("cells", frame)
+        writer.write_table("controls", drawn)
+        writer.write_table("values", values)
+        with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
+            writer.write_bytes("effects.png", display.image(result.figure(), "png"))
+        return result
+
+    @cached_property
+    def cells(self) -> tuple[list[Cell], list[Cell]]:
+        """The cells of the table, and their controls."""
+        return _cells(self.what, self.lens, self.batch)
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What the sweep is made from."""
+        found = provenance_of(self.lens, self.batch, kernel="eager") | ({"means": self.means} if self.means else {})
+        return found | {"seeds": {"tokens": self.batch.seed, "bootstrap": self.seed}}
+
+    @cached_property
+    def means(self) -> list[str]:
+        """What each mean ablation of a grid leaves out, in words.
+
+        Raises:
+            InputError: it leaves no token.
+        """
+        kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
+        return [averaged(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
+
+
+def _run_blocks(
+    writer: RunWriter,
+    job: Job,
+    own: Engine,
+    blocks: Sequence[Block],
+    *,
+    retry_failed: bool,
+    progress: bool,
+    **where: Any,
+) -> None:
+    """Compute and write those of the blocks that the folder lacks."""
+    todo = [left for block in blocks if (left := _left(writer, block, retry_failed=retry_failed)) is not None]
+    total = sum(len(block.cells) for block in blocks)
+    done = total - sum(len(block.cells) for block in todo)
+    with tqdm(
+        total=total, initial=done, desc="sweep", unit="cell", disable=not progress, leave=False, mininterval=0.5
+    ) as bar:
+        whole = {block.number: block.cells for block in blocks}
+        computed = _computed(job, own, todo, bar=bar, **where)
+        with contextlib.closing(computed):
+            for block, frame in computed:
+                writer.write_table(_part(block), _joined(writer, block, frame, cells=whole[block.number]))
 
 
 def dry_run(
@@ -149,15 +306,16 @@ def dry_run(
     Raises:
         InputError: what ``sweep`` would refuse.
     """
-    lens, what, batch, given, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
-    if not isinstance(what, Grid):
-        _cells(what, lens, batch)
-    read = measured(given, lens, tokens=batch)
+    asked = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
+    lens, batch = asked.lens, asked.batch
+    if not isinstance(asked.what, Grid):
+        _cells(asked.what, lens, batch)
+    read = measured(asked.metrics, lens, tokens=batch)
 
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
         return checked(lens, batch, cells, read, plan=plan)[0]
 
-    return estimate(cost_of(lens, batch, what, read, check=check))
+    return estimate(cost_of(lens, batch, asked.what, read, check=check))
 
 
 def _asked(
@@ -168,7 +326,7 @@ def _asked(
     metrics: Sequence[Measured] | Measured,
     mode: str | None,
     seed: int | None,
-) -> tuple[LensModel, Grid | Sequence[Cell], TokenBatch, list[Measured], int]:
+) -> _Asked:
     """Collect everything that determines the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     if isinstance(model, SweepConfig):
@@ -187,7 +345,7 @@ def _asked(
         lens, batch, seed = as_lens(model), tokens, seed or 0
         check_mode(mode or "exact")
     check_tokens(lens, batch)
-    return lens, what, batch, given or [MetricSpec(name="sink_mass")], seed
+    return _Asked(lens=lens, what=what, batch=batch, metrics=given or [MetricSpec(name="sink_mass")], seed=seed)
 
 
 def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> tuple[list[Cell], list[Cell]]:
@@ -197,16 +355,6 @@ def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> t
     if not cells or len({cell.identity for cell in cells}) < len(cells):
         raise InputError("there are no cells, or two cells have the same name and place; need different ones")
     return cells, []
-
-
-def _means(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> list[str]:
-    """What each mean ablation of a grid leaves out, in words.
-
-    Raises:
-        InputError: it leaves no token.
-    """
-    kinds = {one.kind for one in what.edits} if isinstance(what, Grid) else set()
-    return [averaged(lens, batch, mean).words for mean in MEANS if mean in kinds]
 
 
 def _listed(value: Any) -> Any:
@@ -296,48 +444,6 @@ def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Coll
         return frame
     before = _read(writer, cells, part=_part(block))
     return pd.concat([before.loc[~before["cell"].isin(block.cells)], frame], ignore_index=True)
-
-
-def _finished(
-    writer: RunWriter,
-    engine: Engine,
-    cells: Sequence[Cell],
-    controls: Sequence[Cell],
-    *,
-    means: Sequence[str],
-    most_controls: int,
-    generator: np.random.Generator,
-) -> SweepResult:
-    """The tables of all blocks, written, and the result.
-
-    They are written also where every block was there: a run that was stopped here has none of them, or old ones.
-    """
-    numbers = pd.concat([_read(writer, block.cells, part=_part(block)) for block in engine.blocks], ignore_index=True)
-    identities = [cell.identity for cell in engine.cells]
-    numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
-    frame, drawn = tables(
-        cells,
-        controls,
-        numbers,
-        _table(writer, "baseline", columns=("sequence", "metric", "value")),
-        metrics=engine.metrics,
-        most_controls=most_controls,
-        generator=generator,
-    )
-    values = by_cell(numbers, cells)
-    result = SweepResult(
-        folder=writer.folder,
-        frame=frame,
-        controls=drawn,
-        values=values,
-        headline="\n".join([headline(frame, engine), *means]),
-    )
-    writer.write_table("cells", frame)
-    writer.write_table("controls", drawn)
-    writer.write_table("values", values)
-    with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
-        writer.write_bytes("effects.png", display.image(result.figure(), "png"))
-    return result
 
 
 def headline(frame: pd.DataFrame, engine: Engine) -> str:

@@ -1,4 +1,4 @@
-"""Kills a sweep, a patch and a trace at random moments (SIGKILL), resumes them, and compares what they leave.
+"""Kills a sweep, its shards, a patch and a trace at random moments (SIGKILL), resumes them, and compares the tables.
 
 ``python tests/checking/killed.py --kills 20`` prints a line for each; the exit code is 1 where a table differs from
 that of a run that nobody killed. The commands run on a tiny model in forks of this process, which has everything
@@ -86,7 +86,7 @@ def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> l
 def killed(arguments: list[str], *, name: str, kills: int, drawn: random.Random) -> list[str]:
     """Kill a command again and again, resume it, and give the tables that differ from those of a whole run."""
     begun = time.monotonic()
-    if not finished(run(arguments, out=f"{name}-whole")):
+    if not finished(run([*arguments, "--overwrite"], out=f"{name}-whole")):
         return ["the run that nobody killed"]
     seconds, whole = time.monotonic() - begun, tables(f"{name}-whole")
     out, done, wrong = f"{name}-killed", 0, list[str]()
@@ -105,12 +105,51 @@ def killed(arguments: list[str], *, name: str, kills: int, drawn: random.Random)
     return wrong + differing(whole, tables(out))
 
 
+SHARDS = 8
+
+
+def killed_shards(arguments: list[str], *, name: str, kills: int, drawn: random.Random) -> list[str]:
+    """Start all shards of a sweep at once, kill them at random and start them again; what differs from a whole run."""
+    begun = time.monotonic()
+    if not finished(run([*arguments, "--overwrite"], out=f"{name}-whole")):
+        return ["the run that nobody killed"]
+    seconds, whole, out = time.monotonic() - begun, tables(f"{name}-whole"), f"{name}-sharded"
+
+    def start(number: int) -> int:
+        return run([*arguments, "--shard", f"{number}/{SHARDS}"], out=out)
+
+    wrong = list[str]()
+    running, left = {number: start(number) for number in range(1, SHARDS + 1)}, kills
+    while running:
+        time.sleep(drawn.uniform(0, seconds / 4))
+        for number, child in list(running.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del running[number]
+                if os.waitstatus_to_exitcode(status):
+                    wrong.append(f"shard {number} ended with {os.waitstatus_to_exitcode(status)}")
+        if left and running:
+            number = drawn.choice(sorted(running))
+            os.kill(running[number], signal.SIGKILL)
+            os.waitpid(running[number], 0)
+            running[number] = start(number)
+            left -= 1
+    if list(Path(out).glob("shard-*")):
+        wrong.append("folders of shards that nobody merged")
+    if not finished(start(1)):  # requeued once more: nothing is left to do
+        wrong.append("a shard after the end")
+    found = wrong + differing(whole, tables(out))
+    shutil.rmtree(out)
+    return found
+
+
 def main() -> int:
     """Kill all commands, or one; 1 where something differs."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--kills", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--only", choices=tuple(COMMANDS))
+    asked.add_argument("--only", choices=(*COMMANDS, "shards"))
+    asked.add_argument("--repeat", type=int, default=1, help="of the shards of a sweep")
     options = asked.parse_args()
     torch.set_num_threads(1)
     drawn, failed = random.Random(options.seed), False
@@ -126,6 +165,11 @@ def main() -> int:
                 sys.stdout.write(f"{name}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
                 sys.stdout.flush()
                 failed |= bool(wrong)
+        for _ in range(options.repeat if options.only in (None, "shards") else 0):
+            wrong = killed_shards(COMMANDS["sweep"], name="shards", kills=options.kills, drawn=drawn)
+            sys.stdout.write(f"{SHARDS} shards: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
+            sys.stdout.flush()
+            failed |= bool(wrong)
         os.chdir("/")
     return int(failed)
 
