@@ -137,7 +137,7 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
 def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
     finished(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"finished at .*overwrite=True"):
+    with pytest.raises(RunError, match=r"a finished run .*overwrite=True"):
         start(tmp_path)
     with start(tmp_path, overwrite=True) as writer:
         assert not writer.has("heads")

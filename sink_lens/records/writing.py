@@ -293,6 +293,26 @@ def create_run(
     return writer
 
 
+def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
+    """Refuse, before anything is computed, a folder whose run is finished; ``create_run`` refuses the rest.
+
+    Raises:
+        RunError: the run is finished and has its page (without one, the same command draws it).
+    """
+    if folder is None or overwrite or not (Path(folder) / RUN_FILE).is_file():
+        return
+    earlier = read_record(Path(folder))
+    if earlier["status"] == "finished" and (Path(folder) / PAGE_FILE).exists():
+        raise RunError(_taken(Path(folder), earlier))
+
+
+def _taken(folder: Path, earlier: Mapping[str, Any]) -> str:
+    return (
+        f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
+        "overwrite=True (--overwrite) to replace it."
+    )
+
+
 def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     """Open an existing run folder, under a lock, to add files that are made from it; use it in a `with` statement.
 
@@ -367,10 +387,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
     )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if earlier["status"] == "finished" and not reopen:
-        text = (
-            f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
-            f"folder, or overwrite=True (--overwrite) to replace it.{draw}"
-        )
+        text = _taken(folder, earlier) + draw
         raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)

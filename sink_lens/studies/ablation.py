@@ -10,6 +10,7 @@ import pandas as pd
 from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..models.load import ModelLike
+from ..records import check_free
 from ..schema import LOST_FRAC
 from ..text import percent, span
 from .config import AblateConfig
@@ -36,6 +37,7 @@ def ablate(
         InputError: a mixture of experts, a model without a growth step, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
+    check_free(out, overwrite=overwrite)
     config = asked(AblateConfig, model, config=config, tokens=tokens, fields=fields)
     setting, question = prepared(model, config, tokens=tokens, target_position=None)
     found, table = find_sets(setting, progress=progress)

@@ -17,6 +17,7 @@ from ..edits.effects import layer_table
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.load import ModelLike
+from ..records import check_free
 from ..stats import studentised
 from ..text import span
 from .config import AmplifyConfig
@@ -48,6 +49,7 @@ def amplify(
         InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
+    check_free(out, overwrite=overwrite)
     config = asked(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
     factors, centres, layers = config.factors, cast("tuple[Centre, ...]", config.centres), config.layers
     setting, question = prepared(model, config, tokens=tokens, target_position=config.target_position)

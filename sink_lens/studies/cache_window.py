@@ -32,6 +32,7 @@ from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..records import check_free
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import paired_difference
 from ..text import interval as bounds
@@ -83,6 +84,7 @@ def streaming(
             are not rotary.
         RunError: the folder is in use, or holds another run.
     """
+    check_free(out, overwrite=overwrite)
     config, lens, batch = inputs(StreamingConfig, model, config=config, tokens=tokens, fields=fields)
     if int(batch.lengths.min()) < config.window + 2:
         raise InputError(

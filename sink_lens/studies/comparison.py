@@ -21,6 +21,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
+from ..records import check_free
 from ..schema import GAINED_FRAC, LOST_FRAC
 from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
@@ -100,6 +101,7 @@ def diff(
     """
     if other is not None:
         fields |= {"other": str(other) if isinstance(other, str | Path) else as_lens(other).name}
+    check_free(out, overwrite=overwrite)
     config, lens, sequences = inputs(DiffConfig, model, config=config, tokens=tokens, fields=fields)
     second = second_of(lens, config, other)
     _check_alike(lens, second, config)

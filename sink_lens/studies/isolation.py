@@ -10,6 +10,7 @@ from ..data.tokens import TokenBatch
 from ..edits.effects import layer_table
 from ..edits.isolation import isolate as isolating
 from ..models.load import ModelLike
+from ..records import check_free
 from ..text import span
 from .config import IsolateConfig
 from .study import Study, asked, prepared, sentence, summary_row, written
@@ -41,6 +42,7 @@ def isolate(
         SiteError: a model whose attention cannot be edited.
         RunError: the folder is in use, or holds another run.
     """
+    check_free(out, overwrite=overwrite)
     config = asked(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
     targets, layers = config.target_positions, config.layers
     setting, question = prepared(model, config, tokens=tokens, target_position=targets[0] if targets else None)

@@ -25,7 +25,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, weights_hash
-from ..records import read_run
+from ..records import check_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
@@ -70,6 +70,7 @@ def card(
         InputError: a value that cannot be used, tokens that the model cannot take, or a trace of another model.
         RunError: the folder is in use, or holds another run; or the trace's folder has no run.
     """
+    check_free(out, overwrite=overwrite)
     config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields)
     seen = Observed(
         lens,

@@ -32,6 +32,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..models.sites import sites_of
+from ..records import check_free
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS
 from ..text import interval as bounds
 from ..text import listed, number, percent, plural
@@ -96,6 +97,7 @@ def quantise(
         InputError: a format or site that cannot be used, weights that are quantised already, or too few sequences.
         RunError: the folder is in use, or holds another run.
     """
+    check_free(out, overwrite=overwrite)
     config, lens, batch = inputs(QuantiseConfig, model, config=config, tokens=tokens, fields=fields)
     targets = _targets(lens, config)
     check_weights(lens, config)

@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..models.inputs import tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike
+from ..records import check_free
 from ..text import interval as bounds
 from ..text import listed, number, plural
 from .config import VerifyConfig
@@ -57,6 +58,7 @@ def verify(
         InputError: a value that cannot be used, or a file of facts that cannot be read.
         RunError: the folder is in use, or holds another run.
     """
+    check_free(out, overwrite=overwrite)
     config, lens, batch = inputs(VerifyConfig, model, config=config, tokens=tokens, fields=fields)
     own, known = facts_about(lens, config)
     batches = _Batches(lens, batch, config, fixed=isinstance(tokens, TokenBatch))
