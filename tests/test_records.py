@@ -157,7 +157,7 @@ def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    with pytest.raises(RunError, match="finished at"):
+    with pytest.raises(RunError, match="a finished run"):
         start(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"} == before
 
