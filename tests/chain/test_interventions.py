@@ -210,7 +210,8 @@ def test_half_precision_is_changed(planted_at, config):
     shares = found.tables["effects"].query("is_primary").set_index("link")["share"]
     assert shares["variance_neurons"] > 0.8
     z = found.tables["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
-    assert z["mass"] == z["baseline_mass"]
+    unfrozen = abs(z["mass_without_freeze"] - z["baseline_mass"])
+    assert abs(z["mass"] - z["baseline_mass"]) < unfrozen / 5  # in bfloat16; frozen, nothing is left of the change
 
 
 def test_the_planted_sink_is_told_apart(planted_at, config):

@@ -294,6 +294,7 @@ def test_two_hundred_steps_are_bit_identical_with_and_without():
 
 
 @dynamo
+@pytest.mark.skipif("HOSTILE_CPU" in os.environ, reason="nothing is compiled where each product is changed")
 def test_reading_a_compiled_model_compiles_it_no_further():
     torch._dynamo.reset()
     model, graphs = tiny("llama").train(), []
