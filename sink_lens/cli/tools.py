@@ -33,6 +33,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     Runs beside each other must be of one kind, on the same tokens and with the same settings, but for what --by names.
     """
     from ..report.export import check_figures, save_figures
+    from ..report.fitting import NARROW
     from ..report.html import render
 
     if not config.runs:
@@ -48,7 +49,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
-            say("warning", f"not drawn: {why}")
+            say("error" if NARROW in why else "warning", f"not drawn: {why}")
 
     def found() -> dict[str, Any]:
         from ..report.html import conclusion
@@ -56,7 +57,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
-    return Answer(found=found)
+    return Answer(found=found, exit_code=int(any(NARROW in why for why in missing)))
 
 
 _STATUS_EXAMPLES = """\

@@ -23,7 +23,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, Picture, canvas, finished
 
 Style = Literal["talk", "paper"]
 MOST_WORDS = 8
@@ -113,13 +113,14 @@ WIDTHS: Mapping[str, float] = {"talk": 13.33, "paper": 6.75}
 """Style -> width of its figure in inches; a single column of a paper is 3.25."""
 
 
-def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figure:
+def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: str | None = None) -> Figure:
     """The diagram as a figure.
 
     Args:
         diagram: what is drawn.
         style: ``talk`` (a slide of 16 to 9, readable from the last row) or ``paper`` (a column or two, serifs).
         width: inches; of a paper under 5 the figure is read from top to bottom.
+        font: family of the text; sans-serif in a talk and like Times in a paper if None.
 
     Raises:
         InputError: another style, or more than fits into the width.
@@ -131,14 +132,20 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
         raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
     form = _form(style, width or WIDTHS[style])
     levels = _levels(diagram)
-    form = replace(form, down=form.down and len(levels) > 2)
+    form = replace(form, down=form.down and len(levels) > 2, family=font or form.family)
     wrapped = all(len(level) == 1 for level in levels) and len(levels) > form.levels
-    for size in range(form.largest, form.smallest - 1, -1):
+    tries = [(form, size) for size in range(form.largest, form.smallest - 1, -1)]
+    if form.height is None and not form.down:  # a paper's figure that is too wide is read from top to bottom
+        tries += [(replace(form, down=True), size) for size in range(form.largest, form.smallest - 1, -1)]
+    for one, size in tries:
         for room, heavy in ((1.5, form.heavy), (1.1, form.heavy), (1.1, False)):  # arrows as long as so many numbers
-            tried = replace(form, heavy=heavy)
-            placed = _placed(diagram, levels, form=tried, size=size, wrapped=wrapped, room_for=room)
+            tried = replace(one, heavy=heavy)
+            placed = _placed(diagram, levels, form=tried, size=size, wrapped=wrapped and not one.down, room_for=room)
             if placed is not None:
-                return _drawn(diagram, placed, form=tried, size=size)
+                figure = _drawn(diagram, placed, form=tried, size=size)
+                if isinstance(figure, Picture):
+                    figure.at_width = lambda inches, family: draw(diagram, style=style, width=inches, font=family)
+                return figure
     widest = max((len(word) for box in diagram.boxes for word in box.text.split()), default=1)
     least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
     raise InputError(
@@ -306,13 +313,13 @@ def _arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
 
 
 def _small(form: _Form, size: int) -> float:
-    return max(size * 0.62, form.smallest * 0.9) if form.bold else max(size * 0.9, form.smallest)
+    return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
 
 @functools.lru_cache(maxsize=4096)
 def _wide(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
     """Inches of a line of text."""
-    font = FontProperties(family=form.family, size=size, weight="bold" if bold else "normal")
+    font = FontProperties(family=[form.family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
@@ -332,6 +339,7 @@ def _wrapped(text: str, width: float, *, form: _Form, size: float, bold: bool = 
 def _filled(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
     """Words in lines, each as full as it gets; None where a word is wider than a line."""
     lines: list[str] = []
+    width *= 0.98  # letters of a few pixels are drawn a little wider than they are
     for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and _wide(longer, form=form, size=size, bold=bold) <= width:
@@ -399,7 +407,7 @@ def _write(
         "ha": "center",
         "va": "center",
         "color": INK,
-        "fontfamily": form.family,
+        "fontfamily": [form.family, "DejaVu Sans"],
         "math_fontfamily": "cm",
     } | style
     return axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", **given)

@@ -1,5 +1,6 @@
 """The figures of runs as files for a paper, each with its numbers beside it."""
 
+import functools
 import os
 import re
 import warnings
@@ -8,24 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import check_not_of_run, read_run
+from sink_lens.records import Run, check_not_of_run, read_run
+from sink_lens.report.fitting import fitted
 from sink_lens.report.html import belongs, page_of
-from sink_lens.report.page import csv, told
-from sink_lens.report.style import FONT, FORMATS, placed
+from sink_lens.report.page import Drawn, csv, told
+from sink_lens.report.style import FORMATS
 
 _GENERIC = ("serif", "sans-serif", "monospace")
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
-_SMALLEST = 6.0
-"""Points: text of a narrower figure shrinks with it, but not below this."""
 _DPI = 300
-"""Character -> how TeX writes it: no text of a figure is a command."""
 
 
 def save_figures(
@@ -60,11 +56,11 @@ def save_figures(
         for drawn in page_of(run).figures:
             if not belongs(run, drawn):
                 continue
-            made, why = told(run, lambda drawn=drawn, run=run: drawn.make(run)[1])
+            make = functools.partial(_figure, run, drawn)
+            made, why = told(run, lambda make=make: fitted(make, inches=inches, font=font))
             if made is None:
                 missing.append(f"{prefix}{drawn.key}: {why}")
                 continue
-            _fit(made, inches=inches, font=font)
             data, _ = told(run, lambda drawn=drawn, run=run: drawn.data(run))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +75,10 @@ def save_figures(
                     f"{folder} cannot be written ({error.strerror}); need a folder with room. Choose another one."
                 ) from error
     return files, missing
+
+
+def _figure(run: Run, drawn: Drawn) -> Figure:
+    return drawn.make(run)[1]
 
 
 def check_figures(*, formats: Sequence[str], width: str | None, font: str | None) -> float | None:
@@ -118,26 +118,6 @@ def _check_font(font: str | None) -> None:
             f"there is no font {font!r} on this machine; need {', '.join(_GENERIC)} or a font that is installed, as in "
             "--font 'DejaVu Serif'"
         ) from None
-
-
-def _fit(figure: Figure, *, inches: float | None, font: str | None) -> None:
-    """Give a figure another width and font, and lay it out; text, lines and marks shrink with it."""
-    scale = 1.0 if inches is None else inches / figure.get_figwidth()
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        if font is not None:
-            text.set_fontfamily(font)
-        fixed = figure.get_layout_engine() is None  # boxes of a fixed size have no room for larger text
-        size = float(text.get_fontsize()) * scale
-        text.set_fontsize(size if fixed or scale >= 1 else max(size, min(_SMALLEST, FONT)))
-    if inches is not None:
-        figure.set_size_inches(inches, figure.get_figheight() * scale)
-        for mark in figure.findobj(lambda one: isinstance(one, (Line2D, PathCollection))):
-            if isinstance(mark, Line2D):
-                mark.set(linewidth=mark.get_linewidth() * scale, markersize=mark.get_markersize() * scale)
-            elif isinstance(mark, PathCollection):
-                mark.set_sizes(mark.get_sizes() * scale**2)
-    placed(figure)
 
 
 def _save(figure: Figure, file: Path, *, form: str, key: str) -> None:

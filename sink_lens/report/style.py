@@ -9,7 +9,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -66,6 +66,9 @@ _MOST_LABELS = 40
 
 class Picture(Figure):
     """A figure that a notebook shows although pyplot does not know it, and that a file is made of in one call."""
+
+    at_width: Callable[[float, str | None], Figure] | None = None
+    """Draws the figure in another width, in inches, and font, where that is more than scaling."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure as its ending says: .png, .svg or .pdf; folders are made.

@@ -86,7 +86,7 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
     long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
     arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))
     with pytest.raises(InputError, match=r"do not fit into 5\.5 inches at 6 points; need about \d+"):
-        diagram.draw(Diagram(boxes=long, arrows=arrows), style="paper", width=5.5)
+        diagram.draw(Diagram(boxes=long, arrows=arrows), style="talk", width=5.5)
 
 
 def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):

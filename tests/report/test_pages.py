@@ -23,6 +23,8 @@ LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
 LAYERS = pd.DataFrame({"layer": range(4), **MASSES})
 
+from .circuits import traced
+
 
 def frames_of(kind):
     """Small tables of a kind of run, as its command writes them."""
@@ -319,9 +321,10 @@ def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path)
 
 def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_asked_for(tmp_path):
     folder = a_run(tmp_path / "run", "patch")
-    files, missing = save_figures([folder], tmp_path / "f", formats=["svg"], width="6cm", font="monospace")
-    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
-    assert 'width="170.0' in (tmp_path / "f" / "map.svg").read_text()  # 6 cm are 170.08 points of 1/72 inch
+    files, missing = save_figures([folder], tmp_path / "f", formats=["svg"], width="9cm", font="monospace")
+    names = [f"{name}.{form}" for name in ("circuit-paper", "circuit-talk", "map") for form in ("csv", "svg")]
+    assert (sorted(path.name for path in files), missing) == (names, [])
+    assert 'width="255.1' in (tmp_path / "f" / "map.svg").read_text()  # 9 cm are 255.12 points of 1/72 inch
     numbers = pd.read_csv(tmp_path / "f" / "map.csv")
     assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
 
@@ -355,3 +358,15 @@ def test_the_command_renders_and_writes_figures(tmp_path):
         f"report: {folder / 'report.html'}",
         f"figures: {tmp_path / 'out'} (4 files)",
     ]
+
+
+def test_a_figure_that_is_too_narrow_to_be_read_is_an_error_that_names_it(tmp_path):
+    folder = traced(tmp_path / "run")
+    asked = ["report", str(folder), "--figures", str(tmp_path / "out"), "--width", "3.25in", "--format", "svg"]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
+    assert done.exit_code == 1
+    assert re.search(
+        r"error: not drawn: circuit: It cannot be read at 3\.25 inches .*; need [\d.]+ at least", done.output
+    )
+    assert not (tmp_path / "out" / "circuit.svg").exists()
+    assert (tmp_path / "out" / "circuit-paper.svg").exists()

@@ -1,0 +1,75 @@
+"""Figures at the widths of columns, in both fonts: all of their text can be read, or an error says the least width."""
+
+import re
+
+import matplotlib.patches
+import pytest
+
+from sink_lens.errors import InputError
+from sink_lens.records import read_run
+from sink_lens.report.fitting import fitted
+from sink_lens.report.html import belongs, page_of
+from sink_lens.report.legible import faults
+from sink_lens.report.style import canvas, panel
+
+from .circuits import traced
+from .test_figures import everything
+from .test_pages import a_run
+
+SIZES = [(3.25, "serif"), (5.5, "sans-serif"), (6.75, "serif")]
+
+
+def check(make, name):
+    """The figure can be read at every width, or says the width from which it can."""
+    for width, font in SIZES:
+        said = ""
+        try:
+            figure = fitted(make, inches=width, font=font)
+        except InputError as error:
+            said = str(error)
+        if said:
+            found = re.search(r"need ([\d.]+) at least", said)
+            assert found, (name, width, font, said)
+            width = float(found[1])
+            figure = fitted(make, inches=width, font=font)
+        assert figure.get_figwidth() == pytest.approx(width)
+        assert faults(figure) == [], (name, width, font)
+
+
+def test_the_figures_of_a_trace_can_be_read_at_every_width():
+    many = list(everything(n_layers=12, n_heads=8, length=32))
+    for at in range(len(many)):
+        check(lambda at=at: list(everything(n_layers=12, n_heads=8, length=32))[at], at)
+
+
+@pytest.mark.parametrize("kind", ["patch", "sweep", "train", "quantise", "streaming", "monitor"])
+def test_the_figures_of_other_runs_can_be_read_at_every_width(kind, tmp_path):
+    run = read_run(a_run(tmp_path / "run", kind))
+    for drawn in page_of(run).figures:
+        if belongs(run, drawn):
+            check(lambda drawn=drawn: drawn.make(run)[1], f"{kind}: {drawn.key}")
+
+
+def test_a_circuit_of_all_numbers_names_its_least_width_and_the_papers_one_fits(tmp_path):
+    run = read_run(traced(tmp_path / "run"))
+    made = {drawn.key: drawn.make for drawn in page_of(run).figures}
+    with pytest.raises(InputError, match=r"cannot be read at 3\.25 inches .* need \d[\d.]* at least"):
+        fitted(lambda: made["circuit"](run)[1], inches=3.25, font="serif")
+    for key in ("circuit-talk", "circuit-paper"):
+        for width, font in SIZES:
+            assert fitted(lambda key=key: made[key](run)[1], inches=width, font=font).get_figwidth() == width
+
+
+def test_what_cannot_be_read_is_found():
+    figure = canvas(width=3, height=2)
+    axes = panel(figure)
+    axes.add_patch(matplotlib.patches.Rectangle((0, 0), 1, 1))
+    assert faults(figure) == []
+    axes.text(0.5, 0.5, "one text", fontsize=12)
+    axes.text(0.52, 0.52, "another text", fontsize=12)
+    axes.text(0.99, 0.1, "a text that is too long for its place", fontsize=12, in_layout=False)
+    axes.text(0.1, 0.8, "\ue0f0", fontsize=12)
+    found = faults(figure)
+    assert [one for one in found if "lies on" in one] == ["'one text' lies on 'another text'"]
+    assert any("too long for its place' reaches out of the figure" in one for one in found)
+    assert any(one.startswith("no character for Glyph 57584") for one in found)
