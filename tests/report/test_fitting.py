@@ -42,7 +42,7 @@ def test_the_figures_of_a_trace_can_be_read_at_every_width():
         check(lambda at=at: list(everything(n_layers=12, n_heads=8, length=32))[at], at)
 
 
-@pytest.mark.parametrize("kind", ["patch", "sweep", "train", "quantise", "streaming", "monitor"])
+@pytest.mark.parametrize("kind", ["patch", "sweep", "train", "quantise"])
 def test_the_figures_of_other_runs_can_be_read_at_every_width(kind, tmp_path):
     run = read_run(a_run(tmp_path / "run", kind))
     for drawn in page_of(run).figures:

@@ -18,12 +18,12 @@ from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
 from sink_lens.report.studies import removed_shares
 
+from .circuits import traced
+
 MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
 LAYERS = pd.DataFrame({"layer": range(4), **MASSES})
-
-from .circuits import traced
 
 
 def frames_of(kind):
