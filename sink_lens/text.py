@@ -149,6 +149,13 @@ def neuron_name(layer: Any, neuron: Any) -> str:
     return f"L{layer:.0f}.N{neuron:.0f}"
 
 
+def named_parts(text: object) -> str:
+    """Parts as tables list them, as people write them: ``2.90, head 18.8`` is L2.N90, L18.H8."""
+    named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", visible(text, limit=400))
+    named = re.sub(r"\b(key bias|sink logit) (\d+)\.(\d+)\b", r"\1 of L\2.H\3", named)
+    return re.sub(r"(?:(?<=^)|(?<=[,( ]))(\d+)\.(\d+)(?=$|[,)])", r"L\1.N\2", named)
+
+
 def part_name(name: str) -> str:
     """A node of a circuit as people write it: ``a18.h8`` is L18.H8, ``m5`` MLP 5; others as they are."""
     if found := re.fullmatch(r"a(\d+)\.(h|kv)(\d+)", name):

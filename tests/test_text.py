@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.text import for_terminal, ranges, span
+from sink_lens.text import for_terminal, named_parts, part_name, ranges, span
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,12 @@ def test_a_terminal_gets_no_character_that_hides_or_turns_others():
     assert for_terminal("plain") == "plain"
     assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
     assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
+
+
+def test_parts_are_named_so_that_none_reads_as_a_number():
+    listed = "11.1229, head 18.8, embedding 5, key bias 3.1"
+    assert named_parts(listed) == "L11.N1229, L18.H8, embedding 5, key bias of L3.H1"
+    assert named_parts("2.90,2.430") == "L2.N90,L2.N430"
+    assert named_parts("removes 2.5% at 0.3 nats") == "removes 2.5% at 0.3 nats"
+    names = {"a18.h8": "L18.H8", "a4.kv0": "L4.KV0", "m5": "MLP 5", "m11.n": "neurons L11", "input": "input"}
+    assert {name: part_name(name) for name in names} == names

@@ -13,7 +13,7 @@ import torch
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import NORM_ALONE
 from ..stats import Interval, interval, studentised
-from ..text import listed, span
+from ..text import listed, named_parts, span
 from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
@@ -173,7 +173,7 @@ def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for row in table.loc[table["control_of"] == ""].to_dict("records"):
         control = "" if np.isnan(row["control_largest"]) else f", random sets at most {row['control_largest']:.0%}"
-        note = f"of the {row['target']}, by ablating {row['size']}: {first_parts(row['parts'])}; loss "
+        note = f"of the {row['target']}, by ablating {row['size']}: {first_parts(named_parts(row['parts']))}; loss "
         note += f"{row['baseline_loss_nats']:.2f} to {row['loss_nats']:.2f} nats{control}"
         name = f"makers_{row['set'].replace(' ', '_')}"
         ends = {"ci_low": row["ci_low"], "ci_high": row["ci_high"]}

@@ -18,7 +18,7 @@ from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
 from ..findings import remarks, shown_set
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import interval as interval_text
-from ..text import listed, number, percent, plural, span, words
+from ..text import listed, named_parts, neuron_name, number, percent, plural, span, words
 
 if TYPE_CHECKING:
     from ..chain.trace import Trace
@@ -84,7 +84,7 @@ def _headline(
 
 
 def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
-    table = _table("Growth steps and their super neurons: layer.neuron (share of the layer's change)")
+    table = _table("Growth steps and their super neurons (share of the layer's change)")
     for name in ("layers", "norm ratio", "dimension", "super neurons"):
         table.add_column(name, no_wrap=name != "super neurons")
     supers = [row for row in _rows(frames["neurons"]) if row["is_super"]]
@@ -93,7 +93,8 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
         first, last = step["first_layer"], step["last_layer"]
         of_step = [r for r in supers if first <= r["layer"] <= last and r["sink_position"] == step["sink_position"]]
         named = [
-            f"{row['layer']}.{row['neuron']} ({_of_expert(row)}{row['contribution_share']:.0%})" for row in of_step[:8]
+            f"{neuron_name(row['layer'], row['neuron'])} ({_of_expert(row)}{row['contribution_share']:.0%})"
+            for row in of_step[:8]
         ]
         more = f", {len(of_step) - 8} more" if len(of_step) > 8 else ""
         table.add_row(
@@ -202,7 +203,7 @@ def makers_table(sets: pd.DataFrame) -> Table:
             _percent_bounds(row),
             "-" if np.isnan(row["control_largest"]) else percent(row["control_largest"]),
             f"{row['baseline_loss_nats']:.2f} -> {row['loss_nats']:.2f}",
-            first_parts(str(row["parts"]), most=4),
+            first_parts(named_parts(row["parts"]), most=4),
         )
     return table
 

@@ -35,7 +35,7 @@ from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
 from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished, png
 from sink_lens.schema import VERDICTS
-from sink_lens.text import interval, number, percent, token, visible, words
+from sink_lens.text import head_name, interval, neuron_name, number, percent, token, visible, words
 
 NODE_COLUMNS = ("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value", "frozen_share")
 EDGE_COLUMNS = (
@@ -361,14 +361,15 @@ def _downstream(
 def _named_parts(
     kind: str, table: pd.DataFrame | None, lane: _Lane, *, unit: str, quantity: str
 ) -> Iterator[dict[str, Any]]:
-    """The parts of a step's node, named layer.unit."""
+    """The parts of a step's node."""
     rows = [] if table is None else table[["layer", unit, quantity]].itertuples(index=False)
     for layer, which, value in rows:
         name = f"{layer:.0f}.{which:.0f}"
+        label = (head_name if unit == "head" else neuron_name)(layer, which)
         yield _node(kind, step=lane.step, layers=_layers(int(layer), int(layer))) | {
             "id": f"{kind}:{name}",
             "group": f"{kind}s:{lane.step}",
-            "label": name,
+            "label": label,
             "quantity": quantity,
             "value": value,
         }
@@ -724,7 +725,7 @@ def _foot(axes: Axes, circuit: ChainCircuit, *, left_out: int, top: float) -> No
         "not measured.",
         "Freeze: the share of the sink that goes when this node alone is frozen at its value at other positions. "
         "Arcs: what then survives.",
-        "Bars: a neuron's share of its layer's change of the dimension (layer.neuron); a head's sink score.",
+        "Bars: a neuron's share of its layer's change of the dimension; a head's sink score.",
     ]
     if circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all():
         lines[0] = "No link of this run was intervened on, so every arrow is thin."

@@ -32,7 +32,7 @@ from sink_lens.report.style import (
     whole_numbers,
 )
 from sink_lens.schema import FROZEN
-from sink_lens.text import layers_in_words, number, token, visible
+from sink_lens.text import layers_in_words, neuron_name, number, token, visible
 
 _RASTER_FROM = 800
 """Scatter plots of more points are drawn as an image."""
@@ -319,7 +319,7 @@ def _nan_mean(values: np.ndarray) -> np.ndarray:
 
 
 def _name_points(axes: Axes, points: pd.DataFrame) -> None:
-    """Write layer.neuron beside points, moved up where they would meet, and down from the top."""
+    """Write names of neurons beside points, moved up where they would meet, and down from the top."""
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.062 * (high - low)
@@ -328,7 +328,7 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
     for (layer, neuron, x, y), height in zip(ordered, heights, strict=True):
         to_the_left = (math.log10(x) - x_low) / (x_high - x_low) > 0.7
         axes.annotate(
-            f"{layer:.0f}.{neuron:.0f}",
+            neuron_name(layer, neuron),
             (x, y),
             xytext=(-9 if to_the_left else 9, (height - y) / (high - low) * 170),
             textcoords="offset points",
@@ -377,7 +377,7 @@ def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) ->
             color=INK,
         )
     axes.axvline(0, color=QUIET, linewidth=0.8)
-    axes.set_yticks(range(len(names)), [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names])
+    axes.set_yticks(range(len(names)), [neuron_name(layer, neuron) for layer, neuron in names])
     axes.set_ylim(len(names) - 0.4, -0.8)
     axes.margins(x=0.08)
     axes.grid(visible=False, axis="y")

@@ -67,7 +67,7 @@ function heads(viewer, run) {
     chosen = run.chosen.indexOf(layer.value * run.heads + Number(head.value));
     const score = run.scores[layer.value][head.value];
     find(".chosen").textContent =
-      `Layer ${layer.value}, head ${head.value}: sink score ${score === null ? "undefined" : score.toFixed(2)}` +
+      `L${layer.value}.H${head.value}: sink score ${score === null ? "undefined" : score.toFixed(2)}` +
       (chosen < 0 ? "; its pattern is not in this page" : "");
     find("[data-step='-1']").disabled = chosen === 0;
     find("[data-step='1']").disabled = chosen === run.chosen.length - 1;

@@ -13,7 +13,18 @@ from sink_lens import findings
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.schema import LINKS, NODES, QUESTIONS, VERDICTS
-from sink_lens.text import interval, layers_in_words, listed, number, percent, plural, visible, words
+from sink_lens.text import (
+    interval,
+    layers_in_words,
+    listed,
+    named_parts,
+    neuron_name,
+    number,
+    percent,
+    plural,
+    visible,
+    words,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +49,7 @@ class Story:
     steps: list[tuple[int, int, float]] | None
     """Growth steps: first and last layer, and by how much the norm ratio grew."""
     super_neurons: list[str] | None
-    """As layer.neuron, the strongest first."""
+    """As L11.N1229, the strongest first."""
 
     @property
     def is_sink(self) -> bool | None:
@@ -111,9 +122,7 @@ def headline(story: Story) -> list[str]:
     if story.super_neurons is not None:
         found = story.super_neurons
         said.append(
-            f"{plural(len(found), 'super neuron')} (layer.neuron): {listed(found)}."
-            if found
-            else "No super neuron was found."
+            f"{plural(len(found), 'super neuron')}: {listed(found)}." if found else "No super neuron was found."
         )
     return said
 
@@ -125,7 +134,7 @@ def consequences(run: Run) -> list[str]:
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
-            parts = listed(str(row["parts"]).split(", "), most=4)
+            parts = listed(named_parts(row["parts"]).split(", "), most=4)
             bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
             said.append(
                 f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} {bounds} of "
@@ -306,7 +315,7 @@ def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
-    return list(dict.fromkeys(f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names))
+    return list(dict.fromkeys(neuron_name(layer, neuron) for layer, neuron in names))
 
 
 def chain(run: Run) -> list[NamedLink]:

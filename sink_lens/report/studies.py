@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, number, percent, plural, visible
+from sink_lens.text import interval, listed, named_parts, number, percent, plural, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _LINES = (
@@ -271,8 +271,8 @@ def _removed(run: Run) -> list[str]:
         )
         removes = enough if row["removes"] else short
         said.append(
-            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({visible(row['neurons'])}) {removes} "
-            f"{percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
+            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({named_parts(row['neurons'])}) "
+            f"{removes} {percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
         )
     return said
 
@@ -284,7 +284,7 @@ def _carriers(run: Run) -> str:
         return "The neurons that carry the sink"
     best = table.sort_values("removed_share", ascending=False, kind="stable").to_dict("records")[0]
     return (
-        f"Ablating {plural(int(best['size']), 'neuron')} ({visible(best['neurons'])}) removes "
+        f"Ablating {plural(int(best['size']), 'neuron')} ({named_parts(best['neurons'])}) removes "
         f"{percent(best['removed_share'])} of the sink; random sets of that size at most {percent(best['random_max'])}"
     )
 

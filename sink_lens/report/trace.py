@@ -30,7 +30,7 @@ from sink_lens.report.story import (
     studied,
     title,
 )
-from sink_lens.text import interval, listed, number, percent, plural, token, words
+from sink_lens.text import head_name, interval, listed, named_parts, neuron_name, number, percent, plural, token, words
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
@@ -47,7 +47,7 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     see = (
         f"Each cell is a head; bright heads attend to position {position}. Look for the layer from which "
         f"most cells are bright; the threshold is marked on the scale. Strongest: "
-        f"layer {layer:.0f}, head {head:.0f}: {number(score)}."
+        f"{head_name(layer, head)}: {number(score)}."
     )
     return see, figures.sink_scores(heads, position=position, threshold=story.threshold)
 
@@ -164,7 +164,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     share = real(setting(run, "super_share"))
     chosen = table.loc[table["is_super"].eq(True)]
     ranks = np.fmin(chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float))
-    see = "Every neuron of the growth layers at the sink token; super neurons are triangles, named layer.neuron"
+    see = "Every neuron of the growth layers at the sink token; super neurons are triangles"
     see += f", above the dotted {share:.0%} of their layer's change." if share else "."
     if len(chosen):
         outside = int((ranks > 5).sum())
@@ -216,7 +216,7 @@ def _patterns(run: Run) -> tuple[str, Figure]:
     )
     return see, figures.attention_patterns(
         np.stack([patterns[layer, head] for layer, head, _ in chosen]),
-        titles=[f"layer {layer}, head {head}: {score:.2f}" for layer, head, score in chosen],
+        titles=[f"{head_name(layer, head)}: {score:.2f}" for layer, head, score in chosen],
         tokens=[text for _, text in drawn_tokens(run)],
     )
 
@@ -249,7 +249,7 @@ def _columns(run: Run) -> tuple[str, Figure]:
 def _strongest_first(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     """The rows of each super neuron, in the order of what the neurons contribute where that is known."""
     order = find_story(run).super_neurons or []
-    names = [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
+    names = [neuron_name(layer, neuron) for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
     rank = {name: place for place, name in enumerate(order)}
     return table.iloc[np.argsort([rank.get(name, len(rank)) for name in names], kind="stable")]
 
@@ -466,12 +466,13 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     table = table.assign(
         interval=[interval(low, high, shown=percent) for low, high in ends],
         removed=[percent(value) for value in table["removed"]],
+        parts=[named_parts(one) for one in table["parts"]],
         control_largest=[percent(value) for value in table["control_largest"]],
     )
     heads = {
         "set": "set",
         "size": "parts",
-        "parts": "layer.neuron",
+        "parts": "which",
         "removed": "removes",
         "interval": "interval",
         "control_largest": "random sets, most",

@@ -26,7 +26,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.story import find_story, largest_first, studied
-from sink_lens.text import token
+from sink_lens.text import head_name, neuron_name, token
 
 _LOADER = """(async () => {
   if (!window.%s) {
@@ -115,7 +115,7 @@ def attention_heads(
         layers: of a capture; None is all.
         heads: of a capture, in each layer, None is all; of a run pairs of layer and head, by default six with the
             highest and two with the lowest sink score.
-        names: of the heads; layer.head by default.
+        names: of the heads; L18.H8 and the like by default.
         tokenizer: what reads a token batch.
 
     Raises:
@@ -373,7 +373,7 @@ def _patterns_of(
         there, captured = _captured(source, "pattern", sequence=sequence, layers=layers)
         chosen = _existing(heads, len(captured[0]), what="head")
         found = np.stack([one[head] for one in captured for head in chosen])
-        names = [f"{layer}.{head}" for layer in there for head in chosen]
+        names = [head_name(layer, head) for layer in there for head in chosen]
     else:
         found = _array(source)
         found = found[None] if found.ndim == 2 else found
@@ -427,7 +427,7 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
     if run.kind != "trace" and "selectivity" not in run.tables:
         raise RunError(f"{about(run)}, which keeps no activations of neurons; need a run of trace. {MAKES['trace']}")
     table = run.need("selectivity", columns=["layer", "neuron", "position", *quantities])
-    names = [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
+    names = [neuron_name(layer, neuron) for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
     table = table.assign(name=names).sort_values("position")
     found = list(dict.fromkeys(names))
     if not found:
@@ -453,11 +453,13 @@ def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarr
     for layer, head in heads:
         if not (0 <= layer < kept.shape[0] and 0 <= head < kept.shape[1]):
             raise InputError(
-                f"head {layer}.{head} is not kept; need layer under {kept.shape[0]}, head under {kept.shape[1]}"
+                f"{head_name(layer, head)} is not kept; need layer under {kept.shape[0]}, head under {kept.shape[1]}"
             )
     if not heads:
         raise RunError("no head of patterns.safetensors has a sink score. Run again to see it.")
-    return np.stack([kept[layer, head] / 255 for layer, head in heads]), [f"{layer}.{head}" for layer, head in heads]
+    return np.stack([kept[layer, head] / 255 for layer, head in heads]), [
+        head_name(layer, head) for layer, head in heads
+    ]
 
 
 def _captured(

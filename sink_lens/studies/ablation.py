@@ -12,7 +12,7 @@ from ..data.tokens import TokenBatch
 from ..models.load import ModelLike
 from ..records import check_free
 from ..schema import LOST_FRAC
-from ..text import percent, span
+from ..text import named_parts, percent, span
 from .config import AblateConfig
 from .neuron_sets import Found, find_sets, names
 from .study import Study, asked, prepared, written
@@ -78,6 +78,6 @@ def _set_sentence(row: Mapping[Any, Any]) -> str:
         )
     alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {percent(row['best_single'])}"
     return (
-        f"growth step {row['step']}: {row['neurons']} together remove {removed} of the sink in layers {layers}{alone}, "
-        f"{random}"
+        f"growth step {row['step']}: {named_parts(row['neurons'])} together remove {removed} of the sink in layers "
+        f"{layers}{alone}, {random}"
     )

@@ -54,7 +54,7 @@ def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
 
 def test_neurons_and_heads_stand_under_their_growth_step(circuit):
     parts = circuit.nodes[circuit.nodes["group"] == "neurons:0"]
-    assert parts["label"].tolist() == ["1.100", "2.100", "1.101", "2.101"]
+    assert parts["label"].tolist() == ["L1.N100", "L2.N100", "L1.N101", "L2.N101"]
     assert parts["value"].tolist() == [0.5, 0.5, 0.25, 0.25]
     assert row(circuit.nodes, id="neurons:0")[["layers", "value"]].tolist() == ["layers 1–2", 4]
     assert row(circuit.edges, source="neuron:7.101")[["target", "value"]].tolist() == ["dimension:1", 0.25]
@@ -120,7 +120,7 @@ def test_the_drawing_says_the_numbers(circuit):
         "? undecided",
         "freeze: 75%",
         "80% survives",
-        "7.100",
+        "L7.N100",
         "controls 1%",
     ):
         assert text in said

@@ -142,8 +142,8 @@ SAYS = {
         "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
     ),
     "ablate": (
-        "Ablating 2 neurons (2.90,2.430) removes 90% of the sink; random sets of that size at most 3%",
-        "2 neurons (2.90,2.430) together remove 90% of the sink",
+        "Ablating 2 neurons (L2.N90,L2.N430) removes 90% of the sink; random sets of that size at most 3%",
+        "2 neurons (L2.N90,L2.N430) together remove 90% of the sink",
     ),
     "patch": (
         "Patching the residual stream, denoising",

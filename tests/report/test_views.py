@@ -57,7 +57,7 @@ def test_an_array_is_shown_number_for_number():
 
 def test_a_capture_is_shown_by_layer_and_head():
     view = views.attention_patterns(captured(), sequence=1, heads=[0, 3])
-    assert view.props["headLabels"] == ["3.0", "3.3", "5.0", "5.3"]
+    assert view.props["headLabels"] == ["L3.H0", "L3.H3", "L5.H0", "L5.H3"]
     assert view.props["attention"][:, 0, 0].tolist() == [0.3, 0.3, 0.5, 0.5]
     assert view.props["tokens"] == [str(place) for place in range(8)]
     assert views.attention_heads(captured(), layers=[5]).props["attention"].shape == (4, 8, 8)
@@ -87,7 +87,7 @@ def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
     assert view.props["attentionHeadNames"] == ["11.3", "11.2", "11.1", "11.0", "10.3", "10.2", "0.1", "0.0"]
     assert view.props["attention"][..., 0].tolist() == np.ones((8, 8)).tolist()
     assert view.props["tokens"] == ["a"] * 8
-    assert views.attention_heads(run, heads=[(2, 1)]).props["attentionHeadNames"] == ["2.1"]
+    assert views.attention_heads(run, heads=[(2, 1)]).props["attentionHeadNames"] == ["L2.H1"]
 
 
 def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run):
@@ -113,7 +113,7 @@ def test_neurons_of_a_capture_are_those_with_the_largest_activations():
 
 def test_super_neurons_of_a_run_are_shown_by_position(run):
     props = views.neuron_activations(run).props
-    assert props["firstDimensionLabels"] == ["1.100", "1.101", "2.100", "2.101", "7.100", "7.101"]
+    assert props["firstDimensionLabels"] == ["L1.N100", "L1.N101", "L2.N100", "L2.N101", "L7.N100", "L7.N101"]
     assert props["secondDimensionLabels"] == ["gate", "up", "cosine"]
     assert props["activations"][:, 0, 0].tolist() == [1.0] + [0.0] * 7
     assert props["activations"][3, 2].tolist() == [0.0, 0.2, 0.1]
