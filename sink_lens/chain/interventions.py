@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
@@ -26,7 +27,7 @@ from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
-from .setting import Setting, bar, selected, setting_of, why_no_interventions, with_makers
+from .setting import BAR, Setting, selected, setting_of, why_no_interventions, with_makers
 
 EFFECT_COLUMNS = (
     "link",
@@ -94,9 +95,14 @@ def effect_table(
     )
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
     uniform = setting.uniform_mass()
-    rows = [
-        _row(setting, *one, uniform=uniform, rng=rng) for one in bar(found, label="interventions", progress=progress)
-    ]
+    tested = [link for link in links if link.name in {name for name, _ in found}]
+    says = {link.name: f"testing link {at} of {len(tested)}: {link.target}" for at, link in enumerate(tested, start=1)}
+    rows = []
+    with tqdm(total=len(found), bar_format=BAR, disable=not progress, leave=False) as shown:
+        for name, one in found:
+            shown.set_description_str(says[name])
+            rows.append(_row(setting, name, one, uniform=uniform, rng=rng))
+            shown.update()
     return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
 
 

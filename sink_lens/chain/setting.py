@@ -121,6 +121,8 @@ class Setting:
     """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
     makers: tuple[Part, ...] = ()
     """All makers of the sink."""
+    n_added: int = 0
+    """Neurons of the masks that are makers and no super neurons."""
     _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
 
     @cached_property
@@ -410,7 +412,8 @@ def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
         if part.kind == "neuron":
             mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp, dtype=torch.bool))
             mask[part.unit] = True
-    found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts))
+    counts = [sum(int(mask.sum()) for mask in one.values()) for one in (setting.super_neurons, masks)]
+    found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=counts[1] - counts[0])
     found._clean.update(setting._clean)
     return found
 
@@ -488,6 +491,10 @@ def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generato
     return [pool[torch.randperm(len(pool), generator=generator)[: len(dims)]].tolist() for _ in range(draws)]
 
 
+BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
+"""How a bar says what is done and what is left."""
+
+
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
     """The items under a progress bar."""
-    return tqdm(items, desc=label, unit="run", disable=not progress, leave=False)
+    return tqdm(items, desc=label, bar_format=BAR, disable=not progress, leave=False)

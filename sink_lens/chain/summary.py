@@ -182,6 +182,22 @@ def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     return rows
 
 
+def first_answer(panel: Panel, *, config: TraceConfig) -> str:
+    """Where the sink is and how strong, in a line, and a digit a layer: what is known after the first pass."""
+    position = panel.location.sink_position
+    rate = float(panel.sink_rate(config.threshold).nanmean())
+    if not panel.tells_sinks:
+        return "the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)"
+    if not panel.location.sink_found:
+        return f"no attention sink so far: position {position} has one in {rate:.0%} of heads"
+    score = panel.at_sink("sink_score", position).nanmean(dim=(1, 2))
+    tenths = "".join("-" if value != value else f"{min(9, int(10 * value))}" for value in score.tolist())
+    return (
+        f"attention sink at position {position}, in {rate:.0%} of heads (sink score over {config.threshold:g}); mean "
+        f"score by layer, in tenths: {tenths}"
+    )
+
+
 def first_parts(parts: str, most: int = 8) -> str:
     """Return the first of the parts that a text lists, and how many more there are."""
     names = parts.split(", ")

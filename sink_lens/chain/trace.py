@@ -6,6 +6,7 @@ random-init baseline; give each link a value, an interval, nulls and a verdict; 
 
 import dataclasses
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ from .neurons import (
 )
 from .setting import check_interior, why_no_interventions
 
+_LOG = logging.getLogger(__name__)
 __all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "estimate", "trace"]
 
 FILES = (
@@ -196,10 +198,7 @@ def trace(
             raise
         result = _finished(folder, config=config)
     else:
-        form = "{desc}: {n_fmt} of {total_fmt} tables, {elapsed}"
-        whole = tqdm(
-            total=len(_expected(lens, config)), desc="trace", bar_format=form, disable=not progress, leave=False
-        )
+        whole = _Stages(config, progress=progress)
         with writer, whole:
             frames, panel = _run(
                 lens,
@@ -253,7 +252,7 @@ def _run(
     config: TraceConfig,
     writer: RunWriter,
     progress: bool,
-    whole: tqdm,
+    whole: "_Stages",
     other: TokenBatch | None,
     links: Sequence[Link],
     there: Occurrences | None,
@@ -264,12 +263,11 @@ def _run(
     def keep(name: str, frame: pd.DataFrame) -> None:
         frames[name] = frame
         writer.write_table(name, frame)
-        whole.update()
 
     def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        whole.begin(name)
         if writer.has(name):
             frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
-            whole.update()
         else:
             keep(name, make())
         return frames[name]
@@ -282,6 +280,7 @@ def _run(
     if moved is not None:
         batch, other = moved, None
         panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+    _LOG.info("%s", summary.first_answer(panel, config=config))
     found = panel.location.sink_found and moved is None and there is None
     others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if found else {}
     n_asked = batch.n_sequences
@@ -307,7 +306,6 @@ def _run(
     keep("criteria", criteria_agreement(frames["neurons"]))
     keep("key_split", tables.key_table(panel, links=links))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
-    whole.update()
     once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
     if config.random_init:
         measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
@@ -333,8 +331,47 @@ def _run(
     found = {"aligned": moved is not None, "there": there, "elsewhere": tuple(others.values()), "n_asked": n_asked}
     frames["summary"] = summary.summary_table(panel, frames, config=config, **found)
     writer.write_csv("summary", frames["summary"])
-    whole.update()
     return frames, panel
+
+
+_STAGES = {
+    "measuring": ("measuring", 7),
+    "arms": ("measuring with the other BOS condition", 10),
+    "twin_heads": ("measuring a model with random weights", 20),
+    "makers": ("finding what makes the sink", 64),
+    "amplification": ("amplifying values", 24),
+    "effects": ("testing the links", 129),
+    "mediation": ("freezing links, one at a time", 47),
+    "placement": ("position or token?", 4),
+}
+"""First table of a stage -> what the bar says, and its seconds in a quick look at the default model on two cores."""
+
+
+class _Stages:
+    """A bar that says what is being done and about how long the rest takes."""
+
+    def __init__(self, config: TraceConfig, *, progress: bool) -> None:
+        asked = {"twin_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
+        self._left = [name for name in _STAGES if asked.get(name, True)]
+        total = sum(_STAGES[name][1] for name in self._left)
+        form = "trace: {desc}, about {remaining} left"
+        self._bar = tqdm(total=total, bar_format=form, smoothing=0, disable=not progress, leave=False)
+        self._now = ""
+
+    def __enter__(self) -> "_Stages":
+        self.begin("measuring")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def begin(self, name: str) -> None:
+        """The stage of this table begins, if it is the first of one."""
+        if name in self._left:
+            done = self._left.index(name)
+            self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))
+            self._now, self._left = name, self._left[done + 1 :]
+            self._bar.set_description_str(_STAGES[name][0])
 
 
 def _arrays(means: CentringMeans) -> dict[str, np.ndarray]:

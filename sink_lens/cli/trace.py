@@ -1,6 +1,6 @@
 """``sink-lens trace``."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,7 @@ def trace(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     dry_run: DryRun = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every table, not the answer alone.")] = False,
 ) -> Answer:
     """Find the sinks of a model and where they come from; write a run folder with tables and a report."""
     hush(quiet)
@@ -57,12 +58,15 @@ def trace(
     if quiet:
         echo(result.report_path)
     else:
-        from ..report.html import conclusion
-        from .trace_table import short_table
+        from rich.console import Group
 
-        console().print(short_table(result))
-        console().print(f"\n{conclusion(result.folder)}.", soft_wrap=True)
-        echo(f"report: {result.report_path}")
+        from ..report.html import conclusion
+        from .trace_table import brief, short_table
+
+        console().print(brief(result, conclusion=conclusion(result.folder)))
+        if verbose:
+            console().print(Group("", short_table(result)))
+        echo(f"\nreport: {result.report_path}" + ("" if verbose else " (tables: there, or with --verbose)"))
     return Answer(found=lambda: _found(result))
 
 

@@ -45,6 +45,52 @@ def short_table(trace: "Trace") -> RenderableType:
     return Group(parts[0], *(Padding(part, (0, 0, 1, 0)) for part in parts[1:-1]), *parts[1:][-1:])
 
 
+def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
+    """The answer in at most 30 lines of 80 characters: the conclusion, the sink, its makers, a line a link."""
+    frames, config, location = trace.tables, trace.config, trace.location
+    values = frames["summary"].set_index("quantity")
+    parts: list[RenderableType] = [
+        Text(f"{conclusion}.\n", style="bold"),
+        _headline(values, frames, config=config, location=location),
+    ]
+    if len(sets := frames.get("maker_sets", pd.DataFrame())):
+        parts += [_makers_line(row) for row in _rows(sets.loc[sets["control_of"] == ""])[:2]]
+        parts.append(Text())
+    parts.append(_verdicts(frames, sink_position=location.sink_position))
+    if len(frames.get("effects", ())):
+        kind = kind_of(frames["placement"])
+        parts.append(Text(f"\nPosition or token? {kind}: {BOUND_TO[kind]}"))
+    return Group(*parts)
+
+
+def _makers_line(row: Mapping[Any, Any]) -> Text:
+    """What a set of makers removes, in a line."""
+    named = first_parts(named_parts(row["parts"]), most=3)
+    return Text(f"{plural(int(row['size']), 'part')} remove {percent(row['removed'])} {_percent_bounds(row)}: {named}")
+
+
+def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Table:
+    """A line a link: its verdict, and what its intervention makes or removes of the sink."""
+    links, effects = frames["links"], frames.get("effects")
+    intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
+    targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
+    table = _table("Links, and the sink that breaking each makes or removes")
+    for name in ("link to", "verdict", "intervention", "controls"):
+        table.add_column(name, no_wrap=True)
+    for link in dict.fromkeys(links["link"]):
+        verdict = str(next(row["verdict"] for row in _rows(links) if row["link"] == link and row["is_primary"]))
+        did, control = "not intervened on", ""
+        if link in intervened:
+            row = intervened[link]
+            largest = row.get("control_largest", np.nan)
+            control = "" if np.isnan(largest) else f"at most {percent(largest)}"
+            makes = "makes" if row["position"] != sink_position else "removes"
+            did = f"{makes} {percent(row['share'])} {_percent_bounds(row)}"
+        marked = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
+        table.add_row(str(targets.get(link, words(str(link)))), marked, did, control)
+    return table
+
+
 def _headline(
     values: pd.DataFrame, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, location: Location
 ) -> Text:

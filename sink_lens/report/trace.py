@@ -505,11 +505,12 @@ def _with_makers(run: Run, sets: pd.DataFrame) -> str:
         return ""
     effects = effects.loc[effects["is_primary"].eq(True)]
     for edit, share in zip(effects["edit"], effects["share"], strict=True):
-        found = re.fullmatch(r"mean ablation of (\d+) super neurons", str(edit))
-        if found and int(found[1]) > int(size[0]):
+        found = re.fullmatch(r"mean ablation of (\d+) super neurons?(?: and (\d+) other makers?)?", str(edit))
+        n = int(found[1]) + int(found[2] or 0) if found else 0
+        if n > int(size[0]):
             return (
-                f" The {percent(share)} in the chain above is of {found[1]} neurons: these {size[0]} and the "
-                "neurons among the makers."
+                f" The {percent(share)} in the chain above is of {n} neurons: these {size[0]} and the neurons among "
+                "the makers."
             )
     return ""
 

@@ -16,11 +16,14 @@ def a_run(folder, kind, *, config=None, **frames):
     return read_run(folder)
 
 
-@pytest.mark.parametrize(("neurons", "told"), [(10, True), (8, False)])
+@pytest.mark.parametrize(
+    ("neurons", "told"),
+    [("8 super neurons and 2 other makers", True), ("10 super neurons", True), ("8 super neurons", False)],
+)
 def test_the_makers_table_says_of_how_many_neurons_the_share_in_the_chain_is(tmp_path, neurons, told):
     sets = {"set": ["half", "super neurons"], "control_of": "", "size": [2, 8], "parts": "1.2", "removed": [0.6, 0.72]}
     sets |= {"ci_low": 0.5, "ci_high": 0.9, "control_largest": 0.0, "target": "sink"}
-    edit = {"link": "variance_neurons", "edit": f"mean ablation of {neurons} super neurons", "share": 0.91}
+    edit = {"link": "variance_neurons", "edit": f"mean ablation of {neurons}", "share": 0.91}
     run = a_run(tmp_path / "run", "trace", maker_sets=sets, effects=[edit | {"is_primary": True}])
     see, _ = trace._maker_table(run)
     said = "The 91% in the chain above is of 10 neurons: these 8 and the neurons among the makers."

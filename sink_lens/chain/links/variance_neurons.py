@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...schema import ALL_STEPS
+from ...text import plural
 from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined, weakest
 from ..locate import matched_random
 from ..neurons import super_neurons
@@ -71,7 +72,9 @@ def _interventions(trial: Trial) -> list[Intervention]:
     kept = _kept(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
         return []
-    return [removal(kept, setting=setting, name=f"mean ablation of {kept.size} super neurons")]
+    added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
+    name = f"mean ablation of {plural(kept.size - setting.n_added, 'super neuron')}{added}"
+    return [removal(kept, setting=setting, name=name)]
 
 
 def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
