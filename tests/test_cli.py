@@ -50,7 +50,7 @@ def traced(monkeypatch):
     """The chain replaced by a record of how it was called."""
     calls = []
 
-    def table(result):
+    def table(result, **_):
         shown = Table("link", "verdict")
         shown.add_row("key_sink", "holds")
         return shown
@@ -65,6 +65,7 @@ def traced(monkeypatch):
     fake.estimate = lambda config: f"{config.sequences} sequences of {config.length} tokens"
     monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
     monkeypatch.setattr("sink_lens.cli.trace_table.short_table", table)
+    monkeypatch.setattr("sink_lens.cli.trace_table.brief", lambda result, *, conclusion: f"{conclusion}.")
     monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")
     return calls
 
@@ -163,10 +164,14 @@ def test_prompts_repeat(traced):
     assert traced[0]["config"].prompts == ("one", "two words")
 
 
-def test_trace_ends_with_the_table_and_the_path_of_the_report(traced):
+def test_trace_begins_with_its_answer_and_ends_with_the_path_of_the_report(traced):
     lines = run("trace", "--out", "here").stdout.splitlines()
+    assert lines[0] == "The sink of here."
+    assert not any("key_sink" in line for line in lines)
+    assert lines[-1] == "report: here/report.html (tables: there, or with --verbose)"
+    lines = run("trace", "--out", "here", "--verbose").stdout.splitlines()
+    assert lines[0] == "The sink of here."
     assert any("key_sink" in line and "holds" in line for line in lines)
-    assert lines[-2] == "The sink of here."
     assert lines[-1] == "report: here/report.html"
 
 

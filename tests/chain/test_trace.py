@@ -22,7 +22,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.trace import FILES, default_folder, trace
-from sink_lens.cli.trace_table import short_table
+from sink_lens.cli.trace_table import brief, short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
 from sink_lens.models.load import wrap
@@ -241,10 +241,11 @@ def test_the_planted_chain_is_found(tmp_path):
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
     shown = text_of(short_table(result))
     assert "attention sink at position 0" in shown
-    assert f"{truth.layer}.{truth.neuron} (100%)" in shown
+    assert f"L{truth.layer}.N{truth.neuron} (100%)" in shown
 
 
-def test_nothing_is_found_where_nothing_was_planted(tmp_path):
+def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
+    caplog.set_level("INFO", logger="sink_lens")
     result = run(planted_lens(sink=False), tmp_path / "run", sequences=8, length=24)
     assert not result.location.sink_found
     assert result.location.sink_positions == (0,)
@@ -254,10 +255,17 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path):
     assert not {verdicts[name] for name in CHAIN} & {"holds"}
     check_folder(tmp_path / "run")
     assert "no attention sink was found" in text_of(short_table(result))
+    assert "no attention sink so far: position 0 has one in 0% of heads" in caplog.text
 
 
-def test_the_sink_goes_with_bos(tmp_path):
+def test_the_sink_goes_with_bos_and_the_first_answer_has_the_rate_of_the_summary(tmp_path, caplog):
+    caplog.set_level("INFO", logger="sink_lens")
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, random_init=False)
+    rate = float(result.tables["summary"].set_index("quantity").loc["sink_rate", "value"])
+    score = result.tables["heads"].groupby("layer")["sink_score"].mean()
+    digits = "".join(f"{min(9, int(10 * value))}" for value in score)
+    assert f"attention sink at position 0, in {rate:.0%} of heads" in caplog.text
+    assert f"in tenths: {digits}" in caplog.text
     conditions = result.tables["arms"].set_index("condition")
     assert conditions["chosen"].to_dict() == {"with": True, "without": False}
     assert conditions.loc["with", "sink_rate"] > 0.2
@@ -486,6 +494,11 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
     assert text_of(short_table(cut_whole))
+    said = text_of(brief(cut_whole, conclusion="The answer"))
+    assert said.startswith("The answer.\n")
+    assert len(said.splitlines()) <= 30
+    for text in ("attention sink at position", "remove", "Links, and the sink", "Position or token?"):
+        assert text in said
 
 
 def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, monkeypatch, cut_whole):
@@ -625,10 +638,8 @@ def test_patterns_are_those_of_the_first_sequence(tmp_path):
     assert np.abs(pattern / 255 - torch.cat(expected).numpy()).max() < 0.5 / 255 + 1e-4
 
 
-def test_one_bar_counts_the_tables_of_the_whole_run(tmp_path, capfd):
-    lens = planted_lens()
+def test_one_bar_says_what_is_done_and_what_is_left(tmp_path, capfd):
     config = dataclasses.replace(asked(), interventions=False, random_init=False)
-    trace(lens, config=config, out=tmp_path / "run", progress=True, report=False)
-    counts = re.findall(r"trace: (\d+) of (\d+) tables", capfd.readouterr().err)
-    assert counts[0][0] == "0"
-    assert {total for _, total in counts} == {str(len(FILES))}
+    trace(planted_lens(), config=config, out=tmp_path / "run", progress=True, report=False)
+    stages = re.findall(r"trace: ([a-zA-Z ]+), about \S+ left", capfd.readouterr().err)
+    assert list(dict.fromkeys(stages)) == ["measuring", "measuring with the other BOS condition"]

@@ -316,7 +316,7 @@ def test_the_page_of_the_default_model_is_small(whole):
         "72.1% to 76.3%",
         "Outlier dimension of that token: 378.",
         "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",
-        "4 super neurons (layer.neuron): 1.34, 11.300, 1.77 and 11.15",
+        "4 super neurons: L1.N34, L11.N300, L1.N77 and L11.N15",
         "quantised (Q4_1)",
         "traced, not assumed",
         "4 of 6 links hold, 1 fails and 1 is undecided",

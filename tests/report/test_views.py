@@ -84,7 +84,16 @@ def test_a_tensor_and_a_token_batch_are_read():
 
 def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
     view = views.attention_heads(run)
-    assert view.props["attentionHeadNames"] == ["11.3", "11.2", "11.1", "11.0", "10.3", "10.2", "0.1", "0.0"]
+    assert view.props["attentionHeadNames"] == [
+        "L11.H3",
+        "L11.H2",
+        "L11.H1",
+        "L11.H0",
+        "L10.H3",
+        "L10.H2",
+        "L0.H1",
+        "L0.H0",
+    ]
     assert view.props["attention"][..., 0].tolist() == np.ones((8, 8)).tolist()
     assert view.props["tokens"] == ["a"] * 8
     assert views.attention_heads(run, heads=[(2, 1)]).props["attentionHeadNames"] == ["L2.H1"]
@@ -179,7 +188,7 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
         views.attention_heads(captured(), sequence=2)
     with pytest.raises(InputError, match="head 4 does not exist; need 0 to 3"):
         views.attention_heads(captured(), heads=[4])
-    with pytest.raises(InputError, match=r"head 12\.0 is not kept"):
+    with pytest.raises(InputError, match=r"L12\.H0 is not kept"):
         views.attention_heads(run, heads=[(12, 0)])
     with pytest.raises(InputError, match="one number a token"):
         views.colored_tokens(np.ones((2, 2)))
