@@ -1,6 +1,6 @@
 """Draw a model's circuit: token, aggregated values, neurons, dimension, key and heads, joined by measured arrows.
 
-An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``).
+An arrow is as wide as the share of the sink that is lost without its path (``--interventions``).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
 at in a browser, without a network. To draw a finished trace:
 

@@ -16,8 +16,8 @@ path: what goes through other parts in between is a path of its own. ``share`` i
 - From the keys to the sink, the key itself is set to its mean over ordinary tokens.
 
 In a model without a growth step, or without super neurons, the neurons that were found to make the sink (``makers``)
-stand in their place. Each path that moves more than ``TOLD`` has controls of the same size: other neurons of the same
-layers where one end is neurons, other dimensions where it goes through dimensions, else the same path at other
+stand in their place. Each path that moves more than ``LEAST_PATH`` has controls of the same size: other neurons of the
+same layers where one end is neurons, other dimensions where it goes through dimensions, else the same path at other
 positions. Costs are kept low by the length: the first ``LENGTH`` positions from the sink on.
 """
 
@@ -38,7 +38,7 @@ from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..models.weights import attention_weights, mlp_weights, norm_weights
-from ..schema import ALL_STEPS
+from ..schema import ALL_STEPS, LEAST_PATH
 from ..text import span
 from .setting import Edits, Setting, bar, random_dimensions, shortened
 
@@ -66,8 +66,6 @@ COLUMNS = (
 )
 LENGTH = 24
 """Most positions of each sequence, counted from the sink on."""
-TOLD = 0.05
-"""A path that moves less of the sink than this has no controls."""
 DRAWS = 3
 """Most draws of controls of a path."""
 NO_STEP = -1
@@ -255,7 +253,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     rows = []
     for path, run in bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
         kind, drawn = "", list[Path]()
-        if max(abs(lost(run, whole, layers)) for layers in reads.values()) > TOLD:
+        if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
             kind, drawn = _controls(short, path, units=units, generator=generator)
         edits = [writings.cut(one) for one in drawn]
         controls = short.runs(edits, layers=everything, of=few, quiet=True) if edits else []

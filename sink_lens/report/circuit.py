@@ -1,13 +1,14 @@
-"""The circuit of a traced run: the nodes of its chain, joined by measured arrows, as two tables and as a drawing.
+"""The circuit of a traced run: the nodes of its chain, joined by measured paths, as two tables and as a drawing.
 
-Nodes and arrows are those of the run's table ``chain``. Other tables say more of the nodes in ``_KINDS``: growth steps,
-neurons, dimensions, heads; any other node is a plain box. An arrow stands for a link. Its number is the share of the
-sink that the link's intervention makes (the first) or removes (the others), with its interval over sequences and that
-of the controls (``effects.parquet``, primary interventions, all growth steps together); beside it stands the statistic
-that the link was measured by. Nodes of a growth step say which share of the sink goes when the node is frozen at what
-it is at other positions (``mediation.parquet``, the natural sink, one step at a time). Where more than half of the sink
-survives such a freeze, an arrow leads past the node: another path. Nothing here is inferred; what a run did not measure
-is nan, and the arrow says so.
+Nodes are those of the run's table ``chain``, and the MLPs beside the super neurons. Other tables say more of the nodes
+in ``_KINDS``: growth steps, neurons, dimensions, heads; any other node is a plain box. An arrow is a path
+(``paths.parquet``): the share of the sink, read after the target's growth step, that is lost when the target alone
+reads the stream without what the source wrote, with its interval over sequences and its controls. From super neurons to
+the outlier dimension, and from there to the key, the path goes through that dimension alone. Over the gaps stands what
+each link of the chain was measured by, its intervention (``effects.parquet``, primary ones, all growth steps together)
+and its verdict. Nodes of a growth step say which share of the sink goes when the node itself is frozen at what it is at
+other positions (``mediation.parquet``, the natural sink, one step at a time), and when all that it reads is. Nothing
+here is inferred; what a run did not measure is nan, and the figure says so.
 """
 
 import json
@@ -33,11 +34,14 @@ from sink_lens.report.edges import EdgeCircuit, edge_circuit, saved
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
-from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished, png
-from sink_lens.schema import VERDICTS
+from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, QUIET, canvas, finished, png
+from sink_lens.schema import ALL_STEPS, LEAST_PATH, VERDICTS
 from sink_lens.text import head_name, interval, neuron_name, number, percent, token, visible, words
 
-NODE_COLUMNS = ("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value", "frozen_share")
+NODE_COLUMNS = (
+    *("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value"),
+    *("frozen_share", "input_share"),
+)
 EDGE_COLUMNS = (
     "source",
     "target",
@@ -66,10 +70,8 @@ _KINDS = {
 """Node of the chain -> the kind of node whose tables say more of it. Parts of one are "neuron" and "head"."""
 _BY_STEP = ("neurons", "dimension", "key", "heads")
 """Kinds of which each growth step has its own node."""
-ANOTHER_PATH = 0.5
-"""A node is passed by where more than this share of the sink survives while it is frozen."""
 _FORMAT = "sink_lens circuit 1"
-_NUMBERS = ("step", "value", "frozen_share", "ci_low", "ci_high", "control", "statistic_value")
+_NUMBERS = ("step", "value", "frozen_share", "input_share", "ci_low", "ci_high", "control", "statistic_value")
 _FROZEN = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
 """What a mediation freezes -> the kind of its node."""
 _MOST_HEADS = 8
@@ -77,14 +79,19 @@ _BOX, _GAP, _FAN, _EDGE = 0.98, 0.4, 0.22, 0.06
 """Inches: a box, the room between two, what is more where lanes part, the margin."""
 _LINE, _BAR, _PAD = 0.165, 0.18, 0.08
 """Inches: a line of text, a bar, the room over and under the lines of a box."""
-_ARC = 0.5
-"""Inches over a lane with arrows that lead past a node."""
+_BETWEEN = 0.36
+"""Inches between two boxes of one column and lane; an arrow leads past them there."""
 _THIN, _THICK = 1.2, 9.0
 """Points: an arrow that stands for nothing of the sink, and for all of it."""
 _SMALL = FONT - 0.9
 _MOST_LANES = 6
-_STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed"), "another path": (PURPLE, "solid")}
-"""Verdict -> colour and line; every other is grey and dotted."""
+_STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed")}
+"""Verdict of a link -> colour and line; every other is grey and dotted."""
+CARRIES, GROWS, UNTOLD = "raises", "lowers", "not told from 0"
+"""Verdicts of paths: the sink is lost without it, it is larger without it, or neither interval nor controls tell."""
+_WITH_PATHS = frozenset({"attn_out", "neurons", "dimension", "key", "heads"})
+"""Kinds of nodes that paths join, so that their links are no lines."""
+_OF_PATHS = {CARRIES: (GREEN, "solid"), GROWS: (ORANGE, "dashed")}
 _CLAIMS = {
     ("position", "z"): "averaging lowers\nthe variance",
     ("z", "attn_out"): "that W_O\nkeeps",
@@ -95,8 +102,8 @@ _CLAIMS = {
 }
 """(kind of the first node, kind of the second) -> the label of the arrow between them. Other arrows have the name of
 their link."""
-_FROZEN_LINE = "freeze:"
-"""How the line begins that says what freezing a node takes away."""
+_FROZEN_LINE, _INPUT_LINE = "freeze:", "all inputs:"
+"""How the lines begin that say what freezing a node, or all that it reads, takes away."""
 _CHARACTERS = 14
 """What fits over a gap; into a box two fewer."""
 
@@ -110,11 +117,10 @@ class ChainCircuit:
     layers the sink is read."""
     nodes: pd.DataFrame = field(repr=False)
     """One row a node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` the share of the
-    sink that goes when the node is frozen."""
+    sink that goes when the node is frozen, ``input_share`` when all that it reads is."""
     edges: pd.DataFrame = field(repr=False)
-    """One row an arrow (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: intervention_share, contribution_share
-    (of a neuron, of its layer's change of the dimension), sink_score (of a head) or surviving_share (of another
-    path)."""
+    """One row an edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
+    link), contribution_share (of a neuron, of its layer's change of the dimension) or sink_score (of a head)."""
 
     def to_json(self) -> str:
         """The circuit as JSON for other tools; undefined numbers are null."""
@@ -210,7 +216,8 @@ def chain_circuit(run: Run) -> ChainCircuit:
         *_arrows(joined, links, effect_of=effect_of, lanes=lanes),
         *_arrows_of_parts(nodes, into=into, joined=joined),
     ]
-    edges += [*_past(joined, lanes)]
+    nodes, found = _with_paths(run, nodes, lanes=lanes)
+    edges += found
     said = {
         "model": story.model,
         **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
@@ -280,6 +287,7 @@ def _lanes(run: Run) -> list[_Lane]:
 
 def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
     row = dict.fromkeys(NODE_COLUMNS, "") | {"value": math.nan, "frozen_share": math.nan}
+    row["input_share"] = math.nan
     return row | {"id": kind if step is None else f"{kind}:{step}", "kind": kind, "step": step} | values
 
 
@@ -418,23 +426,80 @@ def _arrows_of_parts(
         yield ends | {name: node[name] for name in ("step", "quantity", "value")} | {"verdict": "part"}
 
 
-def _past(joined: Sequence[NamedLink], lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
-    """Arrows past what was frozen and left most of the sink."""
-    before = {_kind(link.target): _kind(link.source) for link in reversed(joined)}
-    after = {_kind(link.source): _kind(link.target) for link in reversed(joined)}
+def _with_paths(
+    run: Run, nodes: list[dict[str, Any]], *, lanes: list[_Lane]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The nodes, with those of the MLPs and what their inputs carry, and an edge for each path between two of them."""
+    columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
+    table = run.optional("paths", columns=columns)
+    if table is None or not len(table):
+        return nodes, []
+    first = lanes[0].step
+    known = {str(node["id"]): node for node in nodes}
+    if not {f"neurons:{first}", f"key:{first}"} <= known.keys():
+        return nodes, []
+    early = _layers(0, max(0, lanes[0].layers[1]))
+    known["mlps"] = _node("early", label="other MLPs", layers=early) | {"id": "mlps"}
     for lane in lanes:
-        for kind, (share, control) in lane.surviving.items():
-            if share > ANOTHER_PATH and kind in before and kind in after:
-                yield {
-                    "source": _id(before[kind], lane.step),
-                    "target": _id(after[kind], lane.step),
-                    "link": f"past {kind}",
-                    "step": lane.step,
-                    "quantity": "surviving_share",
-                    "value": share,
-                    "control": control,
-                    "verdict": "another path",
-                }
+        known[f"mlps:{lane.step}"] = _node("mlps", step=lane.step, label="other MLPs", layers=_layers(*lane.reads))
+    order = {kind: place for place, kind in enumerate(("position", "z", "attn_out", "early", "neurons", "mlps"))}
+    known = dict(sorted(known.items(), key=lambda item: order.get(item[1]["kind"], len(order))))
+    steps = {int(step) for step in table["read_step"]} - {ALL_STEPS}
+    edges = []
+    for row in _rows(table):
+        step = int(row["source_step"] if row["target"] == "sink" else row["target_step"])
+        if int(row["read_step"]) != (step if step in steps else ALL_STEPS):
+            continue
+        ends = _ends_of(row, step=max(step, first), first=first)
+        if ends is None or not {*ends} <= known.keys():
+            continue
+        source, target = ends
+        if source == target:
+            known[target]["input_share"] = row["share"]
+            continue
+        largest = row.get("control_largest", math.nan)
+        bound = 0.0 if math.isnan(largest) else max(0.0, largest)
+        told = CARRIES if row["ci_low"] > bound else GROWS if row["ci_high"] < 0 else UNTOLD
+        edges.append(
+            {
+                "source": source,
+                "target": target,
+                "step": max(step, first),
+                "quantity": "path_share",
+                "value": row["share"],
+                "ci_low": row["ci_low"],
+                "ci_high": row["ci_high"],
+                "control": row.get("control_share", math.nan),
+                "verdict": told,
+            }
+        )
+    return list(known.values()), edges
+
+
+def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
+    """The two nodes of a path; twice the target where everything is taken from it, None where nothing is drawn."""
+    source, target = str(row["source"]), str(row["target"])
+    kinds = {"super neurons": "neurons", "makers": "neurons", "key": "key", "MLPs": "mlps"}
+    if target == "sink":
+        return f"key:{step}", f"heads:{step}"
+    if target not in kinds:
+        return None
+    end = f"{kinds[target]}:{step}"
+    if row["through"]:
+        if source == "everything":
+            return f"dimension:{step}", end
+        return f"neurons:{step}", f"dimension:{step}"
+    if source == "everything":
+        return end, end
+    if source in ("super neurons", "makers"):
+        begin = f"neurons:{max(int(row['source_step']), first)}"
+        return None if begin == end else (begin, end)
+    if source == "MLPs":
+        if target == "MLPs":
+            return None
+        earlier = "mlps" if step == first else f"mlps:{step - 1}"
+        return (f"mlps:{step}" if target == "key" else earlier), end
+    return {"embedding": "position", "attention": "attn_out"}[source], end
 
 
 def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:
@@ -500,7 +565,7 @@ class _Box:
 
 
 def draw(circuit: ChainCircuit) -> Figure:
-    """The circuit as a figure: an arrow as wide as its share of the sink, dashed where its link fails.
+    """The circuit as a figure: an arrow as wide as the share of the sink that its path carries.
 
     At most six growth steps are drawn, the first ones, and the strongest parts of a node; the figure says so, and the
     circuit's tables hold them all.
@@ -513,34 +578,60 @@ def draw(circuit: ChainCircuit) -> Figure:
     lines = {str(node["id"]): _lines(node) for node in nodes.to_dict("records") if node["kind"] in lefts}
     bars = {name: _bars(nodes, name, most=most) for name in lines}
     tall = {name: 2 * _PAD + _LINE * len(lines[name]) + _BAR * len(bars[name]) for name in lines}
-    arcs = {step: _ARC if len(_of_step(edges.loc[edges["verdict"] == "another path"], step)) else 0.0 for step in lanes}
-    lane_of = {step: max(tall[name] for name in lines if name.endswith(f":{step}")) for step in lanes}
-    numbers, foot = _LINE * 8.9, _LINE * 4.6
-    body = sum(lane_of.values()) + sum(arcs.values()) + 0.2 * len(lanes) if lanes else max(tall.values(), default=0.0)
+    lane_of = {step: max(_stacked(step, tall), *_alone(step, tall)) for step in lanes}
+    numbers, foot = _LINE * 8.9, _LINE * 5.6
+    left = max([tall[name] for name in lines if ":" not in name], default=0.0)
+    left += 2 * (_BETWEEN + tall["mlps"]) if "mlps" in tall else 0.0
+    body = max(sum(lane_of.values()) + _BETWEEN * len(lanes), left)
     width, height = max(lefts.values(), default=_EDGE) + _BOX + _EDGE, numbers + body + foot
     figure = canvas(width=width, height=height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), frame_on=False, xticks=[], yticks=[])
-    middles, top = {}, height - numbers
+    middles, top = {}, height - numbers - (body - sum(lane_of.values()) - _BETWEEN * len(lanes)) / 2
     for step in lanes:
-        middles[step] = top - arcs[step] - lane_of[step] / 2
-        top -= arcs[step] + lane_of[step] + 0.2
+        middles[step] = top - lane_of[step] / 2
+        top -= lane_of[step] + _BETWEEN
     centre = sum(middles.values()) / len(middles) if middles else foot + body / 2
     boxes = {}
     for name in lines:
         kind, _, step = name.partition(":")
-        if not step or int(step) in middles:
-            middle = middles[int(step)] if step else centre
-            boxes[name] = _Box(left=lefts[kind], bottom=middle - tall[name] / 2, height=tall[name])
-    for edge in edges.to_dict("records"):
+        if step and int(step) not in middles:
+            continue
+        middle = middles[int(step)] if step else centre
+        bottom = middle - tall[name] / 2
+        if step and f"mlps:{step}" in tall and kind in ("mlps", "dimension"):
+            shift = (tall[f"mlps:{step}"] - tall.get(f"dimension:{step}", 0.0)) / 2
+            above = middle + shift
+            bottom = above + _BETWEEN / 2 if kind == "dimension" else above - _BETWEEN / 2 - tall[name]
+        elif name == "mlps":
+            bottom = centre - tall.get("attn_out", 0.0) / 2 - _BETWEEN - tall[name]
+        boxes[name] = _Box(left=lefts["early" if name == "mlps" else kind], bottom=bottom, height=tall[name])
+    paths = edges.loc[edges["quantity"] == "path_share"]
+    drawn = paths.loc[paths["value"].abs() >= LEAST_PATH]
+    for edge in edges.loc[edges["quantity"] == "intervention_share"].to_dict("records"):
+        kinds = {str(edge[end]).partition(":")[0] for end in ("source", "target")}
+        if {edge["source"], edge["target"]} <= boxes.keys() and (paths.empty or not kinds <= _WITH_PATHS):
+            _join(axes, boxes[edge["source"]], boxes[edge["target"]])
+    said: list[tuple[float, float]] = []
+    for edge in drawn.sort_values(by="value", key=abs, ascending=False).to_dict("records"):
         if edge["source"] in boxes and edge["target"] in boxes:
-            past = edge["verdict"] == "another path"
-            (_arrow_past if past else _arrow)(axes, edge, boxes=boxes)
+            _arrow(axes, edge, boxes=boxes, said=said)
     for name, box in boxes.items():
         _draw_box(axes, box, lines=lines[name], bars=bars[name])
     _numbers(axes, edges, top=height)
     _foot(axes, circuit, left_out=len(steps) - len(lanes), top=foot)
     return finished(figure)
+
+
+def _stacked(step: int, tall: Mapping[str, float]) -> float:
+    """Height of the dimension of a step over its MLPs."""
+    both = [tall[name] for name in (f"dimension:{step}", f"mlps:{step}") if name in tall]
+    return sum(both) + _BETWEEN * (len(both) - 1) if both else 0.0
+
+
+def _alone(step: int, tall: Mapping[str, float]) -> list[float]:
+    """Heights of a step's other boxes."""
+    return [value for name, value in tall.items() if name.endswith(f":{step}")]
 
 
 def _lefts(edges: pd.DataFrame) -> dict[str, float]:
@@ -553,6 +644,9 @@ def _lefts(edges: pd.DataFrame) -> dict[str, float]:
         kind, _, step = name.partition(":")
         fan = _FAN if step else fan
         found.setdefault(kind, _EDGE + len(found) * (_BOX + _GAP) + fan)
+    beside = found.get("dimension")
+    if beside is not None and edges["quantity"].eq("path_share").any():
+        found |= {"mlps": beside, "early": found.get("attn_out", _EDGE)}
     return found
 
 
@@ -572,8 +666,9 @@ def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
     if kind in ("z", "attn_out", "dimension") and not math.isnan(value):
         found.append((f"std ×{number(value)}" if kind != "dimension" else f"{number(value)} × mean", {}))
     found += [(visible(line), {}) for line in str(node["detail"]).split("\n") if line]
-    if not math.isnan(removed):
-        found.append((f"{_FROZEN_LINE} {percent(removed)}", {"color": BLUE}))
+    for begins, share in ((_INPUT_LINE, node["input_share"]), (_FROZEN_LINE, removed)):
+        if not math.isnan(share):
+            found.append((f"{begins} {percent(share)}", {"color": BLUE}))
     return found
 
 
@@ -586,7 +681,7 @@ def _bars(nodes: pd.DataFrame, name: str, *, most: int) -> list[tuple[str, float
 
 
 def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    axes.text(x, y, text, **({"fontsize": _SMALL, "color": INK, "ha": "center", "va": "center"} | style))
+    axes.text(x, y, text, **({"fontsize": _SMALL, "color": INK, "ha": "center", "va": "center", "zorder": 5} | style))
 
 
 def _draw_box(
@@ -594,10 +689,10 @@ def _draw_box(
 ) -> None:
     """A node: its lines, and after the first of them its parts, each with its number as a bar."""
     shape = FancyBboxPatch((box.left, box.bottom), _BOX, box.height, boxstyle="round,pad=0,rounding_size=0.07")
-    shape.set(facecolor="none", edgecolor=QUIET, linewidth=1.0)
+    shape.set(facecolor="white", edgecolor=QUIET, linewidth=1.0, zorder=3)
     axes.add_patch(shape)
     y = box.top - _PAD - _LINE / 2
-    last = lines[-1:] if bars and lines[-1][0].startswith(_FROZEN_LINE) else []
+    last = [line for line in lines if bars and line[0].startswith((_FROZEN_LINE, _INPUT_LINE))]
     for text, style in lines[: len(lines) - len(last)]:
         _text(axes, box.centre[0], y, text, **style)
         y -= _LINE
@@ -607,66 +702,88 @@ def _draw_box(
         else:
             width = (_BOX - 0.1) * min(max(value, 0.0), 1.0)
             bar = Rectangle((box.left + 0.05, y - _BAR / 2 + 0.015), width, _BAR - 0.03)
-            bar.set(facecolor=BLUE, alpha=0.28, linewidth=0)
+            bar.set(facecolor=BLUE, alpha=0.28, linewidth=0, zorder=4)
             axes.add_patch(bar)
             _text(axes, box.left + 0.08, y, name, ha="left", fontsize=_SMALL - 0.6)
             _text(axes, box.right - 0.07, y, f"{value:.2f}", ha="right", fontsize=_SMALL - 0.6)
         y -= _BAR
     for text, style in last:
         _text(axes, box.centre[0], y, text, **style)
+        y -= _LINE
 
 
 def _style(edge: Mapping[Any, Any]) -> tuple[str, Any, float]:
     """Colour, dashes, and width in points of an arrow."""
-    colour, line = _STYLES.get(edge["verdict"], (QUIET, "dotted"))
-    share = edge["value"]
-    width = _THIN if math.isnan(share) else _THIN + (_THICK - _THIN) * min(max(share, 0.0), 1.0)
+    colour, line = _OF_PATHS.get(edge["verdict"], (QUIET, "dotted"))
+    width = _THIN + (_THICK - _THIN) * min(abs(edge["value"]), 1.0)
     unit = max(width, 2.0)
     dashes = {"solid": "solid", "dashed": (0, (6 / unit, 3.5 / unit)), "dotted": (0, (2.2 / unit, 2.2 / unit))}
     return colour, dashes[line], width
 
 
-def _arrow(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box]) -> None:
-    """From the right of a box to the left of the next; in an S where they stand at different heights."""
+def _join(axes: Axes, source: _Box, target: _Box) -> None:
+    """A thin line from a box to the next, which no path was measured for."""
+    t = np.linspace(0, 1, 40)
+    x = source.right + 0.02 + (target.left - source.right - 0.04) * t
+    y = source.centre[1] + (target.centre[1] - source.centre[1]) * t * t * (3 - 2 * t)
+    axes.plot(x, y, color=QUIET, linewidth=_THIN)
+
+
+def _arrow(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box], said: list[tuple[float, float]]) -> None:
+    """A path from a box to another, with its share where neither a box nor another share is."""
     source, target = boxes[edge["source"]], boxes[edge["target"]]
     colour, dashes, width = _style(edge)
-    tip = (target.left - 0.02, target.centre[1])
-    point = _point(width)
-    t = np.linspace(0, 1, 40)
-    x = source.right + 0.02 + (tip[0] - point + 0.01 - source.right - 0.02) * t
-    y = source.centre[1] + (tip[1] - source.centre[1]) * t * t * (3 - 2 * t)
-    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt", dash_capstyle="butt")
-    half = 0.045 + width / 100
-    corners = [tip, (tip[0] - point, tip[1] + half), (tip[0] - point, tip[1] - half)]
-    axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
-
-
-def _arrow_past(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box]) -> None:
-    """Over the box that is passed, with the share that survives while it is frozen."""
-    target = boxes[edge["target"]]
-    passed = boxes[f"{str(edge['link']).removeprefix('past ')}:{edge['step']:.0f}"]
-    source = boxes[edge["source"]] if ":" in edge["source"] else None
-    colour, dashes, width = _style(edge)
-    point = _point(width)
-    tip = (target.left + 0.25, target.top + 0.02)
-    if source is None:  # from beside the box, straight up to its top
-        start = (passed.left - 0.2, passed.top + 0.02)
-        below = passed.centre[1]
-    else:
-        start = (source.right - 0.12, source.top + 0.02)
-        below = start[1]
-    level = max(start[1], passed.top, tip[1] + point) + 0.3
-    ends = (start, (tip[0], tip[1] + point - 0.01))
-    controls = np.array([ends[0], (ends[0][0], level), (ends[1][0], level), ends[1]])
+    point, half = _point(width), 0.045 + width / 100
+    (begin, first), (end, last) = _ends(str(edge["source"]), str(edge["target"]), source=source, target=target)
+    tip = np.array(end)
+    back = tip - point * np.array(last)
+    reach = max(0.25, 0.5 * float(np.linalg.norm(tip - np.array(begin))))
+    controls = np.array([begin, np.array(begin) + reach * np.array(first), back - reach * np.array(last), back])
     t = np.linspace(0, 1, 60)[:, None]
     weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
-    x, y = np.vstack([(start[0], below), weights @ controls]).T
-    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
-    half = 0.045 + width / 100
-    corners = [tip, (tip[0] - half, tip[1] + point), (tip[0] + half, tip[1] + point)]
+    x, y = (weights @ controls).T
+    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt", dash_capstyle="butt")
+    side = np.array([-last[1], last[0]])
+    corners = [tuple(tip), tuple(back + half * side), tuple(back - half * side)]
     axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
-    label = f"{percent(edge['value'])} survives"
-    _text(axes, passed.centre[0], float(y.max()) + width / 144 + 0.09, label, color=colour)
+    tries = sorted(range(4, 50, 2), key=lambda one: abs(one - 27))
+    able = [one for one in tries if _free(x[one], y[one], boxes=boxes, said=said)]
+    able += [one for one in tries if _free(x[one], y[one], boxes=boxes, said=())]
+    middle = able[0] if able else 27
+    said.append((x[middle], y[middle]))
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+    _text(axes, x[middle], y[middle], percent(edge["value"]), color=colour, bbox=behind, fontsize=_SMALL - 0.4)
+
+
+def _free(x: float, y: float, *, boxes: Mapping[str, _Box], said: Sequence[tuple[float, float]]) -> bool:
+    """Whether a share fits here."""
+    wide, tall = 0.1, 0.08
+    inside = any(
+        box.left - wide < x < box.right + wide and box.bottom - tall < y < box.top + tall for box in boxes.values()
+    )
+    return not inside and all(abs(x - a) > 3 * wide or abs(y - b) > 2 * tall for a, b in said)
+
+
+def _ends(
+    source_name: str, target_name: str, *, source: _Box, target: _Box
+) -> tuple[tuple[tuple[float, float], tuple[float, float]], tuple[tuple[float, float], tuple[float, float]]]:
+    """Where an arrow begins and ends, and its directions there."""
+    right, up, down = (1.0, 0.0), (0.0, 1.0), (0.0, -1.0)
+    begins, ends = source_name.partition(":")[0], target_name.partition(":")[0]
+    into = {"position": 0.3, "attn_out": 0.1, "mlps": -0.12, "dimension": 0.14}.get(begins, 0.0)
+    end = (target.left - 0.02, target.centre[1] + into * min(1.0, target.height))
+    if begins == ends:  # neurons of one step to those of the next
+        x = source.left + _BOX / 2
+        return ((x, source.bottom - 0.02), down), ((x, target.top + 0.02), down)
+    if begins == "position":
+        over = target.centre[1] >= source.centre[1]
+        edge = source.top + 0.02 if over else source.bottom - 0.02
+        return ((source.centre[0], edge), up if over else down), (end, right)
+    if begins == "mlps" and target.left < source.left:  # to the neurons of the next step
+        x = target.right - 0.15
+        return ((source.left + 0.15, source.bottom - 0.02), down), ((x, target.top + 0.02), down)
+    outof = {"dimension": 0.14, "mlps": -0.16}.get(ends, 0.0) if begins == "neurons" else 0.0
+    return ((source.right + 0.02, source.centre[1] + outof), right), (end, right)
 
 
 def _point(width: float) -> float:
@@ -716,21 +833,19 @@ def _sign(verdict: str) -> str:
 
 def _foot(axes: Axes, circuit: ChainCircuit, *, left_out: int, top: float) -> None:
     """What the arrows and numbers are."""
-    made = circuit.about.get("made_at")
-    at = "" if made is None else f" at position {number(made)}"
     lines = [
-        f"Arrow: as wide as the share of the sink that its intervention makes{at} (the first) or removes (the others), "
-        "in all steps together.",
-        "Solid: the link holds, which needs ✓ of statistic and intervention. Dashed: it fails. Dotted: undecided, or "
-        "not measured.",
-        "Freeze: the share of the sink that goes when this node alone is frozen at its value at other positions. "
-        "Arcs: what then survives.",
+        "Arrow: a path. As wide as the share of the sink that is lost if its end alone reads the stream without what "
+        "its beginning wrote.",
+        "Green: more than 0 and than the controls. Dotted: not told. Orange, dashed: the sink grows without it. Under "
+        f"{percent(LEAST_PATH)}: not drawn.",
+        "All inputs: what is lost if all that a node reads is as on ordinary tokens. Freeze: if the node itself is.",
         "Bars: a neuron's share of its layer's change of the dimension; a head's sink score.",
+        "On top: each link of the chain, its statistic, and what its intervention makes (the first) or removes.",
     ]
-    if circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all():
-        lines[0] = "No link of this run was intervened on, so every arrow is thin."
+    if not circuit.edges["quantity"].eq("path_share").any():
+        lines[:2] = ["No path was measured in this run, so there are lines and no arrows."]
     if "not applicable" in circuit.edges["verdict"].tolist():
-        lines[1:3] = ["Dotted: no position is a sink, so no link is judged."]
+        lines[:2] = ["No position is a sink, so no link is judged and there are no paths."]
     if left_out > 0:
         lines[-1] += f" {left_out} more growth steps are not drawn."
     for place, line in enumerate(lines):

@@ -23,7 +23,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, Picture, canvas, finished
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, Picture, canvas, finished
 
 Style = Literal["talk", "paper"]
 MOST_WORDS = 8
@@ -31,7 +31,6 @@ MOST_WORDS = 8
 _KINDS = {
     "holds": (GREEN, "solid"),
     "fails": (ORANGE, "dashed"),
-    "another path": (PURPLE, "solid"),
     "raises": (BLUE, "solid"),
     "lowers": (ORANGE, "dashed"),
 }
@@ -65,7 +64,7 @@ class Arrow:
     share: float
     """From 0 to 1: how wide it is; nan is the thinnest."""
     kind: str
-    """One of ``holds``, ``fails``, ``another path``, ``raises``, ``lowers``; another word is drawn dotted."""
+    """One of ``holds``, ``fails``, ``raises``, ``lowers``; another word is drawn dotted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

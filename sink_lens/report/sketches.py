@@ -14,6 +14,7 @@ import pandas as pd
 
 from sink_lens.errors import RunError
 from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
+from sink_lens.schema import LEAST_PATH
 from sink_lens.text import part_name, percent, plural, site_words, token, visible, words
 
 MOST_NODES = 9
@@ -23,7 +24,7 @@ _WORTH = 0.1
 """Patches with less of the strongest one's effect are not drawn."""
 _PLATEAU = 0.8
 """Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
-_VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided", "another path": "survives a freeze"}
+_VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided"}
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
@@ -33,10 +34,11 @@ def of_chain(circuit: Any) -> Diagram:
     Args:
         circuit: nodes, edges and about, as in ``ChainCircuit``.
     """
-    nodes = circuit.nodes.loc[circuit.nodes["group"] == ""]
-    edges = circuit.edges.loc[circuit.edges["verdict"] != "part"]
-    links = edges.loc[edges["quantity"] != "surviving_share"]
-    pooled = links.groupby("link")["value"].nunique(dropna=False).le(1).all()
+    nodes = circuit.nodes.loc[circuit.nodes["group"].eq("") & ~circuit.nodes["kind"].isin(["early", "mlps"])]
+    paths = circuit.edges.loc[circuit.edges["quantity"] == "path_share"]
+    links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
+    edges = links if paths.empty else paths.loc[paths["value"].abs() >= LEAST_PATH]
+    pooled = paths.empty and links.groupby("link")["value"].nunique(dropna=False).le(1).all()
     kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
     inside = edges["source"].map(kinds) == edges["target"].map(kinds)
     one_step = bool(pooled and not inside.any()) or nodes["step"].nunique() < 2
@@ -60,21 +62,25 @@ def of_chain(circuit: Any) -> Diagram:
         kind = str(edge["verdict"])
         label = "?" if math.isnan(share) else percent(share)
         arrow = Arrow(source=source, target=target, label=label, share=share, kind=kind)
-        arrows.setdefault((source, target, kind), arrow)  # of a freeze in each step, the one that leaves least
+        arrows.setdefault((source, target, kind), arrow)
     joined = {end for arrow in arrows.values() for end in (arrow.source, arrow.target)}
     position = circuit.about.get("sink_position")
-    freeze = any(arrow.kind == "another path" for arrow in arrows.values())
     says = "Number: share of the sink that goes when the link is broken; the first: that its cause makes elsewhere."
-    if len(links) and links["value"].isna().all():
+    if len(paths):
+        says = "Number: share of the sink that is lost if only the arrow's end reads the stream without its beginning. "
+        says += "Paths through other MLPs are not drawn."
+    elif len(links) and links["value"].isna().all():
         says = "No link of this run was intervened on: sink-lens trace without --no-interventions measures them."
-    elif freeze:
-        says += f" An arrow past a box: what at least survives {'' if one_step else 'in its step '}while it is frozen."
     return Diagram(
         title=f"What makes position {position} the attention sink of {visible(circuit.about.get('model'), limit=40)}",
         boxes=tuple(one for one in boxes if one.id in joined),
-        arrows=tuple(sorted(arrows.values(), key=lambda one: one.kind == "another path")),
+        arrows=tuple(arrows.values()),
         says=says,
-        key={**_VERDICTS, **{str(kind): visible(kind) for kind in known["verdict"] if kind not in _VERDICTS}},
+        key={
+            **_VERDICTS,
+            **_SIGNS,
+            **{str(kind): visible(kind) for kind in known["verdict"] if kind not in {*_VERDICTS, *_SIGNS}},
+        },
     )
 
 

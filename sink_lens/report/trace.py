@@ -30,6 +30,7 @@ from sink_lens.report.story import (
     studied,
     title,
 )
+from sink_lens.schema import ALL_STEPS
 from sink_lens.text import head_name, interval, listed, named_parts, neuron_name, number, percent, plural, token, words
 
 _OTHERS_FROM = 8
@@ -271,8 +272,7 @@ def _qk(run: Run) -> tuple[str, Figure]:
 def _circuit(run: Run) -> tuple[str, Figure]:
     see = (
         "The chain as it is in this model: token, aggregated values, neurons, outlier dimensions, key and heads. "
-        "Arrows are as wide as the share of the sink that their intervention makes or removes, and dashed where a "
-        "link fails."
+        "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it."
     )
     return see, circuit.draw(circuit.chain_circuit(run))
 
@@ -420,6 +420,42 @@ def _costs(run: Run) -> tuple[str, Figure]:
     return see, figures.loss_changes(table)
 
 
+def _path_table(run: Run) -> tuple[str, PageTable]:
+    columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
+    table = _causal(run, "paths", columns)
+    steps = {*table["read_step"]} - {ALL_STEPS}
+    step = table["target_step"].where(table["target"] != "sink", table["source_step"])
+    read = step.where(step.isin(steps), ALL_STEPS)
+    table = largest_first(table.loc[table["read_step"] == read], "share")
+    bounds = zip(table["ci_low"], table["ci_high"], strict=True)
+
+    def end(name: str, step: float) -> str:
+        return name if step < 0 else f"{name}, step {step:.0f}"
+
+    shown = table.assign(
+        source=[end(*one) for one in zip(table["source"], table["source_step"], strict=True)],
+        target=[end(*one) for one in zip(table["target"], table["target_step"], strict=True)],
+        share=[percent(share) for share in table["share"]],
+        interval=[interval(low, high, shown=percent) for low, high in bounds],
+    )
+    if "control_largest" in table.columns:
+        shown["control_largest"] = [percent(one) if np.isfinite(one) else "" for one in table["control_largest"]]
+    heads = {
+        "source": "what was written by",
+        "target": "is taken from",
+        "through": "through",
+        "share": "lost of the sink",
+        "interval": "interval",
+        "control_largest": "controls, at most",
+    }
+    see = (
+        "Path patching: at the sink position the target alone reads the stream without what the source wrote beyond an "
+        "ordinary token. How much of the sink is lost, after the target's growth step where it has one; a negative "
+        "share is a larger sink. Everything is all sources at once."
+    )
+    return see + more(len(shown), "paths"), shown_table(shown, heads)
+
+
 def _effect_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
@@ -541,6 +577,10 @@ def _looked_for_makers(run: Run) -> bool:
     return table is not None and len(table) > 0
 
 
+def _has_paths(run: Run) -> bool:
+    return "paths" in run.tables and _asked(run)
+
+
 def _asked(run: Run) -> bool:
     """Whether interventions were asked for, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
@@ -575,6 +615,7 @@ _CAUSAL_FIGURES = (
 _CAUSAL_TABLES = (
     Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_looked_for_makers),
     Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_asked),
+    Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
 )
 

@@ -67,6 +67,7 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
         ],
         columns=["intervention", "frozen", "step", "surviving_share", "control_surviving_share"],
     )
+    found["paths"] = path_rows(len(steps))
     rows = [
         {"layer": at, "neuron": 100 + n, "position": place, "cosine": 0.1, "up": 0.2, "gate": float(place == 0)}
         for first, last in steps
@@ -76,6 +77,36 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
     ]
     found["selectivity"] = pd.DataFrame(rows, columns=["layer", "neuron", "position", "cosine", "up", "gate"])
     return found
+
+
+def path_rows(steps):
+    """Paths of so many growth steps, read in the layers after the target's: a chain, with one that lowers the sink."""
+    found = []
+    columns = ["source", "source_step", "target", "target_step", "through", "share"]
+
+    def add(*row):
+        one = dict(zip(columns, row, strict=True))
+        read = one["source_step"] if one["target"] == "sink" else one["target_step"]
+        for number in (-2, *range(steps)) if steps > 1 else (-2,):
+            share = one["share"] if number == read or steps < 2 else 0.01
+            told = {"share": share, "ci_low": share - 0.04, "ci_high": share + 0.04, "control_largest": 0.02}
+            found.append(one | told | {"read_step": number, "control_share": 0.01, "n": 4})
+
+    for step in range(steps) if steps else (-1,):
+        add("embedding", -1, "super neurons", step, "", 0.03)
+        add("attention", -1, "super neurons", step, "", 0.4)
+        add("MLPs", -1, "super neurons", step, "", 0.07)
+        add("everything", -1, "super neurons", step, "", 0.9)
+        add("super neurons", step, "MLPs", step, "", 0.2)
+        add("super neurons", step, "key", step, "", 0.6)
+        add("super neurons", step, "key", step, "outlier dimensions", 0.5)
+        add("everything", -1, "key", step, "outlier dimensions", -0.3)
+        add("everything", -1, "key", step, "", 0.95)
+        add("key", step, "sink", -1, "", 0.8)
+        add("super neurons", step, "everything", -1, "", 0.7)
+        if step > 0:
+            add("super neurons", step - 1, "super neurons", step, "", 0.35)
+    return pd.DataFrame(found)
 
 
 def patterns(*, n_layers=12, n_heads=4, length=8):

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report.circuit import ChainCircuit, circuit_of, draw
-from sink_lens.report.style import GREEN, ORANGE, PURPLE, QUIET, svg
+from sink_lens.report.style import GREEN, ORANGE, QUIET, svg
 from sink_lens.schema import LINKS
 
 from .circuits import SHARES, VERDICTS, tables, traced
@@ -37,7 +37,7 @@ def texts(figure):
 
 def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
     assert row(circuit.edges, source="position", target="z")["value"] == SHARES["aggregation_variance"]
-    edge = row(circuit.edges, source="neurons:1", target="dimension:1")
+    edge = row(circuit.edges, source="neurons:1", target="dimension:1", quantity="intervention_share")
     assert edge[["link", "quantity", "value", "verdict"]].tolist() == [
         "neurons_dimension",
         "intervention_share",
@@ -71,12 +71,26 @@ def test_what_holding_a_node_does_is_of_the_natural_sink_and_its_step(circuit):
     assert np.isnan(row(circuit.nodes, id="z")["frozen_share"])
 
 
-def test_an_arrow_leads_past_a_node_whose_hold_leaves_most_of_the_sink(circuit):
-    past = circuit.edges[circuit.edges["verdict"] == "another path"]
-    assert past[["source", "target", "link", "value"]].to_numpy().tolist() == [
-        ["neurons:0", "key:0", "past dimension", 0.8],
-        ["neurons:1", "key:1", "past dimension", 0.8],
-    ]
+def test_paths_join_nodes_with_what_was_read_after_the_step_of_their_end(circuit):
+    edge = row(circuit.edges, source="neurons:0", target="neurons:1")
+    assert edge[["quantity", "value", "control", "verdict"]].tolist() == ["path_share", 0.35, 0.01, "raises"]
+    assert edge[["ci_low", "ci_high"]].tolist() == pytest.approx([0.31, 0.39])
+    found = circuit.edges[circuit.edges["quantity"] == "path_share"].set_index(["source", "target"])["value"].to_dict()
+    for step, early in ((0, "mlps"), (1, "mlps:0")):
+        expected = {
+            ("position", f"neurons:{step}"): 0.03,
+            ("attn_out", f"neurons:{step}"): 0.4,
+            (early, f"neurons:{step}"): 0.07,
+            (f"neurons:{step}", f"mlps:{step}"): 0.2,
+            (f"neurons:{step}", f"dimension:{step}"): 0.5,
+            (f"dimension:{step}", f"key:{step}"): -0.3,
+            (f"neurons:{step}", f"key:{step}"): 0.6,
+            (f"key:{step}", f"heads:{step}"): 0.8,
+        }
+        assert {ends: found.pop(ends) for ends in expected} == expected
+    assert found == {("neurons:0", "neurons:1"): 0.35}
+    assert row(circuit.nodes, id="neurons:1")["input_share"] == 0.9
+    assert row(circuit.edges, source="dimension:0", target="key:0", quantity="path_share")["verdict"] == "lowers"
 
 
 def test_json_comes_back_the_same(circuit):
@@ -100,44 +114,41 @@ def test_a_row_with_a_foreign_column_is_refused(circuit):
         ChainCircuit.from_json(json.dumps(held))
 
 
-def test_arrows_are_as_wide_as_their_share_and_dashed_where_the_link_fails(circuit):
+def test_arrows_are_as_wide_as_their_paths_and_dashed_where_the_sink_grows(circuit):
     lines = {}
     for line in draw(circuit).axes[0].lines:
         lines.setdefault(line.get_color(), []).append((line.get_linewidth(), line.is_dashed()))
-    assert lines.keys() == {GREEN, ORANGE, QUIET, PURPLE}
-    assert [dashed for _, dashed in lines[GREEN]] == [False] * 5
-    assert lines[ORANGE] == [(pytest.approx(1.2 + 7.8 * 0.6), True)]
-    assert [dashed for _, dashed in lines[QUIET]] == [True] * 4
-    widths = sorted({round(width, 6) for found in lines.values() for width, _ in found})
-    assert widths == pytest.approx(sorted({1.2 + 7.8 * share for share in (*SHARES.values(), 0.8)}))
+    assert lines.keys() == {GREEN, ORANGE, QUIET}
+    assert lines[ORANGE] == [(pytest.approx(1.2 + 7.8 * 0.3), True)] * 2
+    assert [width for width, _ in lines[QUIET]] == [1.2, 1.2, *[1.2 + 7.8 * 0.07] * 0]
+    assert not any(dashed for _, dashed in lines[GREEN])
+    widths = sorted(round(width, 6) for width, _ in lines[GREEN])
+    expected = [share for share in (0.4, 0.07, 0.2, 0.5, 0.6, 0.8) for _ in range(2)] + [0.35]
+    assert widths == pytest.approx(sorted(1.2 + 7.8 * share for share in expected))
 
 
 def test_the_drawing_says_the_numbers(circuit):
     said = texts(draw(circuit))
-    for text in (
-        "makes 50% ✓",
-        "removes 75% ✓",
-        "? undecided",
-        "freeze: 75%",
-        "80% survives",
-        "L7.N100",
-        "controls 1%",
-    ):
+    for text in ("makes 50% ✓", "removes 75% ✓", "? undecided", "freeze: 75%", "all inputs: 90%", "35%", "L7.N100"):
         assert text in said
-    assert any("at position 5" in text for text in said)
+    assert said.count("40%") == 2
+    assert "3%" not in said  # too little to draw
 
 
-def test_a_run_that_cut_nothing_says_so(tmp_path):
-    run = traced(tmp_path / "run", without=("effects", "mediation"))
+def test_a_run_that_measured_no_path_says_so(tmp_path):
+    run = traced(tmp_path / "run", without=("effects", "mediation", "paths"))
     circuit = circuit_of(read_run(run))
     assert circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all()
-    said = texts(draw(circuit))
+    figure = draw(circuit)
+    said = texts(figure)
     assert said.count("no intervention") == len(LINKS)
-    assert "No link of this run was intervened on, so every arrow is thin." in said
+    assert "No path was measured in this run, so there are lines and no arrows." in said
+    assert {line.get_color() for line in figure.axes[0].lines} == {QUIET}
+    assert not figure.axes[0].patches or all(type(one).__name__ != "Polygon" for one in figure.axes[0].patches)
 
 
 @pytest.mark.parametrize(
-    "gone", ["tokens", "layers", "neurons", "growth_steps", "effects", "mediation", "patterns", "selectivity"]
+    "gone", ["tokens", "layers", "neurons", "growth_steps", "effects", "mediation", "paths", "patterns", "selectivity"]
 )
 def test_a_partial_run_still_has_its_circuit(tmp_path, gone):
     circuit = circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))

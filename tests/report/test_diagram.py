@@ -39,7 +39,8 @@ def patches():
 
 
 def chain(tmp_path, **named):
-    return circuit_of(read_run(traced(tmp_path / "run", frames=tables(**named))))
+    """A trace's circuit of links, as of a run that measured no paths."""
+    return circuit_of(read_run(traced(tmp_path / "run", frames=tables(**named), without=("paths",))))
 
 
 def by_step(circuit):
@@ -54,6 +55,7 @@ def diagrams(tmp_path):
     whole = chain(tmp_path)
     yield sketches.of_chain(whole)
     yield sketches.of_chain(by_step(whole))
+    yield sketches.of_chain(circuit_of(traced(tmp_path / "with paths")))
     yield sketches.of_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
     named = {"site": "resid_pre", "metric": "logit_difference", "labels": {3: " Mary", 5: " to"}}
     yield sketches.of_patches(patches(), by=("layer", "position"), title="Mary or John", **named)
@@ -99,8 +101,15 @@ def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
     ]  # fmt: skip
     assert len(parted.boxes) == 3 + 2 * 4
     assert ("neurons:0", "neurons:1", "33%") in {(one.source, one.target, one.label) for one in parted.arrows}
-    past = [arrow for arrow in pooled.arrows if arrow.kind == "another path"]
-    assert [(one.source, one.target, one.label) for one in past] == [("neurons", "key", "80%")]
+
+
+def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):
+    drawn = sketches.of_chain(circuit_of(traced(tmp_path / "run")))
+    arrows = {(one.source, one.target): (one.label, one.kind) for one in drawn.arrows}
+    assert arrows["neurons:0", "neurons:1"] == ("35%", "raises")
+    assert arrows["dimension:1", "key:1"] == ("−30%", "lowers")
+    assert ("position", "neurons:0") not in arrows  # too little
+    assert "reads the stream without its beginning" in drawn.says
 
 
 def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
@@ -156,7 +165,7 @@ def test_a_run_of_another_kind_says_which_command_makes_one(tmp_path):
 
 
 def test_undefined_numbers_are_drawn_as_such(tmp_path):
-    circuit = circuit_of(traced(tmp_path / "run", without=("effects", "mediation")))
+    circuit = circuit_of(traced(tmp_path / "run", without=("effects", "mediation", "paths")))
     drawn = sketches.of_chain(circuit)
     assert {arrow.label for arrow in drawn.arrows} == {"?"}
     assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
