@@ -73,7 +73,7 @@ def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(t
             assert len(numbers) == len(drawn.arrows)
             if style == "talk":  # points of a slide of 13.33 inches; two growth steps with own numbers fill it
                 sizes = [text.get_fontsize() for text in figure.axes[0].texts if text.get_text() in numbers]
-                assert min(sizes) >= (15 if len(drawn.boxes) > 10 else 20)
+                assert min(sizes) >= (15 if any(box.row for box in drawn.boxes) else 20)
 
 
 def test_a_circle_is_refused_and_so_is_what_does_not_fit():
