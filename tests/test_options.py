@@ -34,13 +34,13 @@ from sink_lens.studies.config import (
     StreamingConfig,
     VerifyConfig,
 )
-from sink_lens.studies.study import asked
+from sink_lens.studies.study import config_of_study
 from sink_lens.studies.token_scan import sink_tokens
 from sink_lens.studies.tokens_config import TokensConfig
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
 from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
-from sink_lens.training.config import asked as asked_training
+from sink_lens.training.config import config_of_call as asked_training
 
 COMMANDS = {
     "trace": TraceConfig,
@@ -357,7 +357,7 @@ def from_python(command, name, given):
         return _config_of(name, given=None, fields=rest)
     if command == "patch":
         return patch_config(None, lens=types.SimpleNamespace(name=name), metric=None, fields=rest)
-    return asked(kind, name, config=None, tokens=None, fields=rest)
+    return config_of_study(kind, name, config=None, tokens=None, fields=rest)
 
 
 def click_command(command):
@@ -452,12 +452,12 @@ def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
 
 def test_a_study_takes_over_what_it_shares_with_a_trace():
     config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, target_position=9, controls=7)
-    study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
+    study = config_of_study(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
     assert (study.target_position, study.factors, study.threshold) == (None, (3.0,), 0.2)
     assert study.question() == dataclasses.replace(config, target_position=None, controls=CONTROLS)
-    assert asked(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
+    assert config_of_study(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
 
 
 def test_two_configurations_are_refused():
     with pytest.raises(InputError, match="two configurations"):
-        asked(AblateConfig, AblateConfig(), config=AblateConfig(), tokens=None, fields={})
+        config_of_study(AblateConfig, AblateConfig(), config=AblateConfig(), tokens=None, fields={})

@@ -71,10 +71,12 @@ def unseen() -> set[tuple[str, str]]:
 
 def answers(asked: list[tuple[str, str, int]], *, folder: Path) -> Iterator[pd.DataFrame]:
     """The answers about each model, in a process for each core; those that the folder has are read."""
+    from analyses.verdict_calibration import run as here  # this file runs under another name, which no worker knows
+
     folder.mkdir(parents=True, exist_ok=True)
     files = {each: folder / f"{'-'.join(map(str, each))}.csv" for each in asked}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        todo = {pool.submit(traced, *each): file for each, file in files.items() if not file.exists()}
+        todo = {pool.submit(here.traced, *each): file for each, file in files.items() if not file.exists()}
         for one in as_completed(todo):
             write_whole(todo[one], one.result().to_csv(index=False, lineterminator="\n").encode())
     for file in files.values():

@@ -20,7 +20,7 @@ from ..models.delegation import attention_of, delegated, has_own_hooks, hooked
 from ..models.evaluating import evaluating
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
-from ..models.sites import SITES, bridge_hook, read
+from ..models.sites import SITES, bridge_hook, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observed
 
 
@@ -139,7 +139,7 @@ def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Pu
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
 
     def take(tensor: Tensor) -> None:
-        put(layer, name, read(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
+        put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
 
     if address.side == "output":
 

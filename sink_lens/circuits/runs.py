@@ -29,7 +29,7 @@ from ..edits.outcome import Outcome
 from ..engine.gradients import hooked_outcome
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..patching.pairs import Sequences, paired
+from ..patching.pairs import Sequences, pair_prompts
 from .config import ABLATIONS, Ablation
 from .graph import Graph
 from .stream import Weights, hook_of, weights_of, writer_sites, writings
@@ -97,7 +97,7 @@ class Runs:
                 "resampling replaces what a node adds by what it adds on a corrupted prompt, and none was given; need "
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
-        pair = paired(lens, clean, clean if corrupted is None else corrupted, bos=bos)
+        pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=bos)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
         check_metric(read)
         empty = torch.full((pair.clean.n_sequences,), torch.nan)

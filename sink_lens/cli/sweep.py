@@ -140,14 +140,14 @@ def sweep(
 
 
 def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, Any]]:
-    from ..sweeps.results import named
+    from ..sweeps.results import cell_name
 
     if not quiet:
         console().print(result.headline, soft_wrap=True)
         for metric in dict.fromkeys(result.frame["metric"].tolist()):
             console().print(_strongest(result, str(metric)))
         for row in result.failed.head(3).to_dict("records"):
-            console(stderr=True).print(f"failed: {named(row)}: {row['error']}", soft_wrap=True)
+            console(stderr=True).print(f"failed: {cell_name(row)}: {row['error']}", soft_wrap=True)
     page = reported(result.folder, quiet=quiet)
     echo(str(result.folder))
 
@@ -164,7 +164,7 @@ def _strongest(result: "SweepResult", metric: str) -> "Table":
     """The cells with the largest effects on a metric."""
     from rich.table import Table
 
-    from ..sweeps.results import named
+    from ..sweeps.results import cell_name
     from ..text import number
 
     def between(row: dict[Any, Any], low: str, high: str) -> str:
@@ -176,7 +176,7 @@ def _strongest(result: "SweepResult", metric: str) -> "Table":
     for row in result.top(_SHOWN, metric=metric).to_dict("records"):
         control = float(row["control_effect"])
         table.add_row(
-            named(row),
+            cell_name(row),
             number(float(row["effect"])),
             between(row, "ci_low", "ci_high"),
             "none" if math.isnan(control) else number(control),

@@ -57,7 +57,7 @@ class Packed(Dataset[dict[str, Tensor]]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A new worker process opens the file itself; the tokens are not sent to it.
-        return _split, (self.folder, self.split)
+        return _split_documents, (self.folder, self.split)
 
     @property
     def n_tokens(self) -> int:
@@ -131,7 +131,7 @@ def read_pack(folder: Path) -> tuple[Packed, Packed]:
     return train, evaluation
 
 
-def _split(folder: Path, split: str) -> Packed:
+def _split_documents(folder: Path, split: str) -> Packed:
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")

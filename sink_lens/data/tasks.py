@@ -118,7 +118,7 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
         long = [words for words in map(str.split, documents) if len(words) > _WORDS]
         if len(long) < 2:
             raise InputError(f"{genre} has {len(long)} documents of over {_WORDS} words; need at least 2")
-        known[genre], kept[genre] = _cut(long, generator)
+        known[genre], kept[genre] = _split_words(long, generator)
     choices = tuple(f" {genre}" for genre in texts)
 
     def make(cut: dict[str, list[list[str]]]) -> Example:
@@ -167,7 +167,7 @@ def batches(
 
 
 @torch.no_grad()
-def answered(
+def answer_examples(
     model: Callable[..., Any],
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
@@ -226,10 +226,10 @@ def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, 
 
 
 def _parts(words: str, generator: torch.Generator) -> tuple[list[str], list[str]]:
-    return _cut(words.split("|"), generator)
+    return _split_words(words.split("|"), generator)
 
 
-def _cut(items: Sequence[Any], generator: torch.Generator) -> tuple[list[Any], list[Any]]:
+def _split_words(items: Sequence[Any], generator: torch.Generator) -> tuple[list[Any], list[Any]]:
     """Two thirds to train on, the rest held out, drawn."""
     order = torch.randperm(len(items), generator=generator).tolist()
     cut = len(items) * 2 // 3

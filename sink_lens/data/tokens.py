@@ -70,7 +70,7 @@ def from_text(
     _check_size(sequences, length)
     first = first_ids(tokenizer, bos)
     ids = text_ids(text, tokenizer)
-    tokens = _cut(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
+    tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
     return _full(tokens, source=f"text:{name}", first=first, bos_condition=bos)
 
 
@@ -133,7 +133,7 @@ def random_tokens(
     Raises:
         InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
     """
-    return _drawn(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
+    return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
 
 
 @checked
@@ -150,7 +150,7 @@ def repeated_tokens(
 
     Arguments and errors are those of `random_tokens`.
     """
-    return _drawn(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
+    return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
 
 
 @checked
@@ -200,11 +200,11 @@ def from_dataset(
     else:
         ids = text_ids("\n\n".join(documents), tokenizer)
     name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
-    tokens = _cut(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'")
+    tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'")
     return _full(tokens, source=f"dataset:{name}", first=first, bos_condition=bos)
 
 
-def _cut(
+def _cut_ids(
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -243,7 +243,7 @@ def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_con
     )
 
 
-def _drawn(
+def _draw_ids(
     tokenizer: PreTrainedTokenizerBase | None,
     sequences: int,
     length: int,

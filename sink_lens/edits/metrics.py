@@ -76,7 +76,7 @@ class Metric:
 @checked
 def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
     """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
-    chosen = _chosen(layers)
+    chosen = _check_chosen(layers)
     return Metric(
         name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {span(chosen)}"),
         function=lambda run: run.mass_at(sink_position, layers=chosen),
@@ -285,7 +285,7 @@ def single_token(given: Any, tokenizer: PreTrainedTokenizerBase | None, *, what:
     return given
 
 
-def _chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
+def _check_chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
     if layers is not None and len(layers) == 0:
         raise InputError("sink mass was requested for no layers; need at least one, or None for all")
     return None if layers is None else tuple(sorted({int(layer) for layer in layers}))

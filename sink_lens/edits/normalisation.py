@@ -59,8 +59,10 @@ def variance_calibration(
         layers = _layers_of(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        by_head = given if given.dim() == 0 else _chosen(given[:, None], at=at, heads=heads, what="factor").to(z.device)
-        mu = 0.0 if centre is None else _chosen(centre[at.layer], at=at, heads=heads, what="centre").to(z.device)
+        by_head = (
+            given if given.dim() == 0 else _numbers_at(given[:, None], at=at, heads=heads, what="factor").to(z.device)
+        )
+        mu = 0.0 if centre is None else _numbers_at(centre[at.layer], at=at, heads=heads, what="centre").to(z.device)
         moved = mu + by_head * (widen(z) - mu)
         return torch.where(by_head == 1, z, moved.to(z.dtype))
 
@@ -106,7 +108,7 @@ def head_rms_norm(
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
             return normed * target
-        return normed * _chosen(target[at.layer], at=at, heads=heads, what="target").to(z.device)
+        return normed * _numbers_at(target[at.layer], at=at, heads=heads, what="target").to(z.device)
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
     return _edit(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
@@ -162,7 +164,7 @@ def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, 
     return layers
 
 
-def _chosen(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
+def _numbers_at(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
     """Select the numbers of the chosen heads, with the axes head and d_head."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]

@@ -91,7 +91,7 @@ def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
     )
 
 
-def joined(parts: Sequence[Outcome]) -> Outcome:
+def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
     """One outcome of the batches of prompts of a run, in their order."""
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))

@@ -176,13 +176,13 @@ def quantisation(
 
     def change(x: Tensor, at: At) -> Tensor:
         flat = x.flatten(2)
-        keep = _kept(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
+        keep = _keep_tokens(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return rounded(flat, chosen, keep=keep).view(x.shape)
 
     return edit(site, change, layers=layers, label=label or f"{site} in {form}")
 
 
-def _kept(
+def _keep_tokens(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
     keep = None

@@ -29,7 +29,7 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, evaluate
-from ..edits.outcome import Outcome, joined
+from ..edits.outcome import Outcome, join_outcomes
 from ..errors import ModelError, SinkLensError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
@@ -215,7 +215,7 @@ class Engine:
                     self._clean(prompts.start)
                 work = iter(beside)
                 self._ground.lanes.map(in_lane, [work] * self.plan.lanes)
-        whole = (joined([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
+        whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
 
     def clean(self, prompts: slice) -> Outcome:

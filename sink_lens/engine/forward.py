@@ -136,7 +136,7 @@ def run_applied(
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
-                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
+                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read_sites, take=take))
                 for site, layer, take in desk.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
@@ -301,7 +301,7 @@ class Desk:
         )
 
 
-def _read(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
+def _read_sites(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
     take(x)
 
 

@@ -135,7 +135,7 @@ def _continued(
     generator: torch.Generator | None,
     cached: bool = True,
 ) -> tuple[int, ...]:
-    ends, state = _ends(lens), None if generator is None else generator.get_state()
+    ends, state = _end_ids(lens), None if generator is None else generator.get_state()
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     cache = _Cache(lens, edits) if cached and _allow_cache(edits, n_prompt=tokens.shape[1]) else None
     new: list[int] = []
@@ -257,7 +257,7 @@ def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: str) 
     return from_tensor(ids.cpu())
 
 
-def _ends(lens: LensModel) -> set[int]:
+def _end_ids(lens: LensModel) -> set[int]:
     """The token ids that end a text."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     own = None if lens.tokenizer is None else lens.tokenizer.eos_token_id

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.outcome import Outcome, joined
+from ..edits.outcome import Outcome, join_outcomes
 from ..models.delegation import check_no_hooks
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
@@ -80,7 +80,7 @@ class Ground:
 
     def read(self, needs: Needs) -> Outcome:
         """As much of the run as some cells read, over all sequences."""
-        return joined([self.clean(prompts.start).narrowed(needs).outcome for prompts in self.prompts])
+        return join_outcomes([self.clean(prompts.start).narrowed(needs).outcome for prompts in self.prompts])
 
     @cached_property
     def outcome(self) -> Outcome:

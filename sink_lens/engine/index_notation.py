@@ -50,7 +50,7 @@ def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indic
     return found
 
 
-def shown(indices: Indices) -> int | str:
+def as_text(indices: Indices) -> int | str:
     """A value as it stands in a table: the number, ``0-3,7`` for a set, ``all``."""
     if indices is None:
         return "all"

@@ -121,7 +121,7 @@ Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
 
 
-def measured(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
+def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
     """The metrics on a model; where two of one kind would have one name, each is named with its options.
 
     Raises:

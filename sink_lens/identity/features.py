@@ -152,7 +152,7 @@ def shared_inputs(
         widths = {one.width for one in known.values()}
         if len(widths) > 1:
             raise InputError(
-                f"random embeddings for models of widths {_listed(sorted(widths))}; need one width. Use random tokens"
+                f"random embeddings for models of widths {_commas(sorted(widths))}; need one width. Use random tokens"
             )
         made = Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
         first = next(iter(known.values()))
@@ -160,13 +160,13 @@ def shared_inputs(
     vocabularies = {one.tokenizer for one in known.values()} - {None}
     if len(vocabularies) > 1 and not any_tokenizer:
         raise InputError(
-            f"{_listed(known)} have {len(vocabularies)} different tokenizers, so that a token id is another text in "
+            f"{_commas(known)} have {len(vocabularies)} different tokenizers, so that a token id is another text in "
             "each; need one tokenizer for inputs that are shared. To share the ids alone, as arXiv 2509.26404 does "
             "between families, say so: --any-tokenizer"
         )
     ids = sorted(set.intersection(*(set(one.ids) for one in known.values())))
     if not ids:
-        raise InputError(f"{_listed(known)} have no token id in common; need some. Compare others")
+        raise InputError(f"{_commas(known)} have no token id in common; need some. Compare others")
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
 
 
@@ -214,9 +214,9 @@ def kept_features(
     lens: LensModel, inputs: Inputs, *, of: Facts, batch_size: int | None = None, progress: bool = False
 ) -> np.ndarray:
     """``features``, computed once: from the cache where these weights have read these inputs before."""
-    folder = _place(of, inputs)
+    folder = _cache_folder_of(of, inputs)
     with locked(folder):
-        found = _read(folder)
+        found = _read_features(folder)
         if found is None:
             found = features(lens, inputs, batch_size=batch_size, progress=progress)
             with new_folder(folder) as part:
@@ -227,14 +227,14 @@ def kept_features(
 
 def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
     """Cached states of a model on some inputs; None if the cache has no complete entry."""
-    return _read(_place(of, inputs))
+    return _read_features(_cache_folder_of(of, inputs))
 
 
-def _place(of: Facts, inputs: Inputs) -> Path:
+def _cache_folder_of(of: Facts, inputs: Inputs) -> Path:
     return cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
 
 
-def _read(folder: Path) -> np.ndarray | None:
+def _read_features(folder: Path) -> np.ndarray | None:
     manifest = read_manifest(folder)
     if manifest is None or fault(folder, manifest) is not None:
         return None
@@ -245,5 +245,5 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _listed(values: Sequence[object] | dict[str, Facts]) -> str:
+def _commas(values: Sequence[object] | dict[str, Facts]) -> str:
     return ", ".join(map(str, values))

@@ -125,7 +125,7 @@ def fingerprint(
     """
     config = with_fields(FingerprintConfig, config, fields, where="fingerprint")
     device, dtype, cache = config.device, config.dtype, config.cache
-    found = _chosen(models, config)
+    found = _models_to_compare(models, config)
     labels = _labels(found, config.lineages)
     opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
     bar: dict[str, Any] = {"disable": not progress, "leave": False}
@@ -158,7 +158,7 @@ def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: Fingerpri
     Raises:
         InputError, ModelError: what ``fingerprint`` would raise before it reads anything.
     """
-    found = _chosen(models, config)
+    found = _models_to_compare(models, config)
     opened = {one.name: _opener(one, device=config.device, dtype=config.dtype) for one in found}
     known = {name: facts(open_it()) for name, open_it in opened.items()}
     inputs = _inputs(known, config)
@@ -172,7 +172,7 @@ def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: Fingerpri
     return pd.DataFrame(rows)
 
 
-def _chosen(
+def _models_to_compare(
     models: Sequence[ModelLike | ModelToMeasure], config: FingerprintConfig
 ) -> list[ModelToMeasure | LensModel]:
     """The models, each once; a training gives its first and its last checkpoint, unless all are asked for."""

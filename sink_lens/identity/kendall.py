@@ -55,9 +55,9 @@ def tau(x: np.ndarray, y: np.ndarray, *, threads: int | None = None) -> np.ndarr
     def fill(start: int) -> None:
         part = slice(start, start + _PER_TASK)
         first, second = _rows(x[:, part]), _rows(y[:, part])
-        found[part] = _tau(first, second, _paired(*_ranged(first), *_ranged(second)))
+        found[part] = _tau(first, second, _inversions_of_both(*_ranged(first), *_ranged(second)))
 
-    _each(fill, range(0, len(found), _PER_TASK), threads=threads)
+    _do_each(fill, range(0, len(found), _PER_TASK), threads=threads)
     return found
 
 
@@ -80,7 +80,7 @@ def tau_matrix(
     if len(x) != len(y):
         raise InputError(f"{len(x)} and {len(y)} samples; need the same ones in both")
     first, second = _rows(x), _rows(y)
-    (order, plain), (order_too, plain_too) = _sorted(*_ranged(first)), _sorted(*_ranged(second))
+    (order, plain), (order_too, plain_too) = _sort_rows(*_ranged(first)), _sort_rows(*_ranged(second))
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.arange(order.shape[1], dtype=order.dtype)[None], -1)
     found = np.empty((len(first), len(second)))
@@ -92,7 +92,7 @@ def tau_matrix(
         if advance is not None:
             advance(1)
 
-    _each(fill, range(len(first)), threads=threads)
+    _do_each(fill, range(len(first)), threads=threads)
     return found
 
 
@@ -111,7 +111,7 @@ def _ranged(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, rows.min(1), rows.max(1)
 
 
-def _each(work: Callable[[Any], None], items: Sequence[Any], *, threads: int | None) -> None:
+def _do_each(work: Callable[[Any], None], items: Sequence[Any], *, threads: int | None) -> None:
     """Do the work of every item: what is compiled runs side by side."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if len(items) == 1:
@@ -205,7 +205,7 @@ def _inversions(places: np.ndarray, order: np.ndarray, marks: np.ndarray, above:
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sort_rows(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sorting permutation of each row, and whether the row has no ties."""
     n_rows, n = x.shape
     order, plain = np.zeros((n_rows, n), np.int32), np.empty(n_rows, np.bool_)
@@ -231,7 +231,7 @@ def _against(places: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _paired(
+def _inversions_of_both(
     x: np.ndarray, low: np.ndarray, high: np.ndarray, y: np.ndarray, low_y: np.ndarray, high_y: np.ndarray
 ) -> np.ndarray:
     """Inversions of each row of ``x`` with the same of ``y``; -1 where there are ties, or no order."""

@@ -79,7 +79,7 @@ def models_to_measure(
         ]
     if not found:
         raise InputError("nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2")
-    places = [_place(one) for one in found]
+    places = [_key_of_model(one) for one in found]
     if twice := sorted({one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once")
     if same := sorted({one.name for one in found if [other.name for other in found].count(one.name) > 1}):
@@ -87,7 +87,7 @@ def models_to_measure(
     return found
 
 
-def _place(model: ModelToMeasure) -> str:
+def _key_of_model(model: ModelToMeasure) -> str:
     """Key under which two entries count as the same model: its resolved path, or its name."""
     if not isinstance(model.source, str):
         return model.name

@@ -171,7 +171,7 @@ def compare(
         nulls.relabelled(matrix, draws=config.relabellings, generator=generator),
     )
     by_name = {one.name: one for one in every}
-    verdict, why = _decided(by_name[config.decides], tau_bar, alpha=config.alpha)
+    verdict, why = _decide(by_name[config.decides], tau_bar, alpha=config.alpha)
     if verdict == SAME and config.inputs != "tokens":
         why += ", which does not hold on embedding inputs unless both models are trained"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
@@ -192,7 +192,7 @@ def compare(
     )
 
 
-def _decided(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
+def _decide(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
     """Decide by the share of draws if there are draws, which needs no normal approximation."""
     exact = null.share(tau_bar)
     p = 10 ** null.log10_p(tau_bar) if math.isnan(exact) else exact

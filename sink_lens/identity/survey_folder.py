@@ -94,7 +94,7 @@ def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.nda
     return {"arms": variant_table(summary.loc[summary["step"].isna()])}
 
 
-def written(
+def write_survey(
     kind: str,
     found: Sequence[ModelToMeasure],
     measure: Measure,
@@ -147,7 +147,7 @@ def written(
     try:
         writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
     except UndrawnError as error:
-        return _drawn(error.folder)
+        return _draw_figures(error.folder)
     with writer:
         done = _Done(writer, tables=tables)
         failed: SinkLensError | None = None
@@ -171,10 +171,10 @@ def written(
             raise failed
         for name, frame in finish(done.whole, done.tensors).items():
             writer.write_csv(name, frame)
-    return _drawn(writer.folder)
+    return _draw_figures(writer.folder)
 
 
-def _drawn(folder: Path) -> Survey:
+def _draw_figures(folder: Path) -> Survey:
     return Survey(folder=folder, tables=read_run(folder).tables, report=display.page(folder))
 
 

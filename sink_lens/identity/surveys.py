@@ -21,7 +21,7 @@ from ..models.lens import LensModel
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .state_contraction import agreement, contraction, passes
-from .survey_folder import MeasuredModel, Partial, Survey, variants_of, written
+from .survey_folder import MeasuredModel, Partial, Survey, variants_of, write_survey
 from .switches import switched_configs, variant_table
 from .token_preference import Votes, last_logits, preference, size_of_forward
 from .untrained_models import UntrainedConfig, read_untrained
@@ -55,13 +55,13 @@ def survey(
         RunError: the folder cannot be used.
         SinkLensError: no model could be measured: what is wrong with the first.
     """
-    config = _asked(config, fields)
+    config = _survey_config(config, fields)
     kind, draws, found = KINDS[config.kind], _draws(config), _models(config)
     record = {"models": list(config.models), "untrained": [one.label for one in _untrained(config)]}
     record |= {"seeds": list(config.seeds)} | asdict(draws)
     if config.kind == "contraction" and isinstance(config, ContractionConfig):
         record |= {"sinks": config.sinks}
-    return written(
+    return write_survey(
         config.kind,
         found,
         partial(kind.measure, config=config, draws=draws, progress=progress),
@@ -113,7 +113,7 @@ def estimate(config: SurveyConfig) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _asked(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
+def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
     if not isinstance(config, str):
         return with_fields(type(config), config, fields)
     kinds: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}
@@ -192,7 +192,7 @@ def directions_compared(
     for name, tensor in tensors.items():
         model, _, place = name.rpartition("|")
         by_model[model][place] = tensor
-    found = {model: _ordered(places) for model, places in by_model.items() if places}
+    found = {model: _directions_by_layer(places) for model, places in by_model.items() if places}
     return variants_of(tables, tensors) | {"agreement": agreement(found)}
 
 
@@ -241,7 +241,7 @@ KINDS = {
 """Kind of run -> what it reads and computes."""
 
 
-def _ordered(places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _directions_by_layer(places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The directions by layer: a file of tensors is ordered by name."""
     return dict(sorted(places.items(), key=lambda one: int(one[0].partition(".")[0])))
 

@@ -184,7 +184,7 @@ def preference(
                 bar.update(part.n_sequences)
             if keep is not None:
                 keep(votes.state())
-    return counted(votes, length=length, generator=np.random.default_rng(seed))
+    return vote_shares(votes, length=length, generator=np.random.default_rng(seed))
 
 
 def size_of_forward(lens: LensModel, *, length: int) -> int:
@@ -198,7 +198,7 @@ def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab
         return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
 
 
-def counted(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
+def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
     """The votes as shares and numbers of tokens, with their nulls."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}

@@ -150,11 +150,11 @@ def read_untrained(text: str) -> UntrainedConfig:
         name, equals, value = part.partition("=")
         if not equals or name not in kinds:
             raise InputError(f"{part!r} in {text!r} is no field=value; need fields of {', '.join(kinds)}")
-        given[name] = _value(name, value, kinds[name])
+        given[name] = _parse_value(name, value, kinds[name])
     return UntrainedConfig(**given)
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _parse_value(name: str, text: str, kind: Any) -> Any:
     kinds = get_args(kind) or (kind,)
     if bool in kinds:
         words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}

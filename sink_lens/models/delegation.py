@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..errors import InputError, ModelError
 from .lens import LensModel
-from .sites import Address, read
+from .sites import Address, read_site
 
 _LIBRARIES = ("transformer_lens", "sink_lens")
 """Packages whose own hook functions may stand on a bridge."""
@@ -108,7 +108,7 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
             stack.enter_context(instead(component, partial(_attend, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
-                split = partial(_split, forward_of(fused), component=component, lens=lens)
+                split = partial(_fire_parts, forward_of(fused), component=component, lens=lens)
                 stack.enter_context(instead(fused, split))
             output = wrapped.get_submodule(family.o)
             if not isinstance(output, GeneralizedComponent):
@@ -145,7 +145,7 @@ def _attend(component: Any, *args: Any, **kwargs: Any) -> Any:
     return (component.hook_out(output[0]), *output[1:])
 
 
-def _split(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
+def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
     """The product of a fused projection, after the hooks of its queries, keys and values."""
     whole = forward(x)
     for part in ("q", "k", "v"):
@@ -165,7 +165,7 @@ def _split(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, le
 
 def _part(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    return read(whole, address=address, family=lens.family, batch=len(whole), **sizes)
+    return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
 
 
 def _hooked(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:

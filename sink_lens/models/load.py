@@ -279,7 +279,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
     return _DTYPES[name]
 
 
-def _most(max_memory: str | None) -> dict[str, Any]:
+def _memory_limits(max_memory: str | None) -> dict[str, Any]:
     """How much each device may hold; of GPUs what is free."""
     if max_memory is None:
         return {}
@@ -306,7 +306,7 @@ def _placement(
     if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
         raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
     if device_map is not None:
-        return {"device_map": device_map} | _most(max_memory)
+        return {"device_map": device_map} | _memory_limits(max_memory)
     if n_devices is not None:
         found = torch.cuda.device_count()
         if not 1 <= n_devices <= found:

@@ -19,10 +19,10 @@ from ..errors import ModelError
 
 def bytes_on_disk(model: nn.Module) -> int:
     """Bytes of the parameters that are not in memory."""
-    return sum(one.numel() * one.element_size() for _, one in _named(model) if one.device.type == "meta")
+    return sum(one.numel() * one.element_size() for _, one in _parameters_once(model) if one.device.type == "meta")
 
 
-def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
+def _parameters_once(model: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters, each once: on disk, tied weights are two parameters that are read from one place."""
     named = list(model.named_parameters())
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -46,7 +46,7 @@ def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Name and values of every parameter, in order of name, one at a time in memory."""
-    for name in sorted(name for name, _ in _named(model)):
+    for name in sorted(name for name, _ in _parameters_once(model)):
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         with in_memory(module):
@@ -77,7 +77,7 @@ class NoBridge:
 
 def reason_of(model: nn.Module, *, name: str) -> str:
     """Why nothing can be changed in this model."""
-    whole = sum(one.numel() * one.element_size() for _, one in _named(model))
+    whole = sum(one.numel() * one.element_size() for _, one in _parameters_once(model))
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "
         f"interventions need them in memory; need about {1.2 * whole / 1e9:.2f} GB, or a smaller type "

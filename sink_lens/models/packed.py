@@ -33,7 +33,7 @@ def weight_of(module: Any, *, dtype: torch.dtype) -> Tensor:
         if not is_packed(module):
             return module.weight.detach()
         if not hasattr(module, "in_features"):
-            raise ModelError(found(module))
+            raise ModelError(packed_text(module))
         device = next(iter([*module.parameters(), *module.buffers()])).device
         # not module(...): no hook may see this input
         rows = module.forward(torch.eye(module.in_features, dtype=dtype, device=device))
@@ -48,10 +48,10 @@ def check_stored(module: nn.Module, name: str = "weight") -> None:
         ModelError: the parameter is packed.
     """
     if is_packed(module, name):
-        raise ModelError(found(module))
+        raise ModelError(packed_text(module))
 
 
-def found(module: nn.Module) -> str:
+def packed_text(module: nn.Module) -> str:
     """What an error says of a packed weight."""
     return (
         f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in 16 "

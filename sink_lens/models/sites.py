@@ -356,7 +356,7 @@ def site_at(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | N
     raise SiteError(f"the hook {name!r} is at no site; need one of {known}{more}")
 
 
-def read(
+def read_site(
     tensor: Tensor,
     *,
     address: Address,

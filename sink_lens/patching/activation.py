@@ -48,7 +48,7 @@ from .cells import MakesEdit, Part, cell_of_edit, cell_of_patch, cells, differs,
 from .config import PatchConfig
 from .first_order import first_order
 from .named_metric import named_metric
-from .pairs import Direction, PromptPair, Sequences, paired
+from .pairs import Direction, PromptPair, Sequences, pair_prompts
 from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def swept(
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
             raise InputError("patching needs two texts of as many tokens; give clean and corrupted")
-    pair = paired(lens, clean, corrupted, bos=config.bos)
+    pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
     run, source = pair.run_and_source(config.direction)
     read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)

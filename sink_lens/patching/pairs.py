@@ -40,7 +40,7 @@ class PromptPair:
         return (self.corrupted, self.clean) if direction == "denoising" else (self.clean, self.corrupted)
 
 
-def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> PromptPair:
+def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> PromptPair:
     """PromptPair clean and corrupted sequences, and check them against the model and each other.
 
     Args:

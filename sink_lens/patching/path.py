@@ -47,7 +47,7 @@ from ..models.sites import SITES
 from ..records import display
 from .activation import measured_run
 from .cells import cells, place
-from .pairs import Direction, Sequences, paired
+from .pairs import Direction, Sequences, pair_prompts
 
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""
@@ -150,7 +150,7 @@ def path_patch(
     lens = as_lens(lens)
     if freeze not in ("all", "attention"):
         raise InputError(f"freeze is {freeze!r}; need 'all' or 'attention'")
-    pair = paired(lens, clean, corrupted, bos=bos)
+    pair = pair_prompts(lens, clean, corrupted, bos=bos)
     run, source = pair.run_and_source(direction)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
     senders = [

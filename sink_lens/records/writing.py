@@ -303,10 +303,10 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
         return
     earlier = read_record(Path(folder))
     if earlier["status"] == "finished" and (Path(folder) / PAGE_FILE).exists():
-        raise RunError(_taken(Path(folder), earlier))
+        raise RunError(_taken_text(Path(folder), earlier))
 
 
-def _taken(folder: Path, earlier: Mapping[str, Any]) -> str:
+def _taken_text(folder: Path, earlier: Mapping[str, Any]) -> str:
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."
@@ -387,7 +387,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
     )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if earlier["status"] == "finished" and not reopen:
-        text = _taken(folder, earlier) + draw
+        text = _taken_text(folder, earlier) + draw
         raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)

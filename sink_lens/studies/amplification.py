@@ -21,7 +21,7 @@ from ..records import check_free
 from ..stats import studentised
 from ..text import span
 from .config import AmplifyConfig
-from .study import Study, asked, prepared, sentence, summary_row, written
+from .study import Study, config_of_study, prepared, sentence, summary_row, write_study
 
 
 def amplify(
@@ -50,7 +50,7 @@ def amplify(
         RunError: the folder is in use, or holds another run.
     """
     check_free(out, overwrite=overwrite)
-    config = asked(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
+    config = config_of_study(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
     factors, centres, layers = config.factors, cast("tuple[Centre, ...]", config.centres), config.layers
     setting, question = prepared(model, config, tokens=tokens, target_position=config.target_position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
@@ -91,7 +91,7 @@ def amplify(
         "centres": list(centres),
     }
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
-    return written(
+    return write_study(
         "amplify",
         setting,
         question,

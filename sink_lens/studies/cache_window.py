@@ -38,7 +38,7 @@ from ..stats import paired_difference
 from ..text import interval as bounds
 from ..text import number, percent, plural
 from .config import StreamingConfig
-from .decision import decided, inputs, is_cost, loss_row, parts
+from .decision import inputs, is_cost, loss_row, parts, write_decision
 from .quantisation import random_tokens
 from .study import Study
 
@@ -113,7 +113,7 @@ def streaming(
             found |= {str(n): run(first_tokens(n, **shape)) for n in sorted(config.keep)}
             if 0 < most < config.window:
                 found["sink_mask"] = run(marked)
-            means = {kept: beyond(losses, window=config.window) for kept, losses in found.items()}
+            means = {kept: loss_beyond_cache(losses, window=config.window) for kept, losses in found.items()}
             known = {"clean": means["full"], "worst": means["0"], "best": means["full"], "seed": config.seed}
             counts = {"full": math.nan, "sink_mask": float(marked.sum(1).double().mean())}
             for kept, losses in means.items():
@@ -131,14 +131,14 @@ def streaming(
                     first = first_tokens(recommended, **shape)
                     kept = random_tokens(first, valid=valid, generator=generator)
                     row = {"part": name, "kept": "random", "tokens": float(recommended), "draw": draw}
-                    rows.append(row | loss_row(beyond(run(kept), window=config.window), **known))
+                    rows.append(row | loss_row(loss_beyond_cache(run(kept), window=config.window), **known))
             decision = _decision(lens, config, rows, means, recommended=recommended, marked=n_kept)
     frames = {
         "losses": pd.DataFrame(rows).astype({"draw": "Int64"}),
         "positions": pd.concat(by_position, ignore_index=True),
         "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}]),
     }
-    return decided(
+    return write_decision(
         "streaming",
         lens,
         batch,
@@ -241,7 +241,7 @@ def _watch(*, change: Any = None, names: Sequence[str] = (), put: Put = _unread)
     return Watch(kernel="eager", names=lambda _: wanted, keys=(), rows=None, put=put, change=change)
 
 
-def beyond(losses: Float[Tensor, "batch position"], *, window: int) -> Float[Tensor, " batch"]:
+def loss_beyond_cache(losses: Float[Tensor, "batch position"], *, window: int) -> Float[Tensor, " batch"]:
     """Mean loss of each sequence at the queries for which the cache has evicted something."""
     return losses[:, window:].nanmean(1)
 

@@ -27,11 +27,11 @@ from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
 from ..text import listed, number, plural
 from .config import DiffConfig
-from .decision import decided, inputs
+from .decision import inputs, write_decision
 from .input_checks import Finding, check_batch, check_rows, check_tokenizers, read_batch
 from .model_card import shown_name
 from .observed import Observed, UnmeasuredError
-from .quantities import QUANTITIES, by_sequence, measured
+from .quantities import QUANTITIES, by_sequence, measure
 from .study import Study
 
 GREW = 2.0
@@ -135,7 +135,7 @@ def diff(
     }
     if tensors is not None:
         frames["tensors"] = tensors
-    return decided(
+    return write_decision(
         "diff",
         lens,
         sequences,
@@ -263,7 +263,7 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
         ),
         _indices(
             "residual_sinks",
-            *(measured("residual_sinks", one).indices for one in (a, b)),
+            *(measure("residual_sinks", one).indices for one in (a, b)),
             alarm=False,
         ),
         _indices(
@@ -278,12 +278,12 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
 
 def _sinks(seen: Observed) -> list[int]:
     """The sink positions, the strongest first; the quantity has the same ones in order."""
-    return sorted(measured("sink_positions", seen).indices, key=seen.location.sink_positions.index)
+    return sorted(measure("sink_positions", seen).indices, key=seen.location.sink_positions.index)
 
 
 def _writing(seen: Observed) -> list[str]:
     try:
-        return [f"{layer}.{neuron}" for layer, neuron in measured("writing_neurons", seen).indices]
+        return [f"{layer}.{neuron}" for layer, neuron in measure("writing_neurons", seen).indices]
     except UnmeasuredError:
         return []
 

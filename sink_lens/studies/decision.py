@@ -125,7 +125,7 @@ def is_cost(more: torch.Tensor, less: torch.Tensor, *, seed: int) -> bool:
     return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
 
-def decided(
+def write_decision(
     kind: str,
     lens: LensModel,
     batch: TokenBatch,

@@ -21,7 +21,7 @@ from ..data.bos import bos_id, text_ids, tokenizer_adds_bos
 from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
-from ..text import listed, plural, visible
+from ..text import plural, visible
 
 _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""
@@ -351,7 +351,7 @@ def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the 
     pads = _pads(found, _id(None if tokenizer is None else tokenizer.pad_token_id), end=end)
     checks = [
         _labels(found, pads, end=end),
-        _places(found, pads),
+        _check_positions(found, pads),
         _learned_places(lens, found, pads),
         _later(lens, found, pads),
         _seen_padding(lens, found, pads),
@@ -411,7 +411,7 @@ def _batch_bos(batch: Mapping[str, Tensor], pads: Tensor, tokenizer: PreTrainedT
     return _fine("batch_bos", f"{len(rows) - lacking} of {plural(len(rows), 'sequence')} begin with one BOS")
 
 
-def _places(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+def _check_positions(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
     """Positions count up by one from token to token, but where a document begins at 0."""
     places = batch.get("position_ids")
     if places is None:
@@ -452,7 +452,7 @@ def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Findin
     """Whether tokens of a sequence's first half change with those of the second."""
     ids = batch["input_ids"]
     late = (torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] // 2).expand_as(ids)
-    after = _logits(lens, batch, _others(ids, where=late, n=lens.d_vocab))
+    after = _logits(lens, batch, _other_tokens(ids, where=late, n=lens.d_vocab))
     early = ~late & ~pads
     seen = _changed(_logits(lens, batch), after) & early
     if bool(seen.any()):
@@ -515,7 +515,7 @@ def _changed(before: Tensor, after: Tensor) -> Tensor:
     return (after - before).abs().amax(-1) > _SEEN * before.std().clamp(min=1e-6)
 
 
-def _others(ids: Int[Tensor, "batch position"], *, where: Tensor, n: int) -> Int[Tensor, "batch position"]:
+def _other_tokens(ids: Int[Tensor, "batch position"], *, where: Tensor, n: int) -> Int[Tensor, "batch position"]:
     """Other tokens at some places."""
     return torch.where(where, (ids + n // 2) % n, ids)
 
@@ -524,7 +524,7 @@ def _seen_padding(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) ->
     if not bool(pads.any()) or bool(pads.all(1).any()):
         return None
     before = _logits(lens, batch)
-    after = _logits(lens, batch, _others(batch["input_ids"], where=pads, n=lens.d_vocab))
+    after = _logits(lens, batch, _other_tokens(batch["input_ids"], where=pads, n=lens.d_vocab))
     seen = _changed(before, after) & ~pads
     if bool(seen.any()):
         share = float(seen.sum() / (~pads).sum())
@@ -579,7 +579,7 @@ def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Find
         ids, torch.tensor([one for one in ends if one is not None], device=ids.device, dtype=ids.dtype)
     )
     change = (number == first) & packed[:, None] & ~special
-    after = _logits(lens, batch, _others(ids, where=change, n=lens.d_vocab))
+    after = _logits(lens, batch, _other_tokens(ids, where=change, n=lens.d_vocab))
     leaked = _changed(_logits(lens, batch), after) & (number > first)
     if bool(leaked.any()):
         share = float(leaked.sum() / (number > first).sum())
@@ -590,8 +590,3 @@ def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Find
             'to a model with attn_implementation="flash_attention_2"',
         )
     return _fine("packing", f"documents in {plural(int(packed.sum()), 'packed sequence')} do not see each other")
-
-
-def said(findings: Sequence[Finding]) -> str:
-    """The alarms in words, with the line to change."""
-    return listed((f"{one.said}; change {one.line}" for one in findings if one.alarm), most=3)

@@ -13,7 +13,7 @@ from ..models.load import ModelLike
 from ..records import check_free
 from ..text import span
 from .config import IsolateConfig
-from .study import Study, asked, prepared, sentence, summary_row, written
+from .study import Study, config_of_study, prepared, sentence, summary_row, write_study
 
 
 def isolate(
@@ -43,7 +43,7 @@ def isolate(
         RunError: the folder is in use, or holds another run.
     """
     check_free(out, overwrite=overwrite)
-    config = asked(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
+    config = config_of_study(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
     targets, layers = config.target_positions, config.layers
     setting, question = prepared(model, config, tokens=tokens, target_position=targets[0] if targets else None)
     chosen = list(targets) or [setting.target_position]
@@ -63,4 +63,6 @@ def isolate(
         f"isolating position {row['target_position']}: {sentence(row, sink_position=sink)}" for row in summary
     )
     options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
-    return written("isolate", setting, question, frames, asked=options, out=out, overwrite=overwrite, headline=headline)
+    return write_study(
+        "isolate", setting, question, frames, asked=options, out=out, overwrite=overwrite, headline=headline
+    )

@@ -31,9 +31,9 @@ from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
 from ..text import listed, number, percent, plural, span, visible
 from .config import CardConfig
-from .decision import decided, inputs
+from .decision import inputs, write_decision
 from .observed import SITES_READ, Observed, UnmeasuredError, digits
-from .quantities import by_sequence, measured
+from .quantities import by_sequence, measure
 from .study import Study
 
 INACTIVE = 0.25
@@ -81,7 +81,7 @@ def card(
     )
     made = contents(seen, chain=None if config.trace is None else chain_of(config.trace, lens))
     frames = _frames(seen, made)
-    return decided(
+    return write_decision(
         "card",
         lens,
         batch,
@@ -168,7 +168,7 @@ def _has_outliers(seen: Observed) -> bool:
 def _number(name: str, seen: Observed, terms: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A quantity with its interval over sequences; nan where these sequences do not have it."""
     try:
-        found = measured(name, seen, terms)
+        found = measure(name, seen, terms)
     except UnmeasuredError:
         return _of(Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0))
     return {"value": found.number, "low": found.low, "high": found.high, "n": len(found.samples)}
@@ -176,7 +176,7 @@ def _number(name: str, seen: Observed, terms: Mapping[str, Any] | None = None) -
 
 def _indices(name: str, seen: Observed) -> list[Any]:
     """The indices of a quantity."""
-    return list(measured(name, seen).indices)
+    return list(measure(name, seen).indices)
 
 
 def _of(found: Interval) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _at_first(seen: Observed) -> float:
 
 def _onset(seen: Observed, terms: Mapping[str, Any]) -> int | None:
     try:
-        return int(measured("sink_onset_layer", seen, terms).number)
+        return int(measure("sink_onset_layer", seen, terms).number)
     except UnmeasuredError:
         return None
 

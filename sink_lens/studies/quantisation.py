@@ -37,7 +37,7 @@ from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS
 from ..text import interval as bounds
 from ..text import listed, number, percent, plural
 from .config import QuantiseConfig
-from .decision import decided, inputs, is_cost, loss_row, parts
+from .decision import inputs, is_cost, loss_row, parts, write_decision
 from .study import Study
 
 CACHE = ("k", "v")
@@ -103,7 +103,7 @@ def quantise(
     check_weights(lens, config)
     halves = parts(batch)
     sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
-    measured = _measured(lens, halves["choose"], sinks=sinks["choose"], targets=targets)
+    measured = _measure_channels(lens, halves["choose"], sinks=sinks["choose"], targets=targets)
     sizes = [size for size in sorted({*config.channels}) if size > 0]
     rows: list[dict[str, Any]] = []
     costs, judged = True, None
@@ -123,10 +123,12 @@ def quantise(
                 for what, kept in _conditions(measured, sinks[name], sizes=sizes):
                     loss = run.loss(kept)
                     rows.append(_row(name, what[0], loss, tokens=what[1], channels=what[2], inputs=what[3], **known))
-        chosen = _chosen(pd.DataFrame(rows), goal=config.goal) if costs else {}
+        chosen = _rows_to_decide(pd.DataFrame(rows), goal=config.goal) if costs else {}
         if "set" in chosen and judged is not None:
             run, part, known = judged
-            drawn = _drawn(chosen["set"], measured=measured, sinks=sinks["judge"], valid=part.valid, config=config)
+            drawn = _draw_random(
+                chosen["set"], measured=measured, sinks=sinks["judge"], valid=part.valid, config=config
+            )
             rows += [
                 _row("judge", "random", run.loss(kept), tokens=what[0], channels=what[1], draw=draw, **known)
                 for draw, (what, kept) in enumerate(drawn)
@@ -142,7 +144,7 @@ def quantise(
         "sinks": _sink_table(batch, whole),
         "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}]),
     }
-    return decided(
+    return write_decision(
         "quantise",
         lens,
         batch,
@@ -255,7 +257,7 @@ def rounding(lens: LensModel, targets: Mapping[str, str], kept: Kept) -> list[Ed
     return edits
 
 
-def _measured(
+def _measure_channels(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], targets: Mapping[str, str]
 ) -> Measured:
     """Largest channels and signal-to-noise ratios of the clean run."""
@@ -358,7 +360,7 @@ def _row(
     return what | loss_row(losses, **known)
 
 
-def _chosen(conditions: pd.DataFrame, *, goal: float) -> dict[str, dict[str, Any]]:
+def _rows_to_decide(conditions: pd.DataFrame, *, goal: float) -> dict[str, dict[str, Any]]:
     """The rows that are decided for: ``set`` (of tokens and channels) and ``inputs`` (of whole linear layers).
 
     Each is the smallest that reaches the goal on the first part of the sequences, or the best if none does.
@@ -377,7 +379,7 @@ def _records(rows: Any) -> list[dict[str, Any]]:
     return rows.to_dict("records")
 
 
-def _drawn(
+def _draw_random(
     chosen: Mapping[str, Any],
     *,
     measured: Measured,
@@ -433,7 +435,7 @@ def _decision(
     judged = _records(conditions[conditions["part"] == "judge"])
     clean, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
-    row, inputs_row = (_same(judged, chosen.get(name)) for name in ("set", "inputs"))
+    row, inputs_row = (_row_keeping_same(judged, chosen.get(name)) for name in ("set", "inputs"))
     most = max(random, default=math.nan)
     rival = None if row is None else _rival(judged, row, goal=config.goal)
     verdict = "nothing to keep"
@@ -479,7 +481,7 @@ def _decision(
     return found | {"sentence": _sentence(found, n_linear=sum(site in LINEAR_INPUTS for site, _ in measured.largest))}
 
 
-def _same(judged: Sequence[dict[str, Any]], chosen: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _row_keeping_same(judged: Sequence[dict[str, Any]], chosen: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The row of the second part that keeps the same."""
     if chosen is None:
         return None

@@ -105,7 +105,7 @@ def by_sequence(name: str, seen: Observed, terms: Terms | None = None) -> Tensor
     return QUANTITIES[name].measure(seen, terms or {})
 
 
-def measured(name: str, seen: Observed, terms: Terms | None = None) -> Value:
+def measure(name: str, seen: Observed, terms: Terms | None = None) -> Value:
     """Measure a quantity.
 
     Raises:
@@ -129,11 +129,11 @@ def measured(name: str, seen: Observed, terms: Terms | None = None) -> Value:
     rows = rows[~np.isnan(rows)]
     if not len(rows):
         raise UnmeasuredError("it is undefined on these sequences")
-    bounds = joined(rows, quantity, seed=seen.seed)
+    bounds = with_interval(rows, quantity, seed=seen.seed)
     return Value(number=bounds.estimate, low=bounds.low, high=bounds.high, samples=tuple(rows.tolist()))
 
 
-def joined(rows: np.ndarray, quantity: Quantity, *, seed: int) -> Interval:
+def with_interval(rows: np.ndarray, quantity: Quantity, *, seed: int) -> Interval:
     """The number over sequences with its 95% interval."""
     return interval(rows, generator=np.random.default_rng(seed), statistic=_JOINS[quantity.join], n_resamples=1000)
 

@@ -57,7 +57,7 @@ class Study:
         return display.html(self.headline, self.tables["summary"], folder=self.folder)
 
 
-def asked(
+def config_of_study(
     kind: type[S],
     model: ModelLike | Question,
     *,
@@ -134,7 +134,7 @@ def sentence(row: Mapping[Any, Any], *, sink_position: int) -> str:
     )
 
 
-def written(
+def write_study(
     kind: str,
     setting: Setting,
     config: TraceConfig,

@@ -106,7 +106,7 @@ def sink_tokens(
         expects=EXPECTS,
         overwrite=overwrite,
     ) as writer:
-        found = _measured(lens, batch, config=config, progress=progress)
+        found = _mark_tokens(lens, batch, config=config, progress=progress)
         frames = _tables(lens, batch, found, config=config)
         if config.gradient_sequences:
             frames["gradients"] = _gradients(lens, batch, found, config=config, progress=progress)
@@ -235,7 +235,7 @@ class _Pass:
         return found
 
 
-def _measured(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _Found:
+def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _Found:
     """Run the pass and decide which tokens are marked."""
     size = (batch.n_sequences, batch.n_positions)
     scores = {by: torch.full(size, math.nan) for by in LEAST}
@@ -309,7 +309,7 @@ def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: Tokens
     )
     return {
         "tokens": decoded,
-        "sink_tokens": _marked(every, found),
+        "sink_tokens": _marked_tokens(every, found),
         "token_ids": _by_id(every),
         "positions": _by_position(every),
         "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
@@ -326,7 +326,7 @@ def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
     return token_id in special or not any(character.isalnum() for character in text)
 
 
-def _marked(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
+def _marked_tokens(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
     """The sinks and massive tokens, with their layers and dimensions."""
     table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
     places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))

@@ -22,11 +22,11 @@ from ..records import check_free
 from ..text import interval as bounds
 from ..text import listed, number, plural
 from .config import VerifyConfig
-from .decision import decided, inputs
+from .decision import inputs, write_decision
 from .facts import Fact, is_about, read_facts
 from .model_card import shown_name
 from .observed import AbsentError, Observed, UnmeasuredError
-from .quantities import QUANTITIES, Value, measured
+from .quantities import QUANTITIES, Value, measure
 from .study import Study
 
 _MOST_NAMED = 3
@@ -64,11 +64,11 @@ def verify(
     batches = _Batches(lens, batch, config, fixed=isinstance(tokens, TokenBatch))
     rows = []
     for fact in tqdm(own, desc="facts", unit="fact", disable=not progress, leave=False):
-        rows.append(_row(fact, *_judged(fact, batches, config)))
+        rows.append(_row(fact, *_judge(fact, batches, config)))
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     decision = _decision(table, name=shown_name(lens.name), known=known, published_as=config.published_as)
     frames = {"facts": table, "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
-    return decided(
+    return write_decision(
         "verify",
         lens,
         batch,
@@ -150,7 +150,7 @@ def _of_kind(config: VerifyConfig, kind: str) -> dict[str, Any]:
     return {} if kind == "text" else {"text": None, "prompts": ()}
 
 
-def _judged(fact: Fact, batches: _Batches, config: VerifyConfig) -> tuple[str, str, Value | None]:
+def _judge(fact: Fact, batches: _Batches, config: VerifyConfig) -> tuple[str, str, Value | None]:
     """Verdict, reason and what was measured."""
     if fact.quantity is None:
         return "not comparable", fact.not_comparable, None
@@ -162,7 +162,7 @@ def _judged(fact: Fact, batches: _Batches, config: VerifyConfig) -> tuple[str, s
     if "dtype" in depends and dtype is not None and dtype != own:
         return "not comparable", f"the number is about {dtype} and the model is in {own}; give --dtype {dtype}", None
     try:
-        found = measured(fact.quantity, batches.seen(condition), fact.terms)
+        found = measure(fact.quantity, batches.seen(condition), fact.terms)
     except AbsentError as error:
         return "disagree", str(error), None
     except UnmeasuredError as error:
@@ -182,13 +182,13 @@ def _row(fact: Fact, verdict: str, reason: str, found: Value | None) -> dict[str
         "value": float("nan") if found is None else found.number,
         "low": float("nan") if found is None else found.low,
         "high": float("nan") if found is None else found.high,
-        "condition": ", ".join(f"{name} {_said(value)}" for name, value in fact.condition.items()),
+        "condition": ", ".join(f"{name} {_as_text(value)}" for name, value in fact.condition.items()),
         "reason": reason,
         "source": fact.source,
     }
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         parts = [f"[{', '.join(map(str, one))}]" if isinstance(one, list | tuple) else str(one) for one in value]
         return ", ".join(parts) or "none"
@@ -197,13 +197,13 @@ def _said(value: Any) -> str:
 
 def _published_text(fact: Fact, kind: str) -> str:
     """The value, with its tolerance where it is a number that can be measured."""
-    said = _said(fact.value)
+    said = _as_text(fact.value)
     return f"{said} ± {number(fact.room)}" if kind == "number" and fact.quantity else said
 
 
 def _measured_text(found: Value, kind: str) -> str:
     if kind != "number":
-        return _said(found.indices)
+        return _as_text(found.indices)
     return f"{number(found.number)} {bounds(found.low, found.high)}".strip()
 
 

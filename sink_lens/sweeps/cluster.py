@@ -21,7 +21,7 @@ import torch
 from ..data.tokens import TokenBatch
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
-from ..engine.named_metrics import Measured, MetricSpec, measured
+from ..engine.named_metrics import Measured, MetricSpec, metrics_on
 from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
@@ -58,7 +58,7 @@ class Job:
             lens,
             self.tokens,
             cells,
-            measured(self.metrics, lens, tokens=self.tokens),
+            metrics_on(self.metrics, lens, tokens=self.tokens),
             plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
         )
 

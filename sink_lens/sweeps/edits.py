@@ -14,7 +14,7 @@ from ..edits.amplification import CENTRES, amplify
 from ..edits.constructors import Edit, Where, freeze, part_of, resample, scale, set_value, zero
 from ..edits.isolation import isolate
 from ..edits.mean_ablation import MEANS
-from ..engine.index_notation import Indices, shown
+from ..engine.index_notation import Indices, as_text
 from ..engine.references import References
 from ..models.sites import SITES
 
@@ -59,7 +59,7 @@ class Place:
     @property
     def words(self) -> str:
         """The edited location in words; empty if everything is edited."""
-        parts = [f"{axis} {shown(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
+        parts = [f"{axis} {as_text(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
         return ", ".join(parts)
 
 

@@ -262,13 +262,13 @@ def _cell(place: Place, *, axis: str | None) -> Cell:
         identity=json.dumps(spec, sort_keys=True),
         touches=((place.site, place.layer),),
         begin=min(place.position or (0,)),
-        make=partial(_made, place),
+        make=partial(_make_edits, place),
         group=group,
         drawn=() if axis is None else getattr(place, axis),
     )
 
 
-def _made(place: Place, references: References) -> tuple[Edit, ...]:
+def _make_edits(place: Place, references: References) -> tuple[Edit, ...]:
     return (KINDS[place.kind].make(place, references),)
 
 

@@ -68,7 +68,7 @@ class SweepResult:
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             drawn = [self.figure()]
         top = self.top()
-        cells = top.assign(edit=[named(row) for row in top.to_dict("records")])
+        cells = top.assign(edit=[cell_name(row) for row in top.to_dict("records")])
         shown = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high", "control_effect", "error")
         return display.html(self.headline, *drawn, cells.filter(items=shown), folder=self.folder)
 
@@ -91,7 +91,7 @@ def by_cell(numbers: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
 
-def named(row: Mapping[Any, Any]) -> str:
+def cell_name(row: Mapping[Any, Any]) -> str:
     """Name of the cell in a row."""
     if isinstance(row.get("name"), str):
         return row["name"]

@@ -23,7 +23,7 @@ from ..edits.mean_ablation import MEANS, averaged
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
-from ..engine.named_metrics import Measured, MetricSpec, measured, metric_config
+from ..engine.named_metrics import Measured, MetricSpec, metric_config, metrics_on
 from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import checked
@@ -37,7 +37,7 @@ from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_c
 from .config import SweepConfig, check_mode
 from .estimate import cost_of, estimate
 from .grid import Grid
-from .results import SweepResult, by_cell, failed_cells, named, tables
+from .results import SweepResult, by_cell, cell_name, failed_cells, tables
 from .shards import Shard, all_finished, holder, remove_shards, take_blocks
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def sweep(
         InputError: a grid, metric, mode or engine that cannot be used.
         RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
     """
-    asked = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
     where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
     check_engine(**where, what=asked.what, metrics=asked.metrics)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
@@ -144,7 +144,7 @@ def sweep_shard(
         RunError: the shard is being computed by another process; or what ``sweep`` raises, also for another division.
     """
     one, folder = Shard.parse(shard), Path(out)
-    asked = _asked(model, what, tokens=tokens, metrics=metrics, mode=None, seed=seed)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, mode=None, seed=seed)
     where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
     check_engine(**where, what=asked.what, metrics=asked.metrics)
     one.check_beside(folder)
@@ -183,7 +183,7 @@ class _Asked:
         """Open the run folder of the sweep, or of a part of it."""
         cells, _ = self.cells
         config = {
-            "grid": _listed(self.what.config()) if isinstance(self.what, Grid) else [cell.identity for cell in cells],
+            "grid": _plain(self.what.config()) if isinstance(self.what, Grid) else [cell.identity for cell in cells],
             "metrics": [metric_config(one) for one in self.metrics],
             "mode": "exact",
             "interval_seed": self.seed,
@@ -209,7 +209,7 @@ class _Asked:
             tokens=self.batch,
             what=self.what if isinstance(self.what, Grid) else tuple(self.what),
             metrics=tuple(self.metrics),
-            plan=_plan(writer, self.lens, self.batch, to_run, measured(self.metrics, self.lens, tokens=self.batch)),
+            plan=_plan(writer, self.lens, self.batch, to_run, metrics_on(self.metrics, self.lens, tokens=self.batch)),
         )
         own = job.engine(self.lens, to_run)
         if not writer.has("baseline"):
@@ -219,7 +219,7 @@ class _Asked:
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
         """Write the tables of all blocks, even where every block was there: a stopped run has none, or old ones."""
         cells, controls = self.cells
-        parts = [_read(writer, block.cells, part=_part(block)) for block in own.blocks]
+        parts = [_read_block(writer, block.cells, part=_part(block)) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
         identities = [cell.identity for cell in own.cells]
         numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
@@ -280,7 +280,7 @@ def _run_blocks(
     **where: Any,
 ) -> None:
     """Compute and write those of the blocks that the folder lacks."""
-    todo = [left for block in blocks if (left := _left(writer, block, retry_failed=retry_failed)) is not None]
+    todo = [left for block in blocks if (left := _rest_of(writer, block, retry_failed=retry_failed)) is not None]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
     with tqdm(
@@ -290,7 +290,7 @@ def _run_blocks(
         computed = _computed(job, own, todo, bar=bar, **where)
         with contextlib.closing(computed):
             for block, frame in computed:
-                writer.write_table(_part(block), _joined(writer, block, frame, cells=whole[block.number]))
+                writer.write_table(_part(block), _join_rows(writer, block, frame, cells=whole[block.number]))
 
 
 def dry_run(
@@ -306,11 +306,11 @@ def dry_run(
     Raises:
         InputError: what ``sweep`` would refuse.
     """
-    asked = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
     lens, batch = asked.lens, asked.batch
     if not isinstance(asked.what, Grid):
         _cells(asked.what, lens, batch)
-    read = measured(asked.metrics, lens, tokens=batch)
+    read = metrics_on(asked.metrics, lens, tokens=batch)
 
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
         return checked(lens, batch, cells, read, plan=plan)[0]
@@ -318,7 +318,7 @@ def dry_run(
     return estimate(cost_of(lens, batch, asked.what, read, check=check))
 
 
-def _asked(
+def _collect(
     model: ModelLike | SweepConfig,
     what: Grid | Sequence[Cell] | None,
     *,
@@ -357,11 +357,11 @@ def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> t
     return cells, []
 
 
-def _listed(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return a grid's values as plain lists, ranges and tuples included."""
     if isinstance(value, dict):
-        return {name: _listed(entry) for name, entry in value.items()}
-    return [_listed(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _plan(
@@ -403,19 +403,19 @@ def _part(block: Block) -> str:
     return f"block-{block.number:06d}"
 
 
-def _left(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | None:
+def _rest_of(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | None:
     """The part of a block that must be computed; None if all of it exists."""
     if not writer.has(_part(block)):
         return block
     if retry_failed:
-        found = _read(writer, block.cells, part=_part(block))
+        found = _read_block(writer, block.cells, part=_part(block))
         failed = failed_cells(found)
         if failed:
             return replace(block, cells=tuple(cell for cell in block.cells if cell in failed))
     return None
 
 
-def _read(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFrame:
+def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFrame:
     """The numbers of a finished block.
 
     Raises:
@@ -438,11 +438,11 @@ def _table(writer: RunWriter, name: str, *, columns: Sequence[str]) -> pd.DataFr
     return found
 
 
-def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
+def _join_rows(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
     """Join the new rows of a block with the rows of ``cells`` that the run folder already has."""
     if not writer.has(_part(block)):
         return frame
-    before = _read(writer, cells, part=_part(block))
+    before = _read_block(writer, cells, part=_part(block))
     return pd.concat([before.loc[~before["cell"].isin(block.cells)], frame], ignore_index=True)
 
 
@@ -458,7 +458,7 @@ def headline(frame: pd.DataFrame, engine: Engine) -> str:
         sizes = rows["effect"].abs().to_numpy()
         if not np.isnan(sizes).all():
             best = rows.iloc[int(np.nanargmax(sizes))].to_dict()
-            line = f"{name}: {best['baseline']:.4g} without an edit; strongest {named(best)}: {best['effect']:+.4g}"
+            line = f"{name}: {best['baseline']:.4g} without an edit; strongest {cell_name(best)}: {best['effect']:+.4g}"
             if best["ci_low"] == best["ci_low"]:
                 line += f" ({best['ci_low']:+.4g} to {best['ci_high']:+.4g})"
             if best["n_controls"]:

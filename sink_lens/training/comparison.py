@@ -134,7 +134,7 @@ def _differences(
     found = []
     for variant in variants.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
-            rows = _of(finals, variant, curve)
+            rows = _value_of(finals, variant, curve)
             found.append((variant, curve, difference(rows["difference"], generator=generator)))
     return found
 
@@ -143,7 +143,7 @@ def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
     return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
 
 
-def _of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
@@ -158,7 +158,7 @@ def _opening(variants: Variants, finals: pd.DataFrame) -> str:
 
 
 def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
-    own, base = (float(_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
+    own, base = (float(_value_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     start = f"final {curve} loss: {variant} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
     if one.n < 2:
         return f"{start} (one seed: no interval)"
@@ -174,7 +174,7 @@ def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, b
 
 
 def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    rows = _of(finals, variant, curve)
+    rows = _value_of(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     there = ~np.isnan(at)
@@ -196,7 +196,7 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
-    ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
+    ratio = _value_of(finals, variant, curve)["acceleration"].to_numpy()
     if np.isnan(ratio).all():
         none = f"no seed of {variant} reaches" if len(ratio) > 1 else f"the one seed of {variant} does not reach"
         return f"{none} the baseline's final {curve} loss"

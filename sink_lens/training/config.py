@@ -396,7 +396,7 @@ trackers = []             # tensorboard, wandb
 """A file to begin with."""
 
 
-def asked(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
+def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a Python call: another one, a file or nothing, and fields, which win.
 
     Raises:

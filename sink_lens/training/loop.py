@@ -107,7 +107,7 @@ class Loop(Trainer):
             args=args,
             train_dataset=cast("Any", train),
             eval_dataset=cast("Any", evaluation),
-            data_collator=stacked,
+            data_collator=stack_batch,
             callbacks=[_Beginning(self._begin, self._end)],
         )
         self.remove_callback(PrinterCallback)
@@ -458,6 +458,6 @@ class Order(Sampler[int]):
             left -= len(passed)
 
 
-def stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """A batch of sequences of one length."""
     return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}

@@ -22,10 +22,10 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
     """
     if tokenizer is not None:
         check_vocabulary(tokenizer, vocab_size=config.vocab_size)
-    model = _drawn(config, tokenizer, attention=config.attention, value_norm=config.value_norm)
+    model = _draw_weights(config, tokenizer, attention=config.attention, value_norm=config.value_norm)
     if (config.attention, config.value_norm) == ("softmax", "none"):
         return model
-    alike = dict(_drawn(config, tokenizer, attention="softmax", value_norm="none").named_parameters())
+    alike = dict(_draw_weights(config, tokenizer, attention="softmax", value_norm="none").named_parameters())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in alike:
@@ -54,7 +54,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
         )
 
 
-def _drawn(
+def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> PreTrainedModel:
     asked: Any = {

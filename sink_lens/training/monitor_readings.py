@@ -74,7 +74,7 @@ class ReadingLog:
             RunError: no folder can be written.
         """
         refused: RunError | None = None
-        for place in _places(folder):
+        for place in _free_folders(folder):
             making = functools.partial(
                 create_run,
                 place,
@@ -159,7 +159,7 @@ class ReadingLog:
         run.__exit__(None if error is None else type(error), error, None)
 
 
-def _places(folder: Path) -> Iterator[Path]:
+def _free_folders(folder: Path) -> Iterator[Path]:
     """The last of the folder and those beside it that is there, and then the next ones."""
     beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
     there = [number for number, one in enumerate(beside) if one.exists()]

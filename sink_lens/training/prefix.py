@@ -37,7 +37,7 @@ from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import Family
 from ..models.interfaced import take_interface
-from ..models.sites import SITES, read
+from ..models.sites import SITES, read_site
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """What PEFT calls the two files of an adapter."""
@@ -174,7 +174,7 @@ class PrefixMemory(nn.Module):
         if self.enabled:
             address = SITES["q"].address(self._family)
             assert address is not None  # every family has queries
-            self._query = read(output, address=address, family=self._family, batch=len(output), **self._sizes)
+            self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
     def _add(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not self.enabled:

@@ -34,7 +34,7 @@ from ..records import RunWriter, create_run, display, versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, corpus_of, given_corpus, tokenizer_hash
 from .checkpoint_files import Checkpoint
-from .config import TrainConfig, asked
+from .config import TrainConfig, config_of_call
 from .loop import Loop
 from .model import model_of
 
@@ -114,7 +114,7 @@ def train(
         RunError: the folder is in use or holds another run; the loss is not finite; a checkpoint cannot be written.
         KeyboardInterrupt: it was stopped; everything up to that step is saved.
     """
-    config = asked(config, fields)
+    config = config_of_call(config, fields)
     device = check_device(config)
     check_trackers(config)
     folder = Path(out)
@@ -128,7 +128,7 @@ def train(
                 else given_corpus(config, data, tokenizer=tokenizer)
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
-        with _opened(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
+        with _open_run(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
             while True:
                 loop = Loop(
                     config,
@@ -154,7 +154,7 @@ def train(
             folder=folder,
             config=config,
             log=loop.log_frame(),
-            checkpoints=_kept(folder / "checkpoints"),
+            checkpoints=_kept_checkpoints(folder / "checkpoints"),
             first=args.should_save,
         )
 
@@ -309,7 +309,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_run(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
     """The run folder, held by the first process, and the checkpoint that all go on from."""
@@ -388,7 +388,7 @@ def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: boo
     return found
 
 
-def _kept(folder: Path) -> dict[int, Path]:
+def _kept_checkpoints(folder: Path) -> dict[int, Path]:
     found = checkpoint_files.checkpoints(folder)
     return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
 

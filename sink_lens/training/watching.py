@@ -137,7 +137,7 @@ def watch(
         tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     seen = tokens_by_step(run)
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        return _measured(found, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress)
+        return _measure_all(found, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress)
 
 
 def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
@@ -169,7 +169,7 @@ def _watch_others(
         "expects": ("watch",),
     }
     with create_run(watch_folder(config), reopen=True, overwrite=not config.resume, **record) as kept:
-        return _measured(
+        return _measure_all(
             found,
             tokens,
             kept=kept,
@@ -180,7 +180,7 @@ def _watch_others(
         )
 
 
-def _measured(
+def _measure_all(
     found: Mapping[int, str | Path | PreTrainedModel],
     tokens: TokenBatch,
     *,

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from sink_lens.models.families import family_of
-from sink_lens.models.sites import SITES, read
+from sink_lens.models.sites import SITES, read_site
 from sink_lens.models.tiny import tiny
 
 
@@ -73,7 +73,7 @@ def _listen(model, row, site, layer, change, *, batch):
 
     def changed(tensor):
         tensor = tensor.clone()
-        change(read(tensor, address=address, family=row, batch=batch, **sizes))  # a view: written into the whole
+        change(read_site(tensor, address=address, family=row, batch=batch, **sizes))  # a view: written into the whole
         return tensor
 
     def after(module, args, output):

@@ -14,7 +14,7 @@ from sink_lens.circuits.scores import Gradients, score
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import wrap
-from sink_lens.models.sites import SITES, bridge_hook, read
+from sink_lens.models.sites import SITES, bridge_hook, read_site
 from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
@@ -87,7 +87,7 @@ class WrittenOut:
             for head in range(x.shape[2]):
                 stream = self.own_stream(f"a{layer}.{head}<{kind}>", self.kept["resid_pre", layer])
                 out = self.lens.layer(layer).get_submodule(address.module)(self.norm(layer, family.attn_norm)(stream))
-                heads.append(read(out, address=address, family=family, batch=len(x), **sizes)[:, :, head])
+                heads.append(read_site(out, address=address, family=family, batch=len(x), **sizes)[:, :, head])
             new = torch.stack(heads, 2)
             torch.testing.assert_close(new, x, atol=1e-5, rtol=1e-5)
             return new

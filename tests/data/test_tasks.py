@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sink_lens.data.tasks import Example, agreement, answered, batches, genres, padded, questions
+from sink_lens.data.tasks import Example, agreement, answer_examples, batches, genres, padded, questions
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
@@ -84,7 +84,7 @@ LETTERS = tuple(Example(prompt=f"x{letter}", answer="b", choices=("a", "b", "c")
 def test_loss_and_right_are_those_of_one_sequence_at_a_time(letters):
     tokenizer, model = tiny_tokenizer(), tiny("llama")
     examples = LETTERS if letters else made("questions", held_out=7).held_out
-    found = answered(model, tokenizer, examples, size=5)
+    found = answer_examples(model, tokenizer, examples, size=5)
     for one, row in zip(examples, found.itertuples(), strict=True):
         slow = {}
         for choice in one.choices:
@@ -104,7 +104,7 @@ def test_a_model_that_knows_nothing_is_wrong():
         return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 300))
 
     one = Example(prompt="a", answer=" b", choices=(" b", " c"))
-    assert answered(uniform, tiny_tokenizer(), [one])["right"].tolist() == [0]
+    assert answer_examples(uniform, tiny_tokenizer(), [one])["right"].tolist() == [0]
 
 
 def test_no_examples_are_refused():

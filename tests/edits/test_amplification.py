@@ -13,7 +13,7 @@ from sink_lens.edits.constructors import At
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
-from sink_lens.models.sites import SITES, read
+from sink_lens.models.sites import SITES, read_site
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 P = 5
@@ -153,7 +153,7 @@ def test_the_means_are_those_of_the_plain_model(lens_of, raw_of, means_of, famil
         def hook(module, args, kwargs=None, output=None):
             given = output if address.side == "output" else args[0]
             given = given[0] if isinstance(given, tuple) else given
-            seen[name] = read(given, address=address, family=lens.family, batch=2, **sizes)
+            seen[name] = read_site(given, address=address, family=lens.family, batch=2, **sizes)
 
         return hook
 

@@ -8,7 +8,7 @@ import torch
 
 from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, sink_mass
-from sink_lens.engine.named_metrics import METRICS, measured, metric_config
+from sink_lens.engine.named_metrics import METRICS, metric_config, metrics_on
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
@@ -92,20 +92,20 @@ def test_tokens_by_text_need_a_tokenizer():
 
 def test_two_metrics_of_one_name_are_refused():
     with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
-        measured([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
+        metrics_on([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
 
 
 def test_two_metrics_of_one_kind_are_named_with_their_options():
     pairs = [{"correct": 5, "incorrect": 6}, {"correct": 7, "incorrect": 6, "position": 3}]
     specs = [MetricSpec(name="logit_difference", options=one) for one in pairs]
-    assert [one.name for one in measured([*specs, MetricSpec(name="loss")], llama(), tokens=EIGHT)] == [
+    assert [one.name for one in metrics_on([*specs, MetricSpec(name="loss")], llama(), tokens=EIGHT)] == [
         "logit difference (correct 5, incorrect 6)",
         "logit difference (correct 7, incorrect 6, position 3)",
         "loss",
     ]
-    assert [one.name for one in measured(specs[:1], llama(), tokens=EIGHT)] == ["logit difference"]
+    assert [one.name for one in metrics_on(specs[:1], llama(), tokens=EIGHT)] == ["logit difference"]
     with pytest.raises(InputError, match="two metrics have one name"):
-        measured([specs[0], specs[0]], llama(), tokens=EIGHT)
+        metrics_on([specs[0], specs[0]], llama(), tokens=EIGHT)
 
 
 def test_the_record_of_a_metric_tells_what_its_function_holds():

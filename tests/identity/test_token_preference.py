@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sink_lens.errors import InputError
-from sink_lens.identity.token_preference import Votes, counted, preference
+from sink_lens.identity.token_preference import Votes, preference, vote_shares
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
 from sink_lens.models.tiny import tiny
@@ -26,7 +26,7 @@ def values(found, column="value"):
 def test_a_model_that_always_says_the_same_by_hand():
     logits = torch.zeros(100, 50)
     logits[:, 7], logits[:, 9] = 2.0, -3.0
-    found = counted(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
     got = values(found)
     assert got["argmax_top_share"] == 1
     assert got["argmax_top_ratio"] == 50
@@ -39,7 +39,7 @@ def test_a_model_that_always_says_the_same_by_hand():
 
 def test_a_model_without_preference_lies_within_chance():
     logits = torch.randn(400, 60, generator=torch.Generator().manual_seed(1))
-    found = counted(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
     for measure in ("argmax_top_share", "argmin_top_share", "argmax_covering", "argmin_covering"):
         row = found.summary.set_index("measure").loc[measure]
         assert row["null_low"] <= row["value"] <= row["null_high"], measure
@@ -51,7 +51,7 @@ def test_a_model_without_preference_lies_within_chance():
 def test_the_null_is_the_multinomial():
     # 3 events on 2 tokens: the top count is 3 with probability 2 (1/2)^3 = 1/4, else 2: mean 2.25
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-    found = counted(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
     assert values(found, "null")["argmax_top_share"] == pytest.approx(2.25 / 3, abs=0.02)
 
 

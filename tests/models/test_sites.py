@@ -12,7 +12,7 @@ from sink_lens.activations.record import capture
 from sink_lens.axes import AXES
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
-from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of
+from sink_lens.models.sites import SITES, bridge_hook, read_site, site_of, sites_of
 from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
@@ -165,7 +165,7 @@ def raw_edit(family, site):
         if address.scale != 1:  # not a view of the module's tensor
             return tensor + noise_like(tensor) / address.scale
         tensor = tensor.clone()
-        view = read(
+        view = read_site(
             tensor,
             address=address,
             family=model.family,

@@ -21,7 +21,7 @@ from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.activation import patch
 from sink_lens.patching.config import PatchConfig
-from sink_lens.patching.pairs import paired
+from sink_lens.patching.pairs import pair_prompts
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
@@ -272,7 +272,7 @@ def test_sequences_that_do_not_fit_are_refused():
 
 def test_a_direction_that_does_not_exist_is_refused():
     with pytest.raises(InputError, match="direction is 'sideways'; need denoising or noising"):
-        paired(speaking(), *pair()).run_and_source("sideways")
+        pair_prompts(speaking(), *pair()).run_and_source("sideways")
 
 
 def test_delegated_attention_is_refused():

@@ -122,9 +122,9 @@ def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
         ("choose", "inputs", False, 0, 1, 0.2),
         ("choose", "inputs", False, 0, 2, 0.4),
     ]
-    found = module._chosen(conditions(rows), goal=0.9)
+    found = module._rows_to_decide(conditions(rows), goal=0.9)
     assert (found["set"]["kept"], found["set"]["channels"], found["inputs"]["inputs"]) == ("both", 1, 2)
-    assert module._chosen(conditions(rows), goal=0.995)["set"]["channels"] == 2
+    assert module._rows_to_decide(conditions(rows), goal=0.995)["set"]["channels"] == 2
 
 
 @pytest.mark.parametrize(

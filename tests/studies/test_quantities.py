@@ -18,7 +18,7 @@ from sink_lens.studies.comparison import diff
 from sink_lens.studies.facts import read_facts
 from sink_lens.studies.model_card import INACTIVE, contents
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
-from sink_lens.studies.quantities import QUANTITIES, measured
+from sink_lens.studies.quantities import QUANTITIES, measure
 
 N, T = 4, 24
 TRUTH = planted()
@@ -211,14 +211,14 @@ def test_every_quantity_is_claimed_or_read_and_tested_and_says_what_it_is():
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_is_what_the_raw_model_gives(name):
-    found, wanted = measured(name, seen(), TERMS.get(name)), float(NUMBERS[name]())
+    found, wanted = measure(name, seen(), TERMS.get(name)), float(NUMBERS[name]())
     assert found.number == pytest.approx(wanted, rel=1e-3, abs=1e-5)
     assert math.isnan(found.low) or found.low <= found.number + 1e-9 <= found.high + 2e-9
 
 
 @pytest.mark.parametrize("name", INDICES)
 def test_indices_are_the_planted_ones(name):
-    assert measured(name, seen()).indices == INDICES[name]
+    assert measure(name, seen()).indices == INDICES[name]
 
 
 def test_a_card_a_fact_and_diff_say_one_number(tmp_path):
@@ -233,14 +233,14 @@ def test_a_card_a_fact_and_diff_say_one_number(tmp_path):
         "loss": (card["loss"]["clean"]["value"], changes["loss"]),
     }
     for name, said in pairs.items():
-        assert said == pytest.approx([measured(name, seen()).number] * 2, rel=1e-3), name  # a card has four digits
-    assert changes["first_token_norm_ratio"] == pytest.approx(measured("norm_ratio", seen()).number, rel=1e-6)
-    assert changes["kurtosis"] == pytest.approx(measured("kurtosis", seen()).number, rel=1e-6)
+        assert said == pytest.approx([measure(name, seen()).number] * 2, rel=1e-3), name  # a card has four digits
+    assert changes["first_token_norm_ratio"] == pytest.approx(measure("norm_ratio", seen()).number, rel=1e-6)
+    assert changes["kurtosis"] == pytest.approx(measure("kurtosis", seen()).number, rel=1e-6)
 
 
 def test_the_largest_dimensions_begin_with_the_planted_one():
-    assert measured("largest_dimensions", seen(), {"count": 1}).indices == (D,)
-    assert D in measured("largest_dimensions", seen()).indices
+    assert measure("largest_dimensions", seen(), {"count": 1}).indices == (D,)
+    assert D in measure("largest_dimensions", seen()).indices
 
 
 def test_a_head_whose_output_is_taken_away_is_inactive():
@@ -256,16 +256,16 @@ def test_a_head_whose_output_is_taken_away_is_inactive():
 
 def test_the_planted_sink_is_a_no_op_and_needs_its_key_column_and_its_neuron():
     assert float(seen().heads["value_norm_ratio"][seen().heads["sink_score"] > 0.3].nanmedian()) < 0.2
-    assert measured("attention_without_key_columns", seen()).number < 0.3
-    assert measured("attention_without_mlp", seen()).number < 0.3
+    assert measure("attention_without_key_columns", seen()).number < 0.3
+    assert measure("attention_without_mlp", seen()).number < 0.3
     assert [row["mlp_out"] for row in seen().writers] == pytest.approx([1], abs=1e-3)
-    everything = measured("attention_without_key_columns", seen(), {"dimensions": [(D + 1) % 48]}).number
+    everything = measure("attention_without_key_columns", seen(), {"dimensions": [(D + 1) % 48]}).number
     assert everything > 0.8  # another column is not what the sink comes from
 
 
 def test_no_query_bias_is_a_query_without_its_bias():
     one = seen("qwen2")
-    found = measured("attention_without_query_bias", one, {"layers": [0, 2]}).number
+    found = measure("attention_without_query_bias", one, {"layers": [0, 2]}).number
     model, biases = one.lens.plain, [layer.self_attn.q_proj.bias for layer in one.lens.plain.model.layers]
     before = one.attention_under([], layers=[0, 1, 2])
     kept = [bias.detach().clone() for bias in biases]
@@ -277,33 +277,33 @@ def test_no_query_bias_is_a_query_without_its_bias():
             bias.copy_(own)
     assert found == pytest.approx(float((after / before).mean()), rel=1e-4)
     with pytest.raises(UnmeasuredError, match="no bias"):
-        measured("attention_without_query_bias", seen())
+        measure("attention_without_query_bias", seen())
 
 
 def test_the_largest_activation_of_a_site_is_read_there():
-    assert measured("site_max_activation", seen(), {"site": "mlp_out"}).number == pytest.approx(108.5, abs=0.5)
+    assert measure("site_max_activation", seen(), {"site": "mlp_out"}).number == pytest.approx(108.5, abs=0.5)
     with pytest.raises(UnmeasuredError, match="nowhere is not read"):
-        measured("site_max_activation", seen(), {"site": "nowhere"})
+        measure("site_max_activation", seen(), {"site": "nowhere"})
 
 
 def test_tau_of_w_o_is_defined_without_bos_only():
-    assert abs(measured("w_o_tau", seen("random")).number) < 0.2  # random weights prefer nothing
+    assert abs(measure("w_o_tau", seen("random")).number) < 0.2  # random weights prefer nothing
     with pytest.raises(UnmeasuredError, match="the same in every sequence"):
-        measured("w_o_tau", seen())
+        measure("w_o_tau", seen())
 
 
 def test_repeated_and_random_tokens_are_measured_like_text():
     lens = seen().lens
     tokens = random_tokens(lens.tokenizer, sequences=N, length=T, generator=torch.Generator().manual_seed(0))
-    assert measured("sink_rate", seen().on(tokens)).number == pytest.approx(0.4)
+    assert measure("sink_rate", seen().on(tokens)).number == pytest.approx(0.4)
 
 
 def test_what_a_model_lacks_is_said():
     with pytest.raises(InputError, match="there is no quantity 'sinks'"):
-        measured("sinks", seen())
+        measure("sinks", seen())
     with pytest.raises(InputError, match="needs dimension"):
-        measured("dimension_value", seen())
+        measure("dimension_value", seen())
     with pytest.raises(AbsentError, match="no dimension 48, but 0 to 47"):
-        measured("dimension_value", seen(), {"dimension": 48})
+        measure("dimension_value", seen(), {"dimension": 48})
     with pytest.raises(AbsentError, match="no outlier dimension"):
-        measured("outlier_layers", seen("random"))
+        measure("outlier_layers", seen("random"))

@@ -15,7 +15,7 @@ from sink_lens.records import read_run
 from sink_lens.studies import verify
 from sink_lens.studies.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts
 from sink_lens.studies.observed import Observed
-from sink_lens.studies.quantities import QUANTITIES, Value, measured
+from sink_lens.studies.quantities import QUANTITIES, Value, measure
 
 ZOO = ("bos_neuron", "two_dimensions", "untrained")
 NUMBERS = ("sink_rate", "first_token_share", "max_activation", "norm_ratio", "kurtosis", "dominance_ratio")
@@ -31,7 +31,7 @@ def facts_about(name, seen):
     rows = []
     for quantity in (*NUMBERS, *SETS):
         try:
-            found = measured(quantity, seen)
+            found = measure(quantity, seen)
         except InputError:
             continue
         number = QUANTITIES[quantity].kind == "number"

@@ -9,7 +9,7 @@ import torch
 
 from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
-from sink_lens.engine.named_metrics import measured
+from sink_lens.engine.named_metrics import metrics_on
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.load import wrap
@@ -207,7 +207,7 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     cells, controls = config.grid.cells(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads
     assert controls
-    (mass,) = measured(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
+    (mass,) = metrics_on(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
     assert mass.layers == tuple(range(12, 30))
 
 

@@ -11,7 +11,7 @@ from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import png
 from sink_lens.report.sweep import effect_figure, swept_columns
-from sink_lens.sweeps.results import SweepResult, by_cell, failed_cells, named, tables
+from sink_lens.sweeps.results import SweepResult, by_cell, cell_name, failed_cells, tables
 
 NAN = float("nan")
 PLACE = {"kind": "zero", "site": "neurons", "where": "", "layer": 0, "position": None, "head": None, "unit": 0}
@@ -227,7 +227,7 @@ def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failur
     ],
 )
 def test_a_row_is_named_by_its_edit(row, name):
-    assert named(row) == name
+    assert cell_name(row) == name
 
 
 # --- what a result shows
