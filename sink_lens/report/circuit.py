@@ -645,7 +645,7 @@ def _lefts(edges: pd.DataFrame) -> dict[str, float]:
         fan = _FAN if step else fan
         found.setdefault(kind, _EDGE + len(found) * (_BOX + _GAP) + fan)
     beside = found.get("dimension")
-    if beside is not None and edges["quantity"].eq("path_share").any():
+    if beside is not None and "path_share" in set(edges["quantity"]):
         found |= {"mlps": beside, "early": found.get("attn_out", _EDGE)}
     return found
 
@@ -842,7 +842,7 @@ def _foot(axes: Axes, circuit: ChainCircuit, *, left_out: int, top: float) -> No
         "Bars: a neuron's share of its layer's change of the dimension; a head's sink score.",
         "On top: each link of the chain, its statistic, and what its intervention makes (the first) or removes.",
     ]
-    if not circuit.edges["quantity"].eq("path_share").any():
+    if "path_share" not in set(circuit.edges["quantity"]):
         lines[:2] = ["No path was measured in this run, so there are lines and no arrows."]
     if "not applicable" in circuit.edges["verdict"].tolist():
         lines[:2] = ["No position is a sink, so no link is judged and there are no paths."]

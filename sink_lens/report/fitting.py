@@ -123,7 +123,7 @@ def _laid(figure: Figure, engine: Any) -> list[str]:
 
 def _wrong(figure: Figure) -> list[str]:
     found = faults(figure)
-    smallest = min((text.get_fontsize() for text in _texts(figure)), default=FONT)
+    smallest = min((float(text.get_fontsize()) for text in _texts(figure)), default=FONT)
     if smallest < _UNREADABLE - 0.01:
         found.append(f"its smallest text has {smallest:.1f} points")
     for axes in _panels(figure):
@@ -164,7 +164,7 @@ def _stack(figure: Figure, narrowing: float) -> bool:
             axes.tick_params(labelleft=True)
             if not axes.get_ylabel():
                 axes.set_ylabel(
-                    beside, fontsize=panels[0].yaxis.label.get_size(), color=panels[0].yaxis.label.get_color()
+                    beside, fontsize=panels[0].yaxis.label.get_fontsize(), color=panels[0].yaxis.label.get_color()
                 )
                 axes.yaxis.label.set_fontfamily(panels[0].yaxis.label.get_fontfamily())
         else:

@@ -425,7 +425,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
-    read = step.where(step.isin(steps), ALL_STEPS)
+    read = step.where(step.isin([*steps]), ALL_STEPS)
     table = largest_first(table.loc[table["read_step"] == read], "share")
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
 

@@ -132,7 +132,7 @@ def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path):
     assert run(*again).exit_code == 0
     refused = run(*again)
     assert refused.exit_code == 2
-    assert "finished at" in refused.stderr
+    assert "holds a finished run" in refused.stderr
     assert run(*again, "--overwrite").exit_code == 0
 
 
