@@ -225,8 +225,9 @@ def _patterns(run: Run) -> tuple[str, Figure]:
 def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     """Position and text of the first sequence's first tokens; none where the table is not there."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
-    if table is None or not len(table):
+    if table is None:
         return []
+    table = table.dropna(subset=["position", "text"])  # a table from elsewhere may lack some
     table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most)
     return [(int(place), token(text)) for place, text in zip(table["position"], table["text"], strict=True)]
 

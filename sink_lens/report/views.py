@@ -377,7 +377,7 @@ def _patterns_of(
     else:
         found = _array(source)
         found = found[None] if found.ndim == 2 else found
-        names = [f"head {head}" for head in range(len(found))]
+        names = [f"head {head}" for head in range(found.shape[0] if found.ndim else 0)]
     if found.ndim != 3 or found.shape[1] != found.shape[2] or not found.size:
         raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {found.shape}")
     return _bounded(found), names

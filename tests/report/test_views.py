@@ -175,6 +175,7 @@ def test_a_view_is_saved_as_a_page(tmp_path):
 def test_what_cannot_be_shown_is_refused(run, tmp_path):
     for source, message in (
         (np.ones((2, 3)), r"as many queries as keys; found \(1, 2, 3\)"),
+        (-np.inf, r"as many queries as keys; found \(\)"),
         (np.ones((90, 90, 90)), "729,000 numbers are too many for a browser; need 600,000 at most"),
         (captured("neurons"), r"'pattern' of layers \[\]|'pattern' was captured in layers \[\]"),
     ):
