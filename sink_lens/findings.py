@@ -122,8 +122,11 @@ def _carried(tables: Tables) -> list[Phrase]:
         if cancels_bias(tables):
             rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
             found.append(Phrase(key="cancels bias", text="which cancels the keys' bias", rows=rows))
-    elif is_direction(tables):
-        rows = (f"effects: {SPAN}, its controls, and {RESCALED}",)
+    elif _dimensions(tables) and is_direction(tables):  # without outlier dimensions none was shown not to carry it
+        rows = (
+            f"effects: {SPAN}, its controls, and {RESCALED}",
+            "dimensions: is_outlier; links: dimension_key, carries",
+        )
         found.append(Phrase(key="direction", text="along a direction, no single dimension", rows=rows))
     return found
 

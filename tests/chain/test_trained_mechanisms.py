@@ -126,6 +126,8 @@ def test_a_dimension_that_no_key_reads_carries_nothing(traced):
     (said,) = findings.remarks(story.tables(run), "neurons_dimension")
     assert said.startswith("it stands out, but the sink does not hang on it")
     assert any("everything else in it" in one for one in findings.remarks(story.tables(run), "dimension_key"))
+    _, _, other = traced("key_bias", "qwen3")  # no dimension stands out, so that none was shown not to carry the sink
+    assert "direction" not in {phrase.key for phrase in phrases(other)}
 
 
 # 5. makers
