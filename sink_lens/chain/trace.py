@@ -30,6 +30,7 @@ from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
+from ..models.memory import give_back
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from . import summary, tables
 from .at_token import Occurrences, at_token
@@ -270,6 +271,7 @@ def _run(
             frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
         else:
             keep(name, make())
+            give_back()
         return frames[name]
 
     keep("chain", chain_table(links))
@@ -311,6 +313,7 @@ def _run(
         measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
         once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
         once("twin_links", lambda: link_values(gather(*measured(), config=config), links=links))
+        measured.cache_clear()  # a second model, and its panel
     if config.interventions:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
         causal_tables(

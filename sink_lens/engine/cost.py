@@ -19,6 +19,12 @@ def seconds_of(piece: Callable[[], object], *, device: torch.device | str, warm_
     return now(device) - begun
 
 
+def operations_a_second(*, rows: int = 512, width: int = 2048) -> float:
+    """Operations a second of the CPU in a product as large as those of a forward pass; takes a tenth of a second."""
+    a, b = torch.ones(rows, width), torch.ones(width, width)
+    return 2 * rows * width**2 / seconds_of(lambda: a @ b, device="cpu", warm_up=2)
+
+
 def now(device: torch.device | str) -> float:
     """The current time, read after the GPU has finished its work."""
     if torch.device(device).type == "cuda":

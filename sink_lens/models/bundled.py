@@ -98,6 +98,21 @@ def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> P
     return folder
 
 
+def unconverted(name: str) -> Path | None:
+    """The GGUF file that ``load`` would convert first; None where there is nothing to convert.
+
+    Raises:
+        ModelError: the file does not exist, or is none.
+    """
+    path = bundled_gguf() if name == DEFAULT_MODEL else from_home(name)
+    if path.suffix != ".gguf":
+        return None
+    path = Path(os.path.realpath(path))
+    check_magic(path)
+    folder = _models() / _digest(path)
+    return None if folder.is_dir() and _fault(folder) is None else path
+
+
 def _make(gguf: Path, *, digest: str, folder: Path) -> None:
     """Convert the GGUF file into the folder; the caller holds the lock."""
     with new_folder(folder) as part:

@@ -1,5 +1,6 @@
 """Convert a GGUF file to a safetensors folder, after checks of the file."""
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,16 @@ _ROOM = 32_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
+class Header:
     """Facts from the header of a GGUF file."""
 
+    n_body: int
+    """Numbers in the weights that each token is multiplied by before the unembedding."""
+    n_vocab: int
+    """Numbers in the embedding, and in the unembedding."""
     weight_bytes: int
     """Size of the weights in float32, in bytes."""
+    d_vocab: int
     has_tokenizer: bool
 
 
@@ -58,7 +64,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
         ModelError: the file is damaged, has an unknown architecture or is one part of a split file; or the disk has
             no room.
     """
-    header = _read_header(gguf)
+    header = read_header(gguf)
     free = shutil.disk_usage(folder).free
     if free < header.weight_bytes + _ROOM:
         raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
@@ -100,11 +106,17 @@ def convert(gguf: Path, *, folder: Path) -> None:
         raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=_reason(error)) from error
 
 
-def _read_header(gguf: Path) -> _Header:
+def read_header(gguf: Path) -> Header:
+    """Read how large a GGUF file's model is, without its weights.
+
+    Raises:
+        ModelError: the file is damaged, or one part of a split file.
+    """
     from gguf import GGUFReader
 
     try:
         reader = GGUFReader(gguf)
+        sizes = {str(tensor.name): [int(one) for one in tensor.shape] for tensor in reader.tensors}
         elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
         split = reader.get_field("split.count")
         parts = 1 if split is None else int(split.contents())
@@ -116,7 +128,15 @@ def _read_header(gguf: Path) -> _Header:
         ) from error
     if parts > 1:
         raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
-    return _Header(weight_bytes=elements * _BYTES_OF_FLOAT32, has_tokenizer=has_tokenizer)
+    shape = sizes.get("token_embd.weight", [0, 0])
+    ends = [math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes]
+    return Header(
+        n_body=elements - sum(ends),
+        n_vocab=math.prod(shape),
+        weight_bytes=elements * _BYTES_OF_FLOAT32,
+        d_vocab=shape[-1],
+        has_tokenizer=has_tokenizer,
+    )
 
 
 def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:

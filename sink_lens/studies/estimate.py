@@ -1,13 +1,16 @@
 """Estimate what a study costs before it begins: its passes, their time (from one timed pass) and memory."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from ..activations.forward import check_tokens
-from ..engine.cost import duration, peak_bytes, seconds_of, size
+from ..engine.cost import duration, operations_a_second, peak_bytes, seconds_of, size
 from ..engine.forward import run_with
+from ..models.bundled import unconverted
+from ..models.conversion import read_header
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
 from ..patching.activation import measured_run, swept
@@ -39,6 +42,8 @@ Estimable = (
     | VerifyConfig
 )
 """Configurations of the studies whose cost is estimated from one pass."""
+_LIBRARIES = 650_000_000
+"""Bytes that the imported libraries take."""
 _TIMED = 8
 """Most sequences of the timed pass."""
 _INPUT_SETS = 6
@@ -64,6 +69,8 @@ class StudyCost:
     seconds: float
     bytes_peak: int
     """Peak memory of this process, which held the weights and the timed pass."""
+    is_timed: bool = True
+    """Whether a pass was timed; a GGUF file that is not converted yet has its header alone."""
 
 
 def most_passes(config: Estimable) -> float:
@@ -97,6 +104,9 @@ def cost_of(config: Estimable) -> StudyCost:
     Raises:
         ModelError, InputError: what the study would refuse before it measures.
     """
+    gguf = unconverted(config.model)
+    if gguf is not None and not isinstance(config, VerifyConfig | DiffConfig):  # these read the models themselves
+        return _of_header(gguf, config)
     lens = model_of(config)
     batch = tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
@@ -113,6 +123,19 @@ def cost_of(config: Estimable) -> StudyCost:
         tokens=round(passes * batch.tokens.numel()),
         seconds=passes * seconds * batch.n_sequences / few.n_sequences,
         bytes_peak=peak_bytes(lens.device),
+    )
+
+
+def _of_header(gguf: Path, config: Estimable) -> StudyCost:
+    """The cost on a GGUF file that was not converted yet, by its header: operations, not a timed pass."""
+    header, passes = read_header(gguf), most_passes(config)
+    tokens = round(passes * (len(config.prompts) or config.sequences) * config.length)
+    return StudyCost(
+        passes=passes,
+        tokens=tokens,
+        seconds=tokens * 2 * (header.n_body + header.n_vocab) / operations_a_second(),
+        bytes_peak=_LIBRARIES + header.weight_bytes + 3 * 4 * header.d_vocab * config.length,
+        is_timed=False,
     )
 
 
@@ -155,10 +178,11 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     most = "at most"
     if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig | VerifyConfig):
         most = "about"
+    source = "one timed pass" if cost.is_timed else "the operations that the GGUF file's header tells"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
         ("passes", f"{most} {cost.passes:.4g} over all {sequences} sequences, {cost.tokens:,} tokens"),
-        ("time", f"about {duration(cost.seconds)}, from one timed pass; loading, tables and the page apart"),
+        ("time", f"about {duration(cost.seconds)}, from {source}; loading, tables and the page apart"),
         ("memory", f"about {size(cost.bytes_peak)} at its peak, with libraries and one pass"),
     ):
         table.add_row(name, value)

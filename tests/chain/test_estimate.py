@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from gguf_files import write_gguf
 from lenses import lens_of
 from rich.console import Console
 
@@ -13,9 +14,12 @@ from sink_lens.chain.estimate import _PASSES_OF_MAKERS, cost_of
 from sink_lens.chain.inputs import other_condition
 from sink_lens.chain.trace import estimate
 from sink_lens.errors import InputError
+from sink_lens.models.conversion import read_header
 from sink_lens.models.inputs import tokens_of
-from sink_lens.models.load import wrap
+from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.studies.config import CardConfig
+from sink_lens.studies.estimate import estimate as study_estimate
 
 
 @pytest.fixture
@@ -138,3 +142,19 @@ def test_the_peak_in_memory_is_within_a_fifth_of_a_real_traces(folder):
         for more in ([], [str(folder / "run")])
     )
     assert 0.8 < said / held < 1.2
+
+
+def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    gguf = tmp_path / "tiny.gguf"
+    write_gguf(gguf)
+    text = shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
+    for part in ("tiny.gguf: 6 sequences of up to 16 tokens, from the file's header", "interventions", "in the cache"):
+        assert part in text
+    assert "about 7 over all 16 sequences" in shown(study_estimate(CardConfig(model=str(gguf))))
+    assert not (tmp_path / "cache").exists()
+    header = read_header(gguf)
+    parameters = sum(one.numel() for one in load(gguf).plain.parameters())
+    assert header.weight_bytes == 4 * parameters
+    assert header.n_body + header.n_vocab == parameters  # the unembedding is the embedding
+    assert "from the file's header" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
