@@ -14,5 +14,5 @@ SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 def test_killed_runs_are_resumed_to_the_same_tables():
     done = subprocess.run([sys.executable, SCRIPT, "--kills", "2"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ("sweep", "patch", "trace", "8 shards")
+    names = ("sweep", "patch", "circuit", "trace", "8 shards")
     assert done.stdout.splitlines() == [f"{name}: 2 kills, differing: nothing" for name in names]

@@ -23,6 +23,7 @@ COMMANDS = {
     "isolate": ["MODEL", *RANDOM, "--target-position", 5],
     "amplify": ["MODEL", *RANDOM, "--target-position", 5, "--layers", 0, "--factors", 2, "--centre", "none"],
     "patch": ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", 0, "--device", "cpu", "--quiet"],
+    "circuit": ["MODEL", "--task", "text", "--pairs", 4, "--length", 12, "--random", 1, "--device", "cpu", "--quiet"],
     "tokens": ["MODEL", *RANDOM, "--gradient-sequences", 1],
     "sweep": ["SWEEP", "--model", "MODEL", "--device", "cpu", "--quiet"],
     "preference": ["--untrained", SMALL, "--sequences", 64, "--length", 16, "--device", "cpu", "--quiet"],

@@ -36,7 +36,7 @@ from .tasks import Task, task_of
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "summary")
 """What a finished run holds; with a check ``check``, with core ``core``."""
-_PART = 32
+_PART, _LEFT_PAIRS = 32, 8
 _CORE = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
@@ -221,8 +221,20 @@ def _written(
             writer.write_table("check", check)
     core = _core(lens, task, circuit, config=config, writer=writer, progress=progress) if config.core else None
     summary = _summary(circuit, completeness, areas, curve_frame, judged, check, core)
+    summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
     return circuit, (*sentences, *told(summary))
+
+
+def left_sum(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
+    """Completeness of EAP-IG's left sum with as many points as the midpoints began with, and on how many pairs.
+
+    A few pairs show how far it is off; nan where the run takes no midpoints.
+    """
+    if config.method != "eap-ig":
+        return float("nan"), 0
+    few = runs.some(range(min(_LEFT_PAIRS, runs.n_pairs)))
+    return score(few, method="eap-ig-left", steps=config.steps).complete, few.n_pairs
 
 
 def asdict_interval(found: Any) -> dict[str, float]:

@@ -17,7 +17,7 @@ from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, finished, png, save_figure
-from sink_lens.text import number, percent, token, visible, words
+from sink_lens.text import number, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 """Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
@@ -260,6 +260,11 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
             f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} points a pair)."
+        )
+    if np.isfinite(row.get("left_sum", np.nan)):
+        said.append(
+            f"EAP-IG's left sum with the points it began with gives {percent(row['left_sum'])} on "
+            f"{plural(int(row['left_pairs']), 'pair')}."
         )
     if np.isnan(row["cpr"]):
         said.append(

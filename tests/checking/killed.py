@@ -1,4 +1,4 @@
-"""Kills a sweep, its shards, a patch and a trace at random moments (SIGKILL), resumes them, and compares the tables.
+"""Kills a sweep, its shards, a patch, a circuit and a trace at random (SIGKILL), resumes them, compares the tables.
 
 ``python tests/checking/killed.py --kills 20`` prints a line for each; the exit code is 1 where a table differs from
 that of a run that nobody killed. The commands run on a tiny model in forks of this process, which has everything
@@ -46,6 +46,10 @@ COMMANDS = {
         "the bat and the hog",
         "--bos",
         "with",
+    ],
+    "circuit": [
+        *("circuit", "model", "--task", "text", "--pairs", "70", "--length", "16", "--bos", "with"),
+        *("--random", "2", "--check", "5"),
     ],
     "trace": ["trace", "model", *SMALL],
 }
