@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel
@@ -24,7 +25,7 @@ from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
-from ..data.tokens import TokenBatch, decode_tokens
+from ..data.tokens import TokenBatch, decode_tokens, from_tensor
 from ..edits.amplification import CentringMeans
 from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
@@ -131,7 +132,7 @@ def trace(
     model: TraceConfig | ModelLike,
     *,
     config: TraceConfig | None = None,
-    tokens: TokenBatch | str | None = None,
+    tokens: TokenBatch | Tensor | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
@@ -145,7 +146,7 @@ def trace(
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
         config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
-            A text is the configuration's field: "random".
+            Token ids, a row a sequence, are a batch. A text is the configuration's field: "random".
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
             what is finished of the other condition and the baseline is not measured again. Where only the page
             is missing, it is drawn.
@@ -162,6 +163,7 @@ def trace(
         model = as_lens(model)
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
+    tokens = from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
     config = _config_of(model, given=config, fields=fields)
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)

@@ -7,6 +7,7 @@ attribution patching requires. Negative positions count back from the last real 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
 from typing import Any
 
@@ -212,7 +213,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
         name = getattr(metric, "__name__", "metric")
         if _takes_logits(metric):
             return Metric(name=name, function=lambda run: metric(run.logits), layers=(), logits=True)
-        return Metric(name=name, function=metric, loss=True, logits=True)
+        return Metric(name=name, function=_of_outcome(metric, name), loss=True, logits=True)
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
@@ -228,6 +229,24 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
             f"{metric.name} reads no layers, no loss and no logits; need something that a patch can change"
         )
     return metric
+
+
+def _of_outcome(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
+    """The function, whose errors say what it was given if it takes an outcome for logits."""
+
+    @wraps(function)
+    def told(run: Outcome) -> Any:
+        try:
+            return function(run)
+        except (TypeError, AttributeError) as error:
+            if "Outcome" not in str(error):
+                raise
+            raise InputError(
+                f"the metric {name} was given an Outcome and failed ({error}); a function of logits needs a parameter "
+                f"called logits: def {name}(logits). An Outcome has .logits, .loss and .mass_at(position)"
+            ) from error
+
+    return told
 
 
 def _takes_logits(function: Callable[..., Any]) -> bool:

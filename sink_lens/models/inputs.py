@@ -37,7 +37,8 @@ def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:
     size = {"sequences": config.sequences, "length": config.length, "bos": bos}
     if lens.tokenizer is None and config.tokens == "text":
         raise InputError(
-            f"{lens.name} has no tokenizer; need one to read text: put it beside the weights, or use random tokens"
+            f"{lens.name} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its files "
+            "beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
         )
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens

@@ -24,12 +24,14 @@ from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import views
 from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, csv, shown_table, told
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
-from sink_lens.report.story import chain, link_rows, traced, walked
+from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
 from sink_lens.report.style import svg
 from sink_lens.report.trace import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
 from sink_lens.text import listed, plural, visible, words
 
+_LEADS = ("scores", "circuit")
+"""Figures of the first screen of a run with a chain."""
 _MOST_PROVENANCE = 300
 _OF_THE_PAGE = ("report", "report.html")
 _HERE = Path(__file__).parent
@@ -77,6 +79,7 @@ def content(run: Run, *, prefix: str = "") -> Content:
         chain=walked(chain(run), verdicts) if page.chained else [],
         links=found or [],
         links_missing=untold,
+        numbers=(told(run, lambda: first_numbers(run))[0] or []) if page.chained else [],
         figures=[_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
         tables=[_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
         provenance=_provenance(run),
@@ -222,7 +225,8 @@ def render(
     Args:
         folder: The folder of a run.
         *others: The folders of further runs, of the same kind, on the same tokens and with the same settings.
-        out: The page; report.html in the folder if None, of several runs report.html here.
+        out: The page, whose name gets .html if it has no such ending; a folder gets report.html. If None: report.html
+            in the run's folder, of several runs here.
         by: What several runs may differ by: dtype, bos, tokens, thresholds.
 
     Raises:
@@ -230,12 +234,13 @@ def render(
             written.
         InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
-    path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    path = _page(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
     text = page_text(folder, *others, by=by)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             part.write_text(text, encoding="utf-8", errors="backslashreplace")
             part.replace(path)
@@ -247,6 +252,13 @@ def render(
             f"then draw the page with {_again(folder, *others, out=out)}"
         ) from error
     return path
+
+
+def _page(out: Path) -> Path:
+    """The file of a page that is to be called so."""
+    if out.is_dir():
+        return out / PAGE_FILE
+    return out if out.suffix.lower() in (".html", ".htm") else out.with_name(f"{out.name}.html")
 
 
 def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
@@ -272,6 +284,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     return template.render(
         parts=parts,
         beside=beside,
+        leads=[key for key in _LEADS if beside is None and parts[0].chained],
         signs=VERDICTS,
         questions={words(name): text for name, text in QUESTIONS.items()},
         error_rates=ERROR_RATES,

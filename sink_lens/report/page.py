@@ -185,6 +185,8 @@ class Content:
     """Each node of the chain and the verdict on the link that leaves it."""
     links: list[LinkRow]
     links_missing: str
+    numbers: list[tuple[str, str]]
+    """The few numbers of the first screen: value, and what it is."""
     figures: list[Shown]
     tables: list[Shown]
     provenance: dict[str, str]

@@ -99,10 +99,11 @@ class Beside:
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
         said = [
             f"{words(row.name.removeprefix('config.'))} {', '.join(visible(cell.text, limit=40) for cell in row.cells)}"
-            for row in apart[:_MOST_MADE]
+            for row in apart
         ]
-        more = [f"{len(apart) - _MOST_MADE} more"] * (len(apart) > _MOST_MADE)
-        return f"Made with: {'; '.join(said + more)}." if said else ""
+        said = list(dict.fromkeys(said))  # a model is in the configuration and in the provenance
+        more = [f"{len(said) - _MOST_MADE} more"] * (len(said) > _MOST_MADE)
+        return f"Made with: {'; '.join(said[:_MOST_MADE] + more)}." if said else ""
 
     @property
     def tables(self) -> tuple[Shown, ...]:

@@ -148,6 +148,27 @@ def consequences(run: Run) -> list[str]:
     return said
 
 
+def first_numbers(run: Run) -> list[tuple[str, str]]:
+    """The numbers of the first screen, each with what it is: rate, what few parts remove, what the sink is worth."""
+    story, found = find_story(run), []
+    if story.sink_rate is not None:
+        over = "" if story.threshold is None else f", at threshold {story.threshold:g}"
+        found.append((f"{story.sink_rate:.0%}", f"of heads have the sink at position {story.position}{over}"))
+    makers = run.optional("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "target"])
+    if makers is not None:
+        for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
+            parts = listed(named_parts(row["parts"]).split(", "), most=3)
+            found.append((percent(row["removed"]), f"of the {row['target']} goes with {parts} ablated"))
+    elif story.super_neurons:
+        found.append((str(len(story.super_neurons)), f"super neurons, {listed(story.super_neurons, most=3)}"))
+    effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
+    if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
+        before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
+        what = "nats of loss where only the first few queries may attend to it"
+        found.append((f"{masked - before:+.2f}".replace("-", "−"), what))
+    return found
+
+
 def traced(verdicts: dict[str, str]) -> str:
     """The sentence that says how much of the chain is traced on this model."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}

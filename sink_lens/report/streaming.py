@@ -25,6 +25,10 @@ def loss_by_kept(losses: pd.DataFrame) -> Figure:
     figure = canvas(width=5.6, height=3.2)
     axes = panel(figure, xlabel="first tokens kept", ylabel="loss beyond the window, nats")
     axes.plot(range(len(first)), first["loss_nats"].to_numpy(float), color=BLUE, marker="o", markersize=5)
+    full = losses.loc[losses["kept"] == "full", "loss_nats"].to_numpy(float)
+    if len(full) and {"change_low", "change_high"} <= set(first.columns):  # 95% of the change from a full cache
+        low, high = (full[0] + first[name].to_numpy(float) for name in ("change_low", "change_high"))
+        axes.vlines(np.arange(len(first)), low, high, color=BLUE, linewidth=1.4, alpha=0.5)
     for name, label, colour, style in (
         ("full", "a full cache", GREEN, "--"),
         ("sink_mask", "the sink tokens kept", ORANGE, ":"),
@@ -75,6 +79,8 @@ def _title(run: Run) -> str:
     title = f"A cache of {row['window']} tokens: keep {many}"
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
     if n == 0 and np.isfinite(cost):
+        if not float(row.get("cost_low", np.nan)) > 0:
+            return f"{title}; evicting has no cost that is told from 0"
         bounds = interval(row.get("cost_low"), row.get("cost_high"))
         return f"{title}; evicting costs {number(cost)} nats {bounds}".rstrip()
     if n == 0 or not np.isfinite(closed):
@@ -111,7 +117,8 @@ def _headline(run: Run) -> list[str]:
 def _kept_curve(run: Run) -> tuple[str, Figure]:
     see = (
         "Loss at the positions where the cache has evicted something, on the half of the text that nothing was chosen "
-        "on. All caches have the same size: more first tokens are fewer of the newest."
+        "on. All caches have the same size: more first tokens are fewer of the newest. Bars: 95% intervals of the "
+        "change from a full cache, over sequences."
     )
     return see, loss_by_kept(_judged(run))
 

@@ -29,7 +29,7 @@ from ..records import check_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
-from ..text import listed, number, percent, plural, span, visible
+from ..text import listed, neuron_name, number, percent, plural, span, visible
 from .config import CardConfig
 from .decision import inputs, write_decision
 from .observed import SITES_READ, Observed, UnmeasuredError, digits
@@ -469,9 +469,10 @@ def _maker(row: Mapping[str, Any]) -> str:
         units = [(name, ("", row[site])) for name, site in (("attention", "attn_out"), ("the MLP", "mlp_out"))]
     kinds: dict[str, list[str]] = {}
     for name, (unit, share) in units:
-        kinds.setdefault(name, []).append(f"{unit} {number(share)}".strip())
-    told = "; ".join(f"{name} {', '.join(each)}" for name, each in kinds.items())
-    return f"layer {row['layer']} ({told} of the growth of {row['dimension']})"
+        named = neuron_name(int(row["layer"]), int(unit)) if name == "neurons" else f"{unit}"
+        kinds.setdefault("" if name == "neurons" else name, []).append(f"{named} ({percent(float(share))})".strip())
+    told = "; ".join(f"{name} {', '.join(each)}".strip() for name, each in kinds.items())
+    return f"layer {row['layer']}: {told} of the growth of dimension {row['dimension']}"
 
 
 def _said_tokens(sink: Mapping[str, Any]) -> str:
