@@ -26,7 +26,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.story import find_story, largest_first, studied
-from sink_lens.text import head_name, neuron_name, token
+from sink_lens.text import head_name, neuron_name, number, plural, token
 
 _LOADER = """(async () => {
   if (!window.%s) {
@@ -38,7 +38,10 @@ _LOADER = """(async () => {
   }
   %s
 })();"""
-_STYLE = "body { font-family: system-ui, sans-serif; margin: 12px; background: #fff; color: #111; }"
+_STYLE = (
+    "h1 { font-size: 1rem; margin: 0 0 8px; } "
+    "body { font-family: system-ui, sans-serif; margin: 12px; background: #fff; color: #111; }"
+)
 _BUNDLE = Path("dist", "cdn", "iife.js")
 _DRAW = """const canvas = document.createElement("canvas");
   const flat = !(canvas.getContext("webgl2") || canvas.getContext("webgl"));
@@ -50,6 +53,8 @@ _LINE, _CHARACTERS = 26, 90
 """Pixels of a line of tokens, and how many characters it holds."""
 _STRONGEST, _WEAKEST = 6, 2
 _MOST_NEURONS = 12
+_FEWEST = 8
+"""Queries that must come after a token for its mean attention to be shown."""
 _JOINER = "\N{WORD JOINER}"
 """Between < or & and what follows: HTML then reads both as text, and nothing is seen of it, on a canvas neither."""
 
@@ -64,6 +69,8 @@ class View:
     """What it is given: texts, numbers and lists."""
     height: int
     """Pixels of its frame in a notebook."""
+    title: str = ""
+    """What is shown, in a line above it."""
 
     @property
     def html(self) -> str:
@@ -131,7 +138,8 @@ def attention_heads(
         "minValue": 0,
         "maxValue": 1,
     }
-    return View(kind="AttentionHeads", props=props, height=900)
+    title = f"Attention of {plural(len(patterns), 'head')}"
+    return View(kind="AttentionHeads", props=props, height=940, title=title)
 
 
 def attention_patterns(
@@ -150,10 +158,12 @@ def attention_patterns(
     is drawn without a graphics card, eight heads of 64 tokens take many seconds: choose fewer.
     """
     of = {"sequence": sequence, "layers": layers, "heads": heads, "names": names, "tokenizer": tokenizer}
-    props = dict(attention_heads(source, tokens, **of).props)
+    large = attention_heads(source, tokens, **of)
+    props = dict(large.props)
     lines = sum(len(text) for text in props["tokens"]) // _CHARACTERS
     height = 420 + 110 * (len(props["attention"]) // 9) + _LINE * lines
-    return View(kind="AttentionPatterns", props=props | {"headLabels": props["attentionHeadNames"]}, height=height)
+    props |= {"headLabels": props["attentionHeadNames"]}
+    return View(kind="AttentionPatterns", props=props, height=height + 40, title=large.title)
 
 
 def colored_tokens(
@@ -169,7 +179,8 @@ def colored_tokens(
 
     Args:
         source: numbers, one a position; or a capture of ``pattern`` or a traced run: then the attention that a token
-            gets from those after it, the mean over the heads.
+            gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not coloured,
+            and the title says so: a mean over one or two queries says nothing.
         tokens: see ``attention_heads``, and so the others.
         sequence: of a capture and a token batch.
         layers: of a capture.
@@ -183,15 +194,21 @@ def colored_tokens(
     if isinstance(source, Run) or hasattr(source, "tensors"):
         patterns, _ = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
         later = np.tril(np.ones(patterns.shape[1:]), -1)
-        values = (patterns.mean(0) * later).sum(0) / np.maximum(later.sum(0), 1)
+        queries = later.sum(0)
+        values = np.where(queries >= _FEWEST, (patterns.mean(0) * later).sum(0) / np.maximum(queries, 1), np.nan)
+        few = int((queries < _FEWEST).sum())
+        title = f"Attention that each token gets from those after it, mean over {plural(len(patterns), 'head')}"
+        title += f"; the last {few} have fewer than {_FEWEST} after them and no colour"
     else:
-        values = _array(source)
+        values, title = _array(source), "A number a token"
     if values.ndim != 1 or not len(values):
         raise InputError(f"colours need one number a token; found an array of {values.shape}. Choose one row of it")
     texts = _texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
-    low, high = float(np.nanmin(values, initial=0)), float(np.nanmax(values, initial=1e-9))
-    props = {"tokens": texts, "values": values, "minValue": low, "maxValue": high}
-    return View(kind="ColoredTokens", props=props, height=90 + _LINE * (sum(map(len, texts)) // _CHARACTERS))
+    most = float(np.nanmax(np.abs(values), initial=1e-9))
+    props = {"tokens": texts, "values": values, "minValue": -most, "maxValue": most}
+    title += f"; colours from −{number(most)} (red) to {number(most)} (blue)"
+    height = 130 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
+    return View(kind="ColoredTokens", props=props, height=height, title=title)
 
 
 def neuron_activations(
@@ -205,9 +222,13 @@ def neuron_activations(
 ) -> View:
     """The text, each token coloured by the activation of a neuron, which is chosen by layer and number.
 
+    One scale holds for all of them and for both signs, so that -0.03 is pale beside 2,823; the last entry of the first
+    list shows it.
+
     Args:
-        source: an array of (position, layer, neuron); a ``capture`` of ``neurons``; or a traced run, of whose super
-            neurons gate, up-projection and cosine are shown by position, means over sequences.
+        source: an array of (position, layer, neuron); a ``capture`` of ``neurons``, which are the activations; or a
+            traced run, of whose super neurons the gate and the up-projection are shown by position, before the
+            activation function, means over sequences.
         tokens: see ``attention_heads``; a run shows positions, since its numbers are means.
         sequence: of a capture and a token batch.
         layers: of a capture, None is all; of an array their names.
@@ -225,11 +246,16 @@ def neuron_activations(
         values, first, second = _neurons_of(source, sequence=sequence, layers=layers, neurons=neurons)
         titles = ("Layer", "Neuron")
     texts = _texts_of(tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
-    props = {"tokens": texts, "activations": values}
+    most = float(np.nanmax(np.abs(values), initial=1e-9))
+    scale = np.broadcast_to(np.linspace(-most, most, len(values))[:, None, None], (len(values), 1, values.shape[2]))
+    props = {"tokens": texts, "activations": np.concatenate([values, scale], axis=1)}
+    first = [*first, f"the scale: −{number(most)} to {number(most)}"]
     for name, title, labels in zip(("first", "second"), titles, (first, second), strict=True):
         props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless(one) for one in labels]}
-    height = 190 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
-    return View(kind="TextNeuronActivations", props=props, height=height)
+    height = 230 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
+    what = "Pre-activations of super neurons" if isinstance(source, Run) else "Activations of neurons"
+    title = f"{what}; colours from −{number(most)} (red) to {number(most)} (blue), for all of them alike"
+    return View(kind="TextNeuronActivations", props=props, height=height, title=title)
 
 
 def page(views: Mapping[str, View], *, title: str = "CircuitsVis") -> str:
@@ -242,7 +268,10 @@ def page(views: Mapping[str, View], *, title: str = "CircuitsVis") -> str:
     Raises:
         InputError: a name that can be no id, or the circuitsvis package is not there.
     """
-    body = "\n".join(f'<div id="{_id(name)}"></div>' for name in views)
+    body = "\n".join(
+        (f"<h1>{html.escape(view.title)}</h1>\n" if view.title else "") + f'<div id="{_id(name)}"></div>'
+        for name, view in views.items()
+    )
     return closed_page(body, code=script(views), bundle=bundle(), title=title)
 
 
@@ -418,12 +447,12 @@ def _neurons_of(
 
 
 def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
-    """Gate, up-projection and cosine (position, super neuron, quantity) of a run, and the names of both.
+    """Gate and up-projection (position, super neuron, quantity) of a run, and the names of both.
 
     Raises:
         RunError: the run has no such table, or found no super neuron.
     """
-    quantities = ["gate", "up", "cosine"]
+    quantities = ["gate", "up"]
     if run.kind != "trace" and "selectivity" not in run.tables:
         raise RunError(f"{about(run)}, which keeps no activations of neurons; need a run of trace. {MAKES['trace']}")
     table = run.need("selectivity", columns=["layer", "neuron", "position", *quantities])

@@ -100,13 +100,16 @@ def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
 
 
 def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run):
-    assert views.colored_tokens(run).props["values"].tolist() == [1.0] + [0.0] * 7
-    # Uniform attention over the past: token 6 gets 1/8 from the last; token 7 is looked at by none.
-    values = views.colored_tokens(SimpleNamespace(tensors={("pattern", 0): PATTERN[None, None]})).props["values"]
-    assert values[6:].tolist() == [1 / 8, 0]
-    assert values[5] == pytest.approx((1 / 7 + 1 / 8) / 2)
+    assert np.isnan(views.colored_tokens(run).props["values"]).all()  # of 8 tokens none has 8 after it
+    # Uniform attention over the past: of 10 tokens the first two have 8 or more after them.
+    uniform = np.tril(np.ones((10, 10))) / np.arange(1, 11)[:, None]
+    view = views.colored_tokens(SimpleNamespace(tensors={("pattern", 0): uniform[None, None]}))
+    assert np.isnan(view.props["values"][2:]).all()
+    assert view.props["values"][1] == pytest.approx(sum(1 / n for n in range(3, 11)) / 8)
+    assert "the last 8 have fewer than 8 after them and no colour" in view.title
+    assert f"<h1>{view.title}</h1>" in view.html
     shown = views.colored_tokens([0.5, -2.0], ["x", "y"]).props
-    assert (shown["minValue"], shown["maxValue"]) == (-2.0, 0.5)
+    assert (shown["minValue"], shown["maxValue"]) == (-2.0, 2.0)
 
 
 def test_neurons_of_a_capture_are_those_with_the_largest_activations():
@@ -114,18 +117,20 @@ def test_neurons_of_a_capture_are_those_with_the_largest_activations():
     source.tensors["neurons", 5][0, 2, 17] = -9
     view = views.neuron_activations(source, neurons=None)
     assert view.props["secondDimensionLabels"][0] == "17"
-    assert view.props["firstDimensionLabels"] == ["3", "5"]
-    assert view.props["activations"].shape == (8, 2, 12)
+    assert view.props["firstDimensionLabels"] == ["3", "5", "the scale: −9 to 9"]
+    assert view.props["activations"].shape == (8, 3, 12)
     assert view.props["activations"][2, 1, 0] == -9
-    assert views.neuron_activations(source, neurons=[4, 17], layers=[5]).props["activations"].shape == (8, 1, 2)
+    assert (view.props["activations"].min(), view.props["activations"].max()) == (-9, 9)  # what CircuitsVis scales by
+    assert views.neuron_activations(source, neurons=[4, 17], layers=[5]).props["activations"].shape == (8, 2, 2)
 
 
 def test_super_neurons_of_a_run_are_shown_by_position(run):
     props = views.neuron_activations(run).props
-    assert props["firstDimensionLabels"] == ["L1.N100", "L1.N101", "L2.N100", "L2.N101", "L7.N100", "L7.N101"]
-    assert props["secondDimensionLabels"] == ["gate", "up", "cosine"]
+    names = ["L1.N100", "L1.N101", "L2.N100", "L2.N101", "L7.N100", "L7.N101"]
+    assert props["firstDimensionLabels"] == [*names, "the scale: −1 to 1"]
+    assert props["secondDimensionLabels"] == ["gate", "up"]
     assert props["activations"][:, 0, 0].tolist() == [1.0] + [0.0] * 7
-    assert props["activations"][3, 2].tolist() == [0.0, 0.2, 0.1]
+    assert props["activations"][3, 2].tolist() == [0.0, 0.2]
 
 
 def test_hostile_tokens_cannot_leave_their_place():
