@@ -4,6 +4,7 @@
 # make analyses-tiny  the same on a planted model, in one process
 # make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
 # make wheel-check    builds the wheel and runs it in an empty environment, outside of this folder
+# make readme  the picture and the output in README.md, from a quick trace of the default model (RUN=folder: from that one)
 # make docs    builds the site, warnings are errors: build/site/index.html
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
 
@@ -14,9 +15,10 @@ ARGS ?=
 TESTS ?=
 SEED ?= 0
 MINUTES ?= 60
+RUN ?=
 WORKERS ?= 2
 
-.PHONY: trace test attack analyses analyses-tiny docs setup clean
+.PHONY: trace test readme attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -38,6 +40,9 @@ analyses-tiny: $(READY)
 
 attack: $(READY)
 	$(BIN)/python tools/attack/run.py --seed $(SEED) --minutes $(MINUTES)
+
+readme: $(READY)
+	$(BIN)/python -m tools.readme $(if $(RUN),--run $(RUN))
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q docs build/site

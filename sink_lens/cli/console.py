@@ -235,11 +235,11 @@ class _Plain(logging.Formatter):
         return for_terminal(super().format(record))
 
 
-def lines(shown: "RenderableType") -> list[str]:
+def lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
     """What is printed, as plain lines."""
     from rich.console import Console
 
-    text = Console(file=io.StringIO(), width=120, highlight=False, markup=False)
+    text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
     with text.capture() as captured:
         text.print(shown)
     return [line.rstrip() for line in captured.get().splitlines()]

@@ -99,14 +99,17 @@ def test_a_refused_page_writes_nothing(tmp_path):
         render(one, other, out=tmp_path / "both.html")
     assert not (tmp_path / "both.html").exists()
     assert render(one, one, out=tmp_path / "both.html") == tmp_path / "both.html"
+    assert render(one, one, out=tmp_path / "new" / "side") == tmp_path / "new" / "side.html"
+    assert render(one, one, out=tmp_path / "new") == tmp_path / "new" / "report.html"
 
 
 def test_runs_beside_each_other_say_what_they_were_made_with_where_it_differs():
     rows = {"config.controls": ("19", "5"), "config.seed": ("0", "0"), "started": ("today", "now")}
+    rows |= {"model": ("a", "b"), "config.model": ("a", "b")}  # one thing is said once
     provenance = tuple(
         Row(name=name, cells=(Entry(text=one), Entry(text=other, differs=one != other)))
         for name, (one, other) in rows.items()
     )
     beside = Beside(names=("one", "other"), verdicts=(), summary=(), summary_missing="", provenance=provenance)
-    assert beside.made == "Made with: controls 19, 5."
+    assert beside.made == "Made with: controls 19, 5; model a, b."
     assert Beside(names=("a", "b"), verdicts=(), summary=(), summary_missing="", provenance=provenance[1:]).made == ""
