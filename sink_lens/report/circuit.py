@@ -2,13 +2,14 @@
 
 Nodes are those of the run's table ``chain``, and the MLPs beside the super neurons. Other tables say more of the nodes
 in ``_KINDS``: growth steps, neurons, dimensions, heads; any other node is a plain box. An arrow is a path
-(``paths.parquet``): the share of the sink, read after the target's growth step, that is lost when the target alone
-reads the stream without what the source wrote, with its interval over sequences and its controls. From super neurons to
-the outlier dimension, and from there to the key, the path goes through that dimension alone. Over the gaps stands what
-each link of the chain was measured by, its intervention (``effects.parquet``, primary ones, all growth steps together)
-and its verdict. Nodes of a growth step say which share of the sink goes when the node itself is frozen at what it is at
-other positions (``mediation.parquet``, the natural sink, one step at a time), and when all that it reads is. Nothing
-here is inferred; what a run did not measure is nan, and the figure says so.
+(``paths.parquet``): the share of the sink, read after the target's growth step (of MLPs, which feed the next step too,
+in all layers with a sink), that is lost when the target alone reads the stream without what the source wrote, with its
+interval over sequences and its controls. From super neurons to the outlier dimension, and from there to the key, the
+path goes through that dimension alone. Over the gaps stands what each link of the chain was measured by, its
+intervention (``effects.parquet``, primary ones, all growth steps together) and its verdict. Nodes of a growth step say
+which share of the sink goes when the node itself is frozen at what it is at other positions (``mediation.parquet``, the
+natural sink, one step at a time), and when all that it reads is. Nothing here is inferred; what a run did not measure
+is nan, and the figure says so.
 """
 
 import json
@@ -448,7 +449,7 @@ def _with_paths(
     edges = []
     for row in _rows(table):
         step = int(row["source_step"] if row["target"] == "sink" else row["target_step"])
-        if int(row["read_step"]) != (step if step in steps else ALL_STEPS):
+        if int(row["read_step"]) != (step if step in steps and row["target"] != "MLPs" else ALL_STEPS):
             continue
         ends = _ends_of(row, step=max(step, first), first=first)
         if ends is None or not {*ends} <= known.keys():

@@ -451,8 +451,8 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
     }
     see = (
         "Path patching: at the sink position the target alone reads the stream without what the source wrote beyond an "
-        "ordinary token. How much of the sink is lost, after the target's growth step where it has one; a negative "
-        "share is a larger sink. Everything is all sources at once."
+        "ordinary token. How much of the sink is lost, after the target's growth step where it has one (of MLPs in all "
+        "layers with a sink); a negative share is a larger sink. Everything is all sources at once."
     )
     return see + more(len(shown), "paths"), shown_table(shown, heads)
 

@@ -86,7 +86,7 @@ def path_rows(steps):
 
     def add(*row):
         one = dict(zip(columns, row, strict=True))
-        read = one["source_step"] if one["target"] == "sink" else one["target_step"]
+        read = {"sink": one["source_step"], "MLPs": -2}.get(one["target"], one["target_step"])
         for number in (-2, *range(steps)) if steps > 1 else (-2,):
             share = one["share"] if number == read or steps < 2 else 0.01
             told = {"share": share, "ci_low": share - 0.04, "ci_high": share + 0.04, "control_largest": 0.02}
