@@ -1,7 +1,8 @@
 """``python -m analyses``: run all claims or some, one after another; what is finished is not run again.
 
+--by-model runs what docs/claims.md asks of a trained model on one that you name, and prints its column of the table;
 --keep puts results, figures and tables into the claims' folders; --expect writes what tiny mode must give; --list
-writes README.md, docs/coverage.md, and the tables of the claims, from the committed results.
+writes README.md, docs/coverage.md, docs/claims.md, and the tables of the claims, from the committed results.
 """
 
 import argparse
@@ -10,12 +11,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from analyses.claims import run_claim
+import pandas as pd
+
+from analyses.answers import Page, by_model, claims_page, committed, cost, models, read_page
+from analyses.claims import loaded, run_claim
 from analyses.verdicts import Claim, coverage, keep, overview, read_claim, read_coverage, show, shown
 from sink_lens.errors import SinkLensError
 from sink_lens.models.bundled import DEFAULT_MODEL
 
 HERE = Path(__file__).parent
+TABLES = HERE / "by_model"
 README = """# Analyses: one claim a folder
 
 Each folder holds the claim as it was written before the run (`claim.md`: question, prediction, what would refute it,
@@ -66,6 +71,37 @@ def coverage_page() -> str:
     return COVERAGE + coverage(rows, claims=found) + "\n"
 
 
+def page() -> Page:
+    """The claims of the papers and the numbers that answer them."""
+    return read_page(HERE / "claims.toml")
+
+
+def of_model(model: str, names: Sequence[str], *, out: Path, keeps: bool) -> int:
+    """Run every analysis that decides a claim about a trained model, or some, on one text; print the model's column."""
+    known = committed(claims())
+    wanted = {part.of.partition("/")[0] for row in page().rows for part in row.decides}
+    rows = []
+    for name in names or sorted(name for name in wanted if known.claims[name].model is None):
+        began = time.monotonic()
+        try:
+            frame = run_claim(HERE / name, out=out / name, model=model, one_text=True)[
+                ["number", "value", "low", "high", "n"]
+            ]
+        except SinkLensError as error:
+            frame = pd.DataFrame([{"note": str(error).partition(";")[0]}])
+        seconds = time.monotonic() - began
+        rows.append(frame.assign(folder=name, seconds=round(seconds)))
+        print(f"{name}: {'' if 'note' not in frame else frame['note'].iloc[0]} {seconds:.0f} s", flush=True)
+    parameters = sum(one.numel() for one in loaded(model).plain.parameters())
+    table = pd.concat(rows, ignore_index=True).assign(model=loaded(model).name, parameters=parameters)
+    columns = ["model", "parameters", "folder", "seconds", "number", "value", "low", "high", "n", "note"]
+    folder = TABLES if keeps else out
+    path = folder / f"{Path(table['model'].iloc[0]).stem}.csv"
+    table.reindex(columns=columns).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    print(f"{path}\n{by_model(page(), known, models(folder, known))}")
+    return int(table["note"].notna().sum()) if "note" in table else 0
+
+
 def main() -> int:
     """Run what is asked for; the number of claims that could not be run."""
     parser = argparse.ArgumentParser(prog="python -m analyses", description=__doc__)
@@ -77,7 +113,18 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="put results and figures into the claims' folders")
     parser.add_argument("--expect", action="store_true", help="with --tiny: write expected.csv")
     parser.add_argument("--list", action="store_true", help="write README.md from the committed results, run nothing")
+    parser.add_argument(
+        "--by-model", action="store_true", help="what docs/claims.md asks of a trained model, on one text"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="with --by-model: how long and how much memory")
+    parser.add_argument("--parameters", type=float, default=6.7e9, help="with --dry-run: of your model (%(default)g)")
     asked = parser.parse_args()
+    if asked.by_model and asked.dry_run:
+        print(cost(TABLES, parameters=asked.parameters))
+        return 0
+    if asked.by_model:
+        out = asked.out or Path("runs/analyses-by-model") / Path(asked.model).stem
+        return of_model(asked.model, asked.names, out=out, keeps=asked.keep)
     out = asked.out or Path("runs") / ("analyses-tiny" if asked.tiny else "analyses")
     failed = 0
     for claim in [] if asked.list else claims(asked.names):
@@ -102,6 +149,8 @@ def main() -> int:
             show(claim)
         (HERE / "README.md").write_text(README + overview(claims()) + "\n", encoding="utf-8")
         (HERE.parent / "docs" / "coverage.md").write_text(coverage_page(), encoding="utf-8")
+        written = claims_page(page(), committed(claims()), folder=TABLES)
+        (HERE.parent / "docs" / "claims.md").write_text(written, encoding="utf-8")
     return failed
 
 

@@ -32,7 +32,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text, random_tokens
-from sink_lens.errors import SinkLensError
+from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import load, weights_hash, wrap
@@ -87,6 +87,8 @@ class Work:
     out: Path
     """The run folder."""
     progress: bool
+    one_text: bool = False
+    """Whether ``texts`` gives the bundled text alone."""
     seed: int = 0
     _lens: Callable[[], LensModel]
     _weights: Callable[[], str]
@@ -158,8 +160,8 @@ class Work:
         return from_text(text, self.lens.tokenizer, sequences=sequences, length=length, bos=bos, name=name)
 
     def texts(self, *, sequences: int, length: int, bos: str = "auto") -> dict[str, TokenBatch]:
-        """Sequences of each of ``TEXTS``; only of the bundled one in tiny mode."""
-        names = self.size(TEXTS, TEXTS[:1])
+        """Sequences of each of ``TEXTS``; only of the bundled one in tiny mode, or where one is asked for."""
+        names = TEXTS[:1] if self.one_text else self.size(TEXTS, TEXTS[:1])
         return {name: self.text(name, sequences=sequences, length=length, bos=bos) for name in names}
 
     def random(self, *, sequences: int, length: int, bos: str = "auto") -> TokenBatch:
@@ -181,8 +183,15 @@ class Work:
         return self.trace(self.text(sequences=self.size(32, 8), length=64))
 
     def steps(self) -> list[Any]:
-        """The growth steps of ``base``, each with first_layer, last_layer and outlier_dimension."""
-        return list(self.base()["growth_steps"].itertuples(index=False))
+        """The growth steps of ``base``, each with first_layer, last_layer and outlier_dimension.
+
+        Raises:
+            InputError: the model has none.
+        """
+        found = list(self.base()["growth_steps"].itertuples(index=False))
+        if not found:
+            raise InputError(f"no growth step in {self.lens.name}; need one: the first token's norm explodes nowhere")
+        return found
 
     def trained(self, arm: str, *, seed: int, **fields: Any) -> Path:
         """The folder of a training by the claim's ``train.toml``, shared with the other analyses of the same run.
@@ -229,6 +238,7 @@ def run_claim(
     retrain: bool = False,
     overwrite: bool = False,
     progress: bool = True,
+    one_text: bool = False,
 ) -> pd.DataFrame:
     """Run one analysis, or read it where it is finished; its result, which ``out`` then holds with the figure.
 
@@ -240,18 +250,21 @@ def run_claim(
         retrain: train again what is otherwise read from committed tables.
         overwrite: run again what is finished.
         progress: show bars.
+        one_text: the bundled text alone where several are compared.
 
     Raises:
         InputError, ModelError, RunError: what was found and needed.
     """
     claim = read_claim(folder)
-    lens = functools.cache(_tiny_lens if tiny else functools.partial(_loaded, model))
+    lens = functools.cache(_tiny_lens if tiny else functools.partial(loaded, model))
     weights = functools.cache(lambda: weights_hash(lens()))
     made_from: dict[str, Any] = {"model": claim.model}
     if claim.model is None:
         made_from = {"model": lens().name, "weights_sha256": weights(), "notes": list(lens().notes)}
     made_from |= {"versions": versions(), "seeds": {"all": 0}}
     asked: dict[str, Any] = {"claim": claim.name, "tiny": tiny, "retrain": retrain}
+    if one_text:
+        asked["one_text"] = True
     config = asked | {"code_sha256": _hash(folder / "run.py"), "weights_sha256": made_from.get("weights_sha256")}
     if (out / RUN_FILE).exists() and not overwrite:
         before = read_run(out)
@@ -263,7 +276,7 @@ def run_claim(
         out, kind="claim", config=config, provenance=made_from, expects=expects, overwrite=overwrite
     ) as writer:
         given: dict[str, Any] = {"tiny": tiny, "retrain": retrain, "folder": folder, "out": out, "progress": progress}
-        work = Work(**given, _lens=lens, _weights=weights, _writer=writer)
+        work = Work(**given, one_text=one_text, _lens=lens, _weights=weights, _writer=writer)
         measured: Measured = runpy.run_path(str(folder / "run.py"))["measure"](work)
         rows = [{"number": name} | dataclasses.asdict(one) for name, one in measured.numbers.items()]
         writer.write_csv("numbers", pd.DataFrame(rows).rename(columns={"estimate": "value"}))
@@ -318,7 +331,8 @@ def _tiny_lens() -> LensModel:
 
 
 @functools.cache
-def _loaded(name: str) -> LensModel:
+def loaded(name: str) -> LensModel:
+    """The model of a name, loaded once in this process."""
     return load(name)
 
 

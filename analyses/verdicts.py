@@ -183,7 +183,7 @@ def with_table(text: str, result: pd.DataFrame) -> str:
     for row in result.to_dict("records"):
         where = row["number"].partition(_AT)[2]
         says = f"{row['says']}, {where}" if where else row["says"]
-        lines.append(_line(says, shown(row), row["theirs"], row["verdict"], row["prediction"]))
+        lines.append(line(says, shown(row), row["theirs"], row["verdict"], row["prediction"]))
     return _TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
 
 
@@ -197,11 +197,11 @@ def overview(claims: Sequence[Claim]) -> str:
         result = read_result(claim)
         link = f"[{claim.title}]({claim.name}/claim.md) ([figure]({claim.name}/figure.png))"
         if result.empty:
-            lines.append(_line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 5))
+            lines.append(line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 5))
             continue
         first, others = result.to_dict("records")[0], result.iloc[1:]
         cells = (link, claim.paper, first["model"], first["says"], shown(first), first["theirs"], first["verdict"])
-        lines.append(_line(*cells, first["prediction"], _counted(others)))
+        lines.append(line(*cells, first["prediction"], _counted(others)))
     return "\n".join(lines)
 
 
@@ -252,13 +252,13 @@ def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
     ]
     for row in rows:
         if not row.folder:
-            lines.append(_line(row.where, row.shows, "not attempted", "", row.theirs, row.reason))
+            lines.append(line(row.where, row.shows, "not attempted", "", row.theirs, row.reason))
             continue
         result = read_result(known[row.folder])
         names = result["number"].str.partition(_AT)[0]
         found = result[names.isin(row.numbers)] if row.numbers else result
         link = f"`analyses/{row.folder}/`: `python -m analyses {row.folder}`"
-        lines.append(_line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
+        lines.append(line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
     return "\n".join(lines)
 
 
@@ -304,7 +304,7 @@ def _write(result: pd.DataFrame, folder: Path) -> None:
     result.to_csv(folder / "result.csv", index=False, float_format="%.6g", lineterminator="\n")
 
 
-def _line(*cells: str) -> str:
+def line(*cells: str) -> str:
     """One line of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |"
 

@@ -1,0 +1,331 @@
+"""The page that answers whether the papers hold: docs/claims.md, from ``claims.toml`` and the committed results.
+
+A row is a claim in its paper's words with the numbers that decide it. Each number is held against the range that its
+analysis wrote down before the run (``claim.md``); a range that was written with this page is marked as such. A row
+holds where every number's whole interval lies in its range. One number on several texts counts once: the row shows
+where all of them lie.
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analyses.verdicts import Claim, line, read_result, shown, span
+from sink_lens.errors import InputError
+from sink_lens.models.bundled import DEFAULT_MODEL
+
+PAPERS = {
+    "A": "A: the structural origin of the attention sink",
+    "B": "B: born biased",
+    "C": "C: SeedPrints",
+    "D": "D: Prefix-Tuning+",
+}
+ANSWERS = ("holds", "holds in part", "does not hold", "not shown", "not tested here")
+"""All numbers in their ranges; some; none, and each wholly outside; none, but some lie in part; no number."""
+_PLACE = re.compile(r"\{([^{}|]+/[^{}|]+)(?:\|([^{}]+))?\}")
+_AT = " @ "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One number that decides, and the range that it is held against."""
+
+    of: str
+    """Folder and number, as in ``mediation/z @ moby-dick``; ``*`` stands for any text, layer or position."""
+    by: str = "reproduced"
+    """The rule's range: ``reproduced``, ``predicted`` or ``contradicted``; ``page`` where ``range`` is given."""
+    range: tuple[float, float] = (math.nan, math.nan)
+    """A range written with this page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A claim of a paper; an entry of ``claims.toml``."""
+
+    id: str
+    where: str
+    """Short name of the paper, and where it says so."""
+    words: str
+    """In the paper's words, if ``where`` does not say otherwise."""
+    decides: tuple[Part, ...] = ()
+    on: str = ""
+    """On how many models, texts and seeds."""
+    note: str = ""
+    """What the numbers do not say, and what was there before."""
+    more: str = ""
+    """What the claim says beyond the numbers: then it holds in part at most."""
+    why: str = ""
+    """Why it was not tested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A sentence elsewhere in the repository that speaks of a claim."""
+
+    file: str
+    claims: tuple[str, ...]
+    text: str
+    """With its numbers as places: ``{folder/number}`` or ``{folder/number|.2f}``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What ``claims.toml`` holds."""
+
+    opening: str
+    """The page's first part, with places for the sentences and counts."""
+    closing: str
+    """Its last part, with a place for the table by model."""
+    sentences: tuple[str, ...]
+    """The five that a person can repeat."""
+    rows: tuple[Row, ...]
+    said: tuple[Said, ...]
+
+
+def read_page(path: Path) -> Page:
+    """The claims and the sentences about them.
+
+    Raises:
+        InputError: a row with neither numbers nor a reason, or with both, or a name given twice.
+    """
+    fields = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for one in fields["claim"]:
+        parts = tuple(_part(part) for part in one.pop("decides", ()))
+        row = Row(decides=parts, **one)
+        if bool(parts) == bool(row.why):
+            raise InputError(f"{row.id} has {len(parts)} numbers and the reason {row.why!r}; need one of the two")
+        rows.append(row)
+    if len({row.id for row in rows}) < len(rows):
+        raise InputError(f"{path} gives an id twice: {[row.id for row in rows]}; need each once")
+    said = tuple(Said(**(one | {"claims": tuple(one["claims"])})) for one in fields["said"])
+    texts = {name: fields[name] for name in ("opening", "closing")}
+    return Page(**texts, sentences=tuple(fields["sentences"]), rows=tuple(rows), said=said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Numbers of one model, or of the models that analyses make, and the rules that they are held against."""
+
+    claims: Mapping[str, Claim]
+    tables: Mapping[str, pd.DataFrame]
+    """Folder -> number, value, low, high, n."""
+
+    def found(self, of: str) -> pd.DataFrame:
+        """The rows of ``folder/number``, where ``*`` stands for anything; empty where the folder was not run.
+
+        Raises:
+            InputError: no such folder, or no such number in a folder that was run.
+        """
+        folder, _, number = of.partition("/")
+        if folder not in self.claims or number.partition(_AT)[0] not in self.claims[folder].rules:
+            raise InputError(f"there is no number {of}; need FOLDER/NUMBER of an analysis and its rules")
+        if folder not in self.tables:
+            return pd.DataFrame(columns=["number", "value", "low", "high", "n"])
+        table = self.tables[folder]
+        chosen = table[[fnmatchcase(str(name), number.replace("[", "[[]")) for name in table["number"]]]
+        if chosen.empty and "number" in table and not table.empty and table["number"].notna().all():
+            raise InputError(f"{folder} was run and has no {number}; need one of {', '.join(table['number'])}")
+        return chosen
+
+    def judge(self, part: Part) -> str:
+        """One of ``ANSWERS`` for one number on all its texts."""
+        rows, (low, high) = self.found(part.of), self.range_of(part)
+        inside = (rows["low"] >= low) & (rows["high"] <= high)
+        outside = (rows["high"] < low) | (rows["low"] > high)
+        if rows.empty or rows["value"].isna().all():
+            return "not tested here"
+        if inside.all():
+            return "holds"
+        if outside.all():
+            return "does not hold"
+        return "holds in part" if inside.any() else "not shown"
+
+    def range_of(self, part: Part) -> tuple[float, float]:
+        """The range of a number.
+
+        Raises:
+            InputError: the rule has no such range.
+        """
+        if part.by == "page":
+            return part.range
+        folder, _, number = part.of.partition("/")
+        found = getattr(self.claims[folder].rules[number.partition(_AT)[0]], part.by)
+        if math.isnan(found[0]):
+            raise InputError(f"the rule of {part.of} has no range {part.by!r}; need one, or a range of the page's own")
+        return found
+
+    def fill(self, text: str) -> str:
+        """A text with its places filled: ``{folder/number}`` with interval, ``{folder/number|.0%}`` in a format."""
+
+        def one(place: re.Match[str]) -> str:
+            rows = self.found(place[1])
+            if len(rows) != 1:
+                raise InputError(f"{place[1]} has {len(rows)} numbers; a sentence needs one")
+            row = rows.iloc[0]
+            if not place[2]:
+                return shown(dict(row))
+            field, _, how = place[2].rpartition(":")
+            return format(row[field or "value"], how)
+
+        return _PLACE.sub(one, text)
+
+
+def committed(claims: Sequence[Claim]) -> Results:
+    """The results that are kept in the claims' folders."""
+    known = {claim.name: claim for claim in claims}
+    tables = {name: read_result(claim) for name, claim in known.items()}
+    return Results(claims=known, tables={name: table for name, table in tables.items() if not table.empty})
+
+
+def answer(row: Row, results: Results) -> str:
+    """One of ``ANSWERS`` for a claim: from those of its numbers."""
+    found = _joined([results.judge(part) for part in row.decides])
+    return "holds in part" if row.more and found == "holds" else found
+
+
+def _joined(parts: Sequence[str]) -> str:
+    told = [part for part in parts if part != "not tested here"]
+    if not told:
+        return "not tested here"
+    if len(set(told)) == 1:
+        return told[0]
+    return "holds in part" if {"holds", "holds in part"} & set(told) else "not shown"
+
+
+def table(rows: Sequence[Row], results: Results) -> str:
+    """One line a claim: id and words, verdict, the numbers that decide with their ranges, and on what."""
+    lines = ["| claim | verdict | what decides: ours (95%), and the range | on | beside it |", "| --- " * 5 + "|"]
+    for row in rows:
+        verdict = answer(row, results)
+        told = "<br>".join(_told(part, results) for part in row.decides)
+        words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.words} ({row.where})'
+        lines.append(
+            line(
+                words,
+                f"**{verdict}**",
+                told or "none",
+                row.on,
+                results.fill(f"{row.more} {row.note or row.why}".strip()),
+            )
+        )
+    return "\n".join(lines)
+
+
+def _told(part: Part, results: Results) -> str:
+    folder, _, number = part.of.partition("/")
+    says = results.claims[folder].rules[number.partition(_AT)[0]].says
+    where = number.partition(_AT)[2]
+    rows = results.found(part.of)
+    place = f", {where}" if where and "*" not in where else ""
+    known = f"{span(*results.range_of(part))}{'†' if part.by == 'page' else ''}"
+    link = f"[{folder}](../analyses/{folder}/claim.md)"
+    return f"{says}{place}: {several(rows)} [{known}] ({link})"
+
+
+def several(rows: pd.DataFrame) -> str:
+    """One number with its interval; of several the range of the values, and of the intervals."""
+    known = rows.dropna(subset=["value"])
+    if known.empty:
+        return "not defined"
+    if len(known) == 1 or known["value"].nunique() == 1:
+        return shown(dict(known.iloc[0]))
+    ends = known["value"].min(), known["value"].max(), known["low"].min(), known["high"].max()
+    return "{:.3g} to {:.3g} ({:.3g} to {:.3g}; {} numbers)".format(*ends, len(known))
+
+
+def counts(page: Page, results: Results) -> dict[str, int]:
+    """Verdict -> how many claims have it."""
+    found = [answer(row, results) for row in page.rows]
+    return {verdict: found.count(verdict) for verdict in ANSWERS}
+
+
+def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str:
+    """The claims about a model that is loaded: one line a claim, one column a model, the first number of each."""
+    studied = [row for row in page.rows if any(results.claims[folder].model is None for folder in _folders(row))]
+    lines = [f"| claim | the paper's | {' | '.join(models)} |", "| --- " * (2 + len(models)) + "|"]
+    for row in studied:
+        part = next(part for part in row.decides if results.claims[part.of.partition("/")[0]].model is None)
+        folder, _, number = part.of.partition("/")
+        rule = results.claims[folder].rules[number.partition(_AT)[0]]
+        cells = [_cell(row, part, of_model) for of_model in models.values()]
+        lines.append(line(f"[{row.id}](#{row.id.lower()}) {rule.says}", rule.theirs, *cells))
+    return "\n".join(lines)
+
+
+def _cell(row: Row, part: Part, results: Results) -> str:
+    own = [one for one in row.decides if results.claims[one.of.partition("/")[0]].model is None]
+    folder = part.of.partition("/")[0]
+    if folder in results.tables and results.tables[folder]["number"].isna().any():
+        return str(results.tables[folder]["note"].iloc[0])
+    rows = results.found(part.of)
+    if rows.empty:
+        return "not run"
+    return f"{_joined([results.judge(one) for one in own])}: {several(rows)}"
+
+
+def _folders(row: Row) -> Iterator[str]:
+    return (part.of.partition("/")[0] for part in row.decides)
+
+
+def _part(fields: Any) -> Part:
+    if isinstance(fields, str):
+        return Part(of=fields)
+    if "range" in fields:
+        low, high = (float(bound) for bound in fields["range"])
+        return Part(of=fields["of"], by="page", range=(low, high))
+    return Part(**fields)
+
+
+def models(folder: Path, known: Results) -> dict[str, Results]:
+    """Model -> its results, from the tables that ``--by-model --keep`` wrote."""
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        rows = pd.read_csv(path)
+        tables = {str(name): of.reset_index(drop=True) for name, of in rows.groupby("folder")}
+        found[str(rows["model"].iloc[0])] = Results(claims=known.claims, tables=tables)
+    return found
+
+
+def cost(folder: Path, *, parameters: float) -> str:
+    """How long all analyses of one model take on two cores, and how much memory, by the slowest that was run."""
+    runs = [pd.read_csv(path).drop_duplicates("folder") for path in sorted(folder.glob("*.csv"))]
+    if not runs:
+        return "No model was timed yet."
+    rate = max(float(run["seconds"].sum() / run["parameters"].iloc[0]) for run in runs)
+    run = max(runs, key=lambda one: one["parameters"].iloc[0])
+    minutes, size = run["seconds"].sum() / 60, run["parameters"].iloc[0] / 1e6
+    return (
+        f"{run['model'].iloc[0]} ({size:.0f}M parameters) took {minutes:.0f} minutes on two busy cores. By its "
+        f"parameters a model of {parameters / 1e9:.1f}B takes {rate * parameters / 3600:.0f} hours there, and "
+        f"{4 * parameters / 1e9:.0f} GB in float32 beside its activations (about 2 GB); a GPU, on which it is loaded "
+        "where there is one, is as many times faster as one forward is."
+    )
+
+
+def claims_page(page: Page, results: Results, *, folder: Path) -> str:
+    """docs/claims.md."""
+    sentences = "\n".join(f"{place}. {results.fill(one)}" for place, one in enumerate(page.sentences, start=1))
+    told = ", ".join(f"{n} {_plural(verdict, n)}" for verdict, n in counts(page, results).items() if n)
+    parts = [page.opening.format(sentences=sentences, n=len(page.rows), told=told)]
+    for letter, title in PAPERS.items():
+        rows = [row for row in page.rows if row.id[0] == letter]
+        parts.append(f"## {title}\n\n{table(rows, results)}\n\n")
+    others = models(folder, results)
+    of_default = {DEFAULT_MODEL: results} | others
+    names = (
+        f"{DEFAULT_MODEL} saw up to five texts, the others one." if others else f"So far this is {DEFAULT_MODEL} alone."
+    )
+    about = {"names": names, "table": by_model(page, results, of_default), "cost": cost(folder, parameters=6.7e9)}
+    return "".join(parts) + page.closing.format(**about)
+
+
+def _plural(verdict: str, n: int) -> str:
+    return verdict if n == 1 else verdict.replace("holds", "hold").replace("does not", "do not")
