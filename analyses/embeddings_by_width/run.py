@@ -11,7 +11,6 @@ from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, fini
 CELLS = {
     "Llama, width 64, 6 layers": {"style": "llama", "d_model": 64, "n_heads": 4, "n_layers": 6},
     "Llama, width 192, 6 layers": {"style": "llama", "d_model": 192, "n_heads": 6, "n_layers": 6},
-    "Llama, width 192, 12 layers": {"style": "llama", "d_model": 192, "n_heads": 6},
     "Llama, width 384, 6 layers": {"style": "llama", "d_model": 384, "n_heads": 6, "n_layers": 6},
     "Llama, width 768, 12 layers": {"style": "llama"},
     "Qwen, width 768, 12 layers": {"style": "qwen"},
@@ -53,11 +52,11 @@ def pairs_of(work: Work, cell: str) -> pd.DataFrame:
     shape = work.size(
         CELLS[cell] | {"vocab_size": 4096}, {"n_layers": 2, "d_model": 48, "n_heads": 4, "vocab_size": 300}
     )
-    n = work.size(4 if "768" in cell else 6, 3)
+    n = work.size(4 if "768" in cell else 5, 3)
     made = UntrainedConfig(**({"style": CELLS[cell]["style"]} | shape))
     models = [untrained(made, seed=FIRST_SEED + seed) for seed in range(n)]
     few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
-    size = work.size({"sequences": 1000, "length": 16, "relabellings": 199}, few)
+    size = work.size({"sequences": 1000, "length": 8, "relabellings": 199}, few)
     config = FingerprintConfig(inputs="released_embeddings", seed=1, **size)
     found = fingerprint(models, config=config, cache=False, progress=work.progress).nulls
     names = {lens.name: place for place, lens in enumerate(models)}
