@@ -31,13 +31,15 @@ lies in the range, *not shown* where a part of it does, *not reproduced* where n
 whole of it lies in the opposite range; it says where the number lies, not that ours and theirs are equal. **Our
 prediction** stands beside it, for every number: *as predicted*, *not shown* and *not as predicted* in the same way, and
 *opposite* (where we expected something else than the paper, that is the paper's range). Intervals are bootstraps over
-sequences (over seeds where models were trained). Which figures and tables of the papers are covered, and which are not,
-is listed in [coverage](../docs/coverage.md).
+sequences (over seeds where models were trained). Which claims of the papers hold, claims in
+words too, is answered in [claims](../docs/claims.md), claim by claim and model by model; which figures and tables are
+covered, and which are not, is listed in [coverage](../docs/coverage.md).
 
 ```
 make analyses-tiny                                 # every one on a planted model, in one process
 make analyses                                      # every one on the default model; a stopped one goes on
 python -m analyses.mask_isolation.run --model DIR  # one of them on a model of your own
+python -m analyses --by-model --model DIR          # your model's column of the table by model
 ```
 
 Papers: A is arXiv 2605.06611, B 2602.05927, C 2509.26404, D 2506.13674. The table shows each claim's first number; the

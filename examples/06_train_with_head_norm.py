@@ -1,7 +1,9 @@
 """Train two small models that differ in head-wise RMSNorm only, compare them, and open a checkpoint with the library.
 
 Both see the same tokens in the same order. A model of this size has no sink at the usual threshold, and one seed of
-120 steps says nothing of who is better: the point is the procedure, which is the same at any size.
+120 steps says nothing of who is better: the point is the procedure, which is the same at any size. Three seeds of 600
+steps, in analyses/headnorm_at_3m_parameters, have the norm 0.023 nats behind at the end, with an interval that holds 0:
+a head start of one seed at 120 steps is no faster convergence.
 
 Prints on the default model:
 

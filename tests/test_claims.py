@@ -1,201 +1,165 @@
-import math
-import runpy
-import sys
+"""The page of claims is that of the results, and what is said of a claim elsewhere has the page's numbers."""
 
-import numpy as np
+import math
+import re
+import runpy
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from analyses.claims import certain, run_claim
-from analyses.verdicts import Rule, judged, overview, read_claim, read_result, shown, span, with_table
+from analyses.answers import ANSWERS, Part, Results, Row, answer, claims_page, committed, models, read_page, several
+from analyses.verdicts import Claim, Rule, read_claim
 from sink_lens.errors import InputError
-from sink_lens.records import read_run
-from sink_lens.stats import Interval
+from sink_lens.models.tiny import planted, tiny_tokenizer
 
-CLAIM = """# One and one is two
-
-**Question.** Is it?
-
-```toml
-paper = "A, figure 0"
-
-[total]
-says = "sum"
-theirs = "2"
-reproduced = [1.9, 2.1]
-contradicted = [3, inf]
-```
-
-## Result
-
-<!-- result -->
-<!-- /result -->
-"""
-RUN = '''
-"""Adds."""
-
-import pandas as pd
-
-from analyses.claims import Measured, certain, main
-from sink_lens.report.style import canvas
-
-
-def measure(work):
-    count = work.once("count", lambda: pd.DataFrame({"n": [work.lens.n_layers]}))
-    return Measured(numbers={"total": certain(2.0), "total @ text": certain(count["n"][0])}, figure=canvas())
-
-
-if __name__ == "__main__":
-    main(measure)
-'''
-
-
-def folder_of(tmp_path, *, claim=CLAIM, run=RUN):
-    folder = tmp_path / "sums"
-    folder.mkdir()
-    (folder / "claim.md").write_text(claim)
-    (folder / "run.py").write_text(run)
-    return folder
-
-
-def between(low, high):
-    return Interval(estimate=(low + high) / 2, low=low, high=high, n=9)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
-        (0.5, 0.9, ("reproduced", "as predicted")),
-        (0.4, 0.9, ("not shown", "not shown")),  # reaches out of the range
-        (0.0, 0.1, ("contradicted", "opposite")),
-        (0.2, 0.3, ("not reproduced", "not as predicted")),  # in neither
-        (math.nan, math.nan, ("not shown", "not shown")),
-    ],
+ROOT = Path(__file__).parents[1]
+ANALYSES = ROOT / "analyses"
+RESULTS = committed([read_claim(path.parent) for path in sorted(ANALYSES.glob("*/claim.md"))])
+PAGE = read_page(ANALYSES / "claims.toml")
+WRITTEN = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+ROWS = {row.id: row for row in PAGE.rows}
+SPEAK = (
+    r"nulls? holds?\b|called related|are frozen|freezing (?:them|the)|The paper has|nats behind|p over \.01|with LoRA"
 )
-def test_the_whole_interval_must_lie_in_the_range(low, high, words):
-    rule = Rule(says="", theirs="0.7", reproduced=(0.5, 1.0), contradicted=(0.0, 0.1))
-    found = between(low, high)
-    assert (rule.verdict(found), rule.prediction(found)) == words
+"""Words by which a sentence about a claim is known."""
 
 
-@pytest.mark.parametrize(
-    "theirs", ["none given", "a sink comes there (abstract, figure 6)", "can be fatal (2503.22329)"]
-)
-def test_without_a_number_of_the_papers_there_is_no_verdict_on_it(theirs):
-    rule = Rule(says="", theirs=theirs, reproduced=(0.5, 1.0))
-    assert (rule.verdict(between(0.5, 0.9)), rule.prediction(between(0.5, 0.9))) == ("no number", "as predicted")
+def words(text):
+    """Words, whatever the breaks, quotes and comment signs between them."""
+    return " ".join(re.sub(r'"\n\s*f?"', "", text).replace("\n> ", " ").split())
 
 
-@pytest.mark.parametrize("theirs", ["262.88 (Llama-2-7B)", "top 5", "-0.039 (152M parameters)"])
-def test_with_a_number_of_the_papers_there_is_one(theirs):
-    assert Rule(says="", theirs=theirs, reproduced=(0.5, 1.0)).verdict(between(0.5, 0.9)) == "reproduced"
+def test_the_page_is_that_of_its_rows_and_the_results():
+    assert claims_page(PAGE, RESULTS, folder=ANALYSES / "by_model") == WRITTEN
 
 
-def test_without_a_range_nothing_is_contradicted():
-    rule = Rule(says="", theirs="1", reproduced=(0.5, 1.0))
-    found = between(-9.0, -8.0)
-    assert (rule.verdict(found), rule.prediction(found)) == ("not reproduced", "not as predicted")
+def test_the_page_opens_with_five_sentences_and_is_linked_from_the_top_of_the_readme():
+    assert re.findall(r"^(\d)\. ", WRITTEN.partition("Papers:")[0], flags=re.M) == list("12345")
+    assert "(docs/claims.md)" in "".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:10])
 
 
-def test_what_we_expected_against_the_paper_is_judged_by_our_own_range():
-    rule = Rule(says="", theirs="0.32", reproduced=(0.2, 1.0), predicted=(-1.0, 0.1))
-    assert (rule.verdict(between(0.01, 0.02)), rule.prediction(between(0.01, 0.02))) == (
-        "not reproduced",
-        "as predicted",
-    )
-    assert (rule.verdict(between(0.3, 0.4)), rule.prediction(between(0.3, 0.4))) == ("reproduced", "opposite")
-    assert rule.prediction(between(0.05, 0.15)) == "not shown"
+def test_every_claim_has_a_verdict_and_a_link_or_a_reason():
+    assert len(PAGE.rows) >= 40
+    for row in PAGE.rows:
+        (line,) = (one for one in WRITTEN.splitlines() if one.startswith(f'| <a id="{row.id.lower()}"></a>'))
+        assert any(f"| **{verdict}** |" in line for verdict in ANSWERS), row.id
+        folders = re.findall(r"\]\(\.\./(analyses/\w+/claim\.md)\)", line)
+        assert len(folders) == len(row.decides)
+        assert all((ROOT / folder).is_file() for folder in folders)
+        assert row.decides or len(row.why) > 10, row.id
+        assert not row.decides or row.on, row.id
 
 
-def test_without_any_range_nothing_is_judged():
-    rule = Rule(says="", theirs="343.7")
-    assert (rule.verdict(between(1.0, 2.0)), rule.prediction(between(1.0, 2.0))) == ("not comparable", "none made")
-    assert Rule(says="").verdict(between(1.0, 2.0)) == "no number"
+@pytest.mark.parametrize("said", PAGE.said, ids=lambda said: f"{said.file}-{'-'.join(said.claims)}")
+def test_a_sentence_elsewhere_has_the_numbers_of_the_page(said):
+    assert {*said.claims} <= {*ROWS}
+    assert words(RESULTS.fill(said.text)) in words((ROOT / said.file).read_text(encoding="utf-8"))
 
 
-def test_an_analysis_is_judged_by_its_rules_and_kept_with_what_it_was_made_from(tmp_path):
-    result = run_claim(folder_of(tmp_path), out=tmp_path / "out", tiny=True, progress=False)
-    assert result["number"].tolist() == ["total", "total @ text"]
-    assert result["verdict"].tolist() == ["reproduced", "contradicted"]  # the planted model has 5 layers
-    run = read_run(tmp_path / "out")
-    assert (run.kind, run.status, run.missing) == ("claim", "finished", [])
-    assert len(run.provenance["weights_sha256"]) == 64
+def test_no_sentence_about_a_claim_is_left_out():
+    for name in ("README.md", "docs/evidence.md", "docs/identity.md", "docs/chain.md", "docs/limits.md"):
+        text = words((ROOT / name).read_text(encoding="utf-8"))
+        listed = [words(RESULTS.fill(said.text)) for said in PAGE.said if said.file == name]
+        for found in re.finditer(SPEAK, text):
+            spans = [(text.find(one), text.find(one) + len(one)) for one in listed]
+            here = text[max(0, found.start() - 80) : found.end() + 80]
+            assert any(start <= found.start() < end for start, end in spans), f"{name}: … {here} …"
 
 
-def test_what_is_finished_is_read_and_what_was_interrupted_goes_on(tmp_path):
-    folder, out = folder_of(tmp_path, run=RUN.replace("certain(2.0)", "certain(1 / 0)")), tmp_path / "out"
-    with pytest.raises(ZeroDivisionError):
-        run_claim(folder, out=out, tiny=True, progress=False)
-    assert read_run(out).status == "failed"
-    table = (out / "count.parquet").stat().st_mtime_ns
-    with pytest.raises(ZeroDivisionError):
-        run_claim(folder, out=out, tiny=True, progress=False)
-    assert (out / "count.parquet").stat().st_mtime_ns == table
-    (folder / "run.py").write_text(RUN)
-    first = run_claim(folder, out=out, tiny=True, progress=False)  # its code is another one: all is made again
-    (out / "figure.png").touch()
-    figure = (out / "figure.png").stat().st_mtime_ns
-    pd.testing.assert_frame_equal(run_claim(folder, out=out, tiny=True, progress=False), first)
-    assert (out / "figure.png").stat().st_mtime_ns == figure
+QUESTIONS = {
+    "Do first tokens get most of the attention?": ("A1", "of the attention, at 64"),
+    "Is there a difference of variance between the first token and the others?": ("A2", "S1 falls from layer to layer"),
+    "Is that difference the root of the sink?": ("A2b", "Sufficient is not necessary"),
+    "Do super neurons make it?": ("A4", "The pair of the second growth step"),
+    "Does one dimension of the first token carry it?": ("A7", "other entries of the neurons' columns carry it"),
+    "Can I put a sink anywhere by the mask?": ("A9", "At a cost of"),
+    "And by amplifying variance?": ("A10", "on prose"),
+    "Can I take the sink away, and what does it cost?": ("A11", "costs that many nats"),
+    "Does head-wise RMSNorm train faster?": ("A13", "stands untested"),
+    "Do untrained models prefer tokens by orders of magnitude?": ("B1", "not how probable it is"),
+    "When may I believe a fingerprint?": ("C9", "the relabelled null (ours) keeps"),
+    "Is Prefix-Tuning+ as good as LoRA?": ("D5", "as D4"),
+}
+"""Questions of a newcomer, the row that answers, and words of the answer."""
 
 
-def test_the_table_of_a_claim_and_of_all_claims(tmp_path):
-    folder = folder_of(tmp_path)
-    claim = read_claim(folder)
-    assert "not run yet" in overview([claim])
-    numbers = pd.DataFrame({"number": ["total"], "value": [2.0], "low": [1.95], "high": [2.05], "n": [4]})
-    judged(claim, numbers, model="some model").to_csv(folder / "result.csv", index=False)
-    text = with_table(CLAIM, read_result(claim))
-    assert "| sum | 2 (1.95 to 2.05) | 2 | reproduced | as predicted |" in text
-    assert with_table(text, read_result(claim)) == text
-    line = overview([claim]).splitlines()[-1]
-    assert "[One and one is two](sums/claim.md)" in line
-    assert "| A, figure 0 | some model | sum | 2 (1.95 to 2.05) | 2 | reproduced | as predicted |" in line
+def test_twelve_questions_of_a_newcomer_are_answered_from_the_page():
+    assert len(QUESTIONS) == 12
+    for question, (name, says) in QUESTIONS.items():
+        (line,) = (one for one in WRITTEN.splitlines() if one.startswith(f'| <a id="{name.lower()}"></a>'))
+        assert says in line, question
 
 
-def test_numbers_as_they_are_shown():
-    assert shown({"value": np.nan, "low": np.nan, "high": np.nan}) == "not defined"
-    assert shown({"value": 3.0, "low": 3.0, "high": 3.0}) == "3"
-    assert [span(0.5, math.inf), span(-math.inf, 2.0), span(0.0, 1.0), span(math.nan, 1.0)] == [
-        ">= 0.5",
-        "<= 2",
-        "0 to 1",
-        "never",
+def results(**numbers):
+    """Results of one analysis, ``one``, whose rule ``x`` wants 1 to 2."""
+    rule = Rule(says="x", theirs="3", reproduced=(1.0, 2.0), contradicted=(-1.0, 0.0))
+    claim = Claim(folder=Path("one"), title="one", paper="A", model=None, rules={"x": rule})
+    rows = [
+        {"number": f"x @ {name}", "value": (low + high) / 2, "low": low, "high": high, "n": 4}
+        for name, (low, high) in numbers.items()
     ]
-    assert certain(4) == Interval(estimate=4.0, low=4.0, high=4.0, n=1)
+    return Results(claims={"one": claim}, tables={"one": pd.DataFrame(rows)})
 
 
 @pytest.mark.parametrize(
-    ("claim", "message"),
+    ("numbers", "verdict"),
     [
-        (CLAIM.replace("```toml", "```"), "no TOML block"),
-        (CLAIM.replace('paper = "A, figure 0"', ""), "need paper"),
-        (CLAIM.replace("says", "tells"), "the rule 'total'.*need says"),
-        (CLAIM.replace("[3, inf]", "[2, inf]"), "reproduced and contradicted at once"),
+        ({"a": (1.2, 1.8)}, "holds"),
+        ({"a": (1.2, 1.8), "b": (1.0, 2.0)}, "holds"),
+        ({"a": (1.2, 1.8), "b": (1.5, 2.5)}, "holds in part"),
+        ({"a": (1.2, 1.8), "b": (3.0, 4.0)}, "holds in part"),
+        ({"a": (0.5, 1.5)}, "not shown"),
+        ({"a": (0.5, 1.5), "b": (3.0, 4.0)}, "not shown"),
+        ({"a": (2.5, 3.0), "b": (-1.0, 0.5)}, "does not hold"),
+        ({"a": (math.nan, math.nan)}, "not tested here"),
     ],
 )
-def test_a_claim_that_cannot_be_judged_is_refused(tmp_path, claim, message):
-    with pytest.raises(InputError, match=message):
-        read_claim(folder_of(tmp_path, claim=claim))
+def test_the_verdict_of_a_claim_is_that_of_its_intervals(numbers, verdict):
+    row = Row(id="A1", where="A", words="x", decides=(Part(of="one/x @ *"),))
+    assert answer(row, results(**numbers)) == verdict
 
 
-def test_a_number_without_a_rule_is_refused(tmp_path):
-    folder = folder_of(tmp_path, run=RUN.replace('"total @ text"', '"other"'))
-    with pytest.raises(InputError, match=r"gives \['total', 'other'\] and has rules for \['total'\]"):
-        run_claim(folder, out=tmp_path / "out", tiny=True, progress=False)
-    with pytest.raises(InputError, match=r"no claim\.md"):
-        read_claim(tmp_path)
+def test_a_claim_that_says_more_than_was_measured_holds_in_part_at_most():
+    row = Row(id="A1", where="A", words="x", decides=(Part(of="one/x @ a"),), more="at scale")
+    assert answer(row, results(a=(1.2, 1.8))) == "holds in part"
+    assert answer(row, results(a=(2.5, 3.0))) == "does not hold"
 
 
-def test_run_py_is_a_command(tmp_path, monkeypatch, capsys):
-    folder = folder_of(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--tiny", "--out", str(tmp_path / "out")])
-    runpy.run_path(str(folder / "run.py"), run_name="__main__")
-    shown = capsys.readouterr().out
-    assert "One and one is two" in shown
-    assert "contradicted" in shown
-    monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(tmp_path / "none"), "--out", str(tmp_path / "other")])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(folder / "run.py"), run_name="__main__")
-    assert ended.value.code == 2
-    assert "none" in capsys.readouterr().err
+def test_a_range_of_the_page_decides_and_is_marked():
+    row = Row(id="A1", where="A", words="x", decides=(Part(of="one/x @ a", by="page", range=(2.0, 3.0)),))
+    assert answer(row, results(a=(2.5, 3.0))) == "holds"
+    marked = [part.of for one in PAGE.rows for part in one.decides if part.by == "page"]
+    assert len(marked) == WRITTEN.count("†]") > 0
+
+
+def test_one_number_on_several_texts_is_one_number():
+    assert several(results(a=(1.0, 2.0), b=(1.0, 2.0)).tables["one"]) == "1.5 (1 to 2)"
+    assert several(results(a=(1.0, 2.0), b=(2.0, 5.0)).tables["one"]) == "1.5 to 3.5 (1 to 5; 2 numbers)"
+
+
+def test_places_are_filled_from_the_results():
+    found = results(a=(0.5, 1.0))
+    assert found.fill("{one/x @ a} or {one/x @ a|.0%} or {one/x @ a|low:.2f}") == "0.75 (0.5 to 1) or 75% or 0.50"
+    with pytest.raises(InputError, match="has 2 numbers; a sentence needs one"):
+        results(a=(0.5, 1.0), b=(0.5, 1.0)).fill("{one/x @ *}")
+    with pytest.raises(InputError, match="no number one/y"):
+        found.fill("{one/y}")
+
+
+def test_a_row_with_numbers_and_a_reason_is_refused(tmp_path):
+    path = tmp_path / "claims.toml"
+    path.write_text('opening = ""\nclosing = ""\nsentences = []\n[[claim]]\nid = "A1"\nwhere = "A"\nwords = "x"\n')
+    with pytest.raises(InputError, match="need one of the two"):
+        read_page(path)
+
+
+def test_the_column_of_a_model_is_written_and_read(tmp_path, capsys):
+    model = tmp_path / "model"
+    planted().model.save_pretrained(model)
+    tiny_tokenizer(adds_bos=True).save_pretrained(model)
+    run = runpy.run_path(str(ANALYSES / "__main__.py"), run_name="analyses")["of_model"]
+    assert run(str(model), ["down_projection_column"], out=tmp_path, keeps=False) == 0
+    (found,) = models(tmp_path, RESULTS).values()
+    assert set(found.tables) == {"down_projection_column"}
+    assert "| not run |" in capsys.readouterr().out
