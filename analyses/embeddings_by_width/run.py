@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
 from sink_lens.identity.lineages import p_of
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 
 CELLS = {
     "Llama, width 64, 6 layers": {"style": "llama", "d_model": 64, "n_heads": 4, "n_layers": 6},
@@ -15,7 +15,7 @@ CELLS = {
     "Llama, width 768, 12 layers": {"style": "llama"},
     "Qwen, width 768, 12 layers": {"style": "qwen"},
 }
-NULLS = {"relabelled": ORANGE, "analytical": BLUE, "pipeline": GREEN}
+NULLS = {"relabelled": ORANGE, "analytical": BLUE}
 FIRST_SEED = 20
 
 
@@ -56,7 +56,7 @@ def pairs_of(work: Work, cell: str) -> pd.DataFrame:
     made = UntrainedConfig(**({"style": CELLS[cell]["style"]} | shape))
     models = [untrained(made, seed=FIRST_SEED + seed) for seed in range(n)]
     few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
-    size = work.size({"sequences": 1000, "length": 8, "relabellings": 199}, few)
+    size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 19, "relabellings": 199}, few)
     config = FingerprintConfig(inputs="released_embeddings", seed=1, **size)
     found = fingerprint(models, config=config, cache=False, progress=work.progress).nulls
     names = {lens.name: place for place, lens in enumerate(models)}

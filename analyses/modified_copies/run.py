@@ -30,7 +30,7 @@ def measure(work: Work) -> Measured:
         "averaged": lambda: averaged(lens, random_init(lens, seed=OTHERS[0])),
     }
     few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
-    size = work.size({"sequences": 1000, "length": 4, "relabellings": 99}, few)
+    size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 19, "relabellings": 99}, few)
     config = FingerprintConfig(inputs="tokens", seed=1, **size)
 
     def pair(name: str) -> pd.DataFrame:
