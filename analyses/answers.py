@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ PAPERS = {
 ANSWERS = ("holds", "holds in part", "does not hold", "not shown", "not tested here")
 """All numbers in their ranges; some; none, and each wholly outside; none, but some lie in part; no number."""
 _PLACE = re.compile(r"\{([^{}|]+/[^{}|]+)(?:\|([^{}]+))?\}")
+_ID = re.compile(r"\[([A-D]\d+[a-z]?)\]")
 _AT = " @ "
 
 
@@ -43,6 +44,8 @@ class Part:
     """The rule's range: ``reproduced``, ``predicted`` or ``contradicted``; ``page`` where ``range`` is given."""
     range: tuple[float, float] = (math.nan, math.nan)
     """A range written with this page."""
+    says: str = ""
+    """What the number is, where its rule's words lean on another number's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class Row:
     """What the claim says beyond the numbers: then it holds in part at most."""
     why: str = ""
     """Why it was not tested."""
+    trained: Mapping[str, str] = field(default_factory=dict)
+    """Models that an analysis trained -> its number that answers for them, in the table by model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +153,11 @@ class Results:
             return "does not hold"
         return "holds in part" if inside.any() else "not shown"
 
+    def says(self, part: Part) -> str:
+        """What a number is."""
+        folder, _, number = part.of.partition("/")
+        return part.says or self.claims[folder].rules[number.partition(_AT)[0]].says
+
     def range_of(self, part: Part) -> tuple[float, float]:
         """The range of a number.
 
@@ -221,12 +231,12 @@ def table(rows: Sequence[Row], results: Results) -> str:
 
 def _told(part: Part, results: Results) -> str:
     folder, _, number = part.of.partition("/")
-    says = results.claims[folder].rules[number.partition(_AT)[0]].says
+    says = results.says(part)
     where = number.partition(_AT)[2]
     rows = results.found(part.of)
     place = f", {where}" if where and "*" not in where else ""
     known = f"{span(*results.range_of(part))}{'†' if part.by == 'page' else ''}"
-    link = f"[{folder}](../analyses/{folder}/claim.md)"
+    link = f"[{folder}](../analyses/{folder}/result.csv)"
     return f"{says}{place}: {several(rows)} [{known}] ({link})"
 
 
@@ -250,13 +260,18 @@ def counts(page: Page, results: Results) -> dict[str, int]:
 def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str:
     """The claims about a model that is loaded: one line a claim, one column a model, the first number of each."""
     studied = [row for row in page.rows if any(results.claims[folder].model is None for folder in _folders(row))]
-    lines = [f"| claim | the paper's | {' | '.join(models)} |", "| --- " * (2 + len(models)) + "|"]
+    trained = list(dict.fromkeys(model for row in page.rows for model in row.trained))
+    lines = [f"| claim | the paper's | {' | '.join([*models, *trained])} |"]
+    lines.append("| --- " * (2 + len(models) + len(trained)) + "|")
     for row in studied:
         part = next(part for part in row.decides if results.claims[part.of.partition("/")[0]].model is None)
         folder, _, number = part.of.partition("/")
         rule = results.claims[folder].rules[number.partition(_AT)[0]]
         cells = [_cell(row, part, of_model) for of_model in models.values()]
-        lines.append(line(f"[{row.id}](#{row.id.lower()}) {rule.says}", rule.theirs, *cells))
+        for model in trained:
+            own = Part(of=row.trained[model]) if model in row.trained else None
+            cells.append(f"{results.judge(own)}: {several(results.found(own.of))}" if own else "")
+        lines.append(line(_linked(f"[{row.id}] {results.says(part)}"), rule.theirs, *cells))
     return "\n".join(lines)
 
 
@@ -271,6 +286,11 @@ def _cell(row: Row, part: Part, results: Results) -> str:
     return f"{_joined([results.judge(one) for one in own])}: {several(rows)}"
 
 
+def _linked(text: str) -> str:
+    """``[A9]`` as a link to its row, in a form that GitHub and Sphinx both follow."""
+    return _ID.sub(lambda found: f'<a href="#{found[1].lower()}">{found[1]}</a>', text)
+
+
 def _folders(row: Row) -> Iterator[str]:
     return (part.of.partition("/")[0] for part in row.decides)
 
@@ -280,7 +300,7 @@ def _part(fields: Any) -> Part:
         return Part(of=fields)
     if "range" in fields:
         low, high = (float(bound) for bound in fields["range"])
-        return Part(of=fields["of"], by="page", range=(low, high))
+        return Part(**(fields | {"by": "page", "range": (low, high)}))
     return Part(**fields)
 
 
@@ -312,9 +332,9 @@ def cost(folder: Path, *, parameters: float) -> str:
 
 def claims_page(page: Page, results: Results, *, folder: Path) -> str:
     """docs/claims.md."""
-    sentences = "\n".join(f"{place}. {results.fill(one)}" for place, one in enumerate(page.sentences, start=1))
+    sentences = "\n".join(f"{place}. {_linked(results.fill(one))}" for place, one in enumerate(page.sentences, start=1))
     told = ", ".join(f"{n} {_plural(verdict, n)}" for verdict, n in counts(page, results).items() if n)
-    parts = [page.opening.format(sentences=sentences, n=len(page.rows), told=told)]
+    parts = [page.opening.format(sentences=sentences, n=len(page.rows), told=told) + "\n"]
     for letter, title in PAPERS.items():
         rows = [row for row in page.rows if row.id[0] == letter]
         parts.append(f"## {title}\n\n{table(rows, results)}\n\n")

@@ -44,7 +44,7 @@ def test_every_claim_has_a_verdict_and_a_link_or_a_reason():
     for row in PAGE.rows:
         (line,) = (one for one in WRITTEN.splitlines() if one.startswith(f'| <a id="{row.id.lower()}"></a>'))
         assert any(f"| **{verdict}** |" in line for verdict in ANSWERS), row.id
-        folders = re.findall(r"\]\(\.\./(analyses/\w+/claim\.md)\)", line)
+        folders = re.findall(r"\]\(\.\./(analyses/\w+/result\.csv)\)", line)
         assert len(folders) == len(row.decides)
         assert all((ROOT / folder).is_file() for folder in folders)
         assert row.decides or len(row.why) > 10, row.id
