@@ -223,7 +223,7 @@ def table(rows: Sequence[Row], results: Results) -> str:
                 f"**{verdict}**",
                 told or "none",
                 row.on,
-                results.fill(f"{row.more} {row.note or row.why}".strip()),
+                _linked(results.fill(f"{row.more} {row.note or row.why}".strip())),
             )
         )
     return "\n".join(lines)
