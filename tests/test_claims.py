@@ -2,12 +2,12 @@
 
 import math
 import re
-import runpy
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from analyses.__main__ import of_model
 from analyses.answers import ANSWERS, Part, Results, Row, answer, claims_page, committed, models, read_page, several
 from analyses.verdicts import Claim, Rule, read_claim
 from sink_lens.errors import InputError
@@ -158,8 +158,7 @@ def test_the_column_of_a_model_is_written_and_read(tmp_path, capsys):
     model = tmp_path / "model"
     planted().model.save_pretrained(model)
     tiny_tokenizer(adds_bos=True).save_pretrained(model)
-    run = runpy.run_path(str(ANALYSES / "__main__.py"), run_name="analyses")["of_model"]
-    assert run(str(model), ["down_projection_column"], out=tmp_path, keeps=False) == 0
+    assert of_model(str(model), ["down_projection_column"], out=tmp_path, keeps=False) == 0
     (found,) = models(tmp_path, RESULTS).values()
     assert set(found.tables) == {"down_projection_column"}
     assert "| not run |" in capsys.readouterr().out
