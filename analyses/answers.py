@@ -212,7 +212,10 @@ def _joined(parts: Sequence[str]) -> str:
 
 def table(rows: Sequence[Row], results: Results) -> str:
     """One line a claim: id and words, verdict, the numbers that decide with their ranges, and on what."""
-    lines = ["| claim | verdict | what decides: ours (95%) and its range | models, texts, seeds | note |", "| --- " * 5 + "|"]
+    lines = [
+        "| claim | verdict | what decides: ours (95%) and its range | models, texts, seeds | note |",
+        "| --- " * 5 + "|",
+    ]
     for row in rows:
         verdict = answer(row, results)
         told = "<br>".join(_told(part, results) for part in row.decides)

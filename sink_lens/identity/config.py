@@ -108,7 +108,7 @@ class FingerprintConfig(ModelsConfig):
     inputs: str = field(default="tokens", metadata={"choices": INPUTS})
     """Random tokens; embeddings (normal, deviation 0.02); or released_embeddings, with the mean and deviation of the
     first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds on
-    them for untrained models and small trained ones: the stream carries an embedding's own coordinates to the end."""
+    them for narrow models: the stream carries an embedding's own coordinates to the end."""
     sequences: int = 2000
     """Random inputs, 50 at least."""
     length: int = field(default=16, metadata={"metavar": "T"})
