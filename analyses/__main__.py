@@ -80,7 +80,7 @@ def page() -> Page:
 
 def of_model(model: str, names: Sequence[str], *, out: Path, keeps: bool) -> int:
     """Run every analysis that decides a claim about a trained model, or some, on one text; print the model's column."""
-    known = committed(claims())
+    known = committed(page(), claims())
     wanted = {part.of.partition("/")[0] for row in page().rows for part in row.decides}
     rows = []
     for name in names or sorted(name for name in wanted if known.claims[name].model is None):
@@ -151,7 +151,7 @@ def main() -> int:
             show(claim)
         (HERE / "README.md").write_text(README + overview(claims()) + "\n", encoding="utf-8")
         (HERE.parent / "docs" / "coverage.md").write_text(coverage_page(), encoding="utf-8")
-        written = claims_page(page(), committed(claims()), folder=TABLES)
+        written = claims_page(page(), committed(page(), claims()), folder=TABLES)
         (HERE.parent / "docs" / "claims.md").write_text(written, encoding="utf-8")
     return failed
 

@@ -188,10 +188,17 @@ class Results:
         return _PLACE.sub(one, text)
 
 
-def committed(claims: Sequence[Claim]) -> Results:
-    """The results that are kept in the claims' folders."""
+def committed(page: Page, claims: Sequence[Claim]) -> Results:
+    """The results that are kept in the folders that the page names."""
+    texts = [
+        *page.sentences,
+        *(f"{row.note} {row.more} {row.why}" for row in page.rows),
+        *(one.text for one in page.said),
+    ]
+    named = {place[1] for text in texts for place in _PLACE.finditer(text)}
+    named |= {of for row in page.rows for of in (*(part.of for part in row.decides), *row.trained.values())}
     known = {claim.name: claim for claim in claims}
-    tables = {name: read_result(claim) for name, claim in known.items()}
+    tables = {name: read_result(known[name]) for name in {of.partition("/")[0] for of in named} & known.keys()}
     return Results(claims=known, tables={name: table for name, table in tables.items() if not table.empty})
 
 

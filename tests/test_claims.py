@@ -15,8 +15,8 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 ANALYSES = ROOT / "analyses"
-RESULTS = committed([read_claim(path.parent) for path in sorted(ANALYSES.glob("*/claim.md"))])
 PAGE = read_page(ANALYSES / "claims.toml")
+RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.glob("*/claim.md"))])
 WRITTEN = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
 ROWS = {row.id: row for row in PAGE.rows}
 SPEAK = (
