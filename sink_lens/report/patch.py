@@ -21,6 +21,8 @@ from sink_lens.text import interval, listed, number, percent, site_words, token,
 
 _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
+_CARRIES = 0.5
+"""A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
 _HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
@@ -177,11 +179,31 @@ def _title(run: Run) -> str:
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
+    if moved := _moved(table, run):
+        return f"{title}: {_metric(run)} {moved}"
     table = _strongest_first(table)
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
     return f"{title}: {_metric(run)} is moved most at {_most(table)}{also}"
+
+
+def _moved(table: pd.DataFrame, run: Run) -> str:
+    """Where the decision is, layer by layer, in a stream: on which position, and where it moves; else empty."""
+    by = [name for name in _BY if name in table.columns]
+    if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
+        return ""
+    if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
+        return ""
+    found = [one for one in sketches.plateaus(table, by=by, column="normalised_effect") if one["value"] >= _CARRIES]
+    found = sorted((one for one in found if one["layers"][1] > one["layers"][0]), key=lambda one: one["layers"])
+    if not found or len({one["position"] for one in found}) != len(found):
+        return ""
+    first, *others = found
+    said = f"is carried at position {first['position']} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    for one in others:
+        said += f", at position {one['position']} from layer {one['layers'][0]} ({percent(one['value'])})"
+    return said
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:

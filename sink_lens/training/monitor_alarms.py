@@ -9,6 +9,7 @@ sum has been 0. Allowances and limits were chosen on toy trainings with and with
 import math
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -48,6 +49,11 @@ class Alarm:
     layers: tuple[int, ...]
     """The layers whose own number is over its earlier median by more than the allowance."""
     sentence: str
+
+
+def alarmed(alarms: Sequence[Alarm]) -> dict[str, float]:
+    """Alarms as a tracker takes them: ``sinks/alarm_RULE`` is 1 at the reading at which the rule went off."""
+    return {f"sinks/alarm_{one.rule}": 1.0 for one in alarms}
 
 
 RULES = (

@@ -9,7 +9,8 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
 from ..arguments import checked
-from .monitor import SinkMonitor, check_options
+from .monitor import SinkMonitor
+from .monitor_alarms import alarmed, check_options
 
 __all__ = ["SinkMonitorCallback"]
 
@@ -62,10 +63,11 @@ class SinkMonitorCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Log the reading of this step."""
+        before = 0 if self.monitor is None else len(self.monitor.alarms)
         reading = None if self.monitor is None else self.monitor.finish()
-        if reading is None:
+        if self.monitor is None or reading is None:
             return
-        logs = dict(reading)
+        logs = dict(reading) | alarmed(self.monitor.alarms[before:])
         if state.epoch is not None:
             logs["epoch"] = state.epoch
         step = state.global_step

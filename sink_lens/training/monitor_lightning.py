@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ..arguments import checked
 from ..errors import ModelError
 from .monitor import SinkMonitor, check_options
+from .monitor_alarms import alarmed
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer  # pyright: ignore[reportMissingImports]
@@ -66,10 +67,12 @@ class SinkMonitorLightning(Callback):
         """Log the reading, where the optimizer has made its step."""
         if self.monitor is None or trainer.global_step == self._begun:  # the latter: gradients are accumulated
             return
+        before = len(self.monitor.alarms)
         reading = self.monitor.finish()
         try:
             for logger in trainer.loggers if reading is not None else ():
-                logger.log_metrics(dict(reading or {}), step=self._begun)
+                logs = dict(reading or {}) | alarmed(self.monitor.alarms[before:])
+                logger.log_metrics(logs, step=self._begun)
         except Exception as error:  # noqa: BLE001  # the training goes on
             _LOGGER.warning("the sink monitor: a logger takes no readings (%s: %s)", type(error).__name__, error)
 

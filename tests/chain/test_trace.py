@@ -643,3 +643,12 @@ def test_one_bar_says_what_is_done_and_what_is_left(tmp_path, capfd):
     trace(planted_lens(), config=config, out=tmp_path / "run", progress=True, report=False)
     stages = re.findall(r"trace: ([a-zA-Z ]+), about \S+ left", capfd.readouterr().err)
     assert list(dict.fromkeys(stages)) == ["measuring", "measuring with the other BOS condition"]
+
+
+def test_token_ids_are_traced_as_their_batch_is(tmp_path):
+    batch = random_batch()
+    options = {"interventions": False, "random_init": False}
+    ids = run(planted_lens(), tmp_path / "ids", batch=batch.tokens, **options)
+    same = run(planted_lens(), tmp_path / "batch", batch=batch, **options)
+    assert ids.tables["tokens"].equals(same.tables["tokens"])
+    assert ids.location.sink_position == same.location.sink_position

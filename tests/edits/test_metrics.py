@@ -9,6 +9,7 @@ from lenses import lens_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.metrics import Metric, as_metric, evaluate
+from sink_lens.edits.outcome import Outcome
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 
@@ -148,3 +149,21 @@ def test_sink_mass_of_no_layers_is_refused():
 
 def test_a_sink_mass_that_nothing_follows_is_undefined():
     assert math.isnan(evaluate(metrics.sink_mass(8), outcome(positions=(8,)))[0])
+
+
+def test_a_metric_of_logits_under_another_name_says_what_it_was_given():
+    lens = lens_of("llama")
+
+    def last(x):
+        return x[:, -1, 5]
+
+    metric = as_metric(last, lens=lens, n_positions=4)
+    with pytest.raises(InputError, match=r"the metric last was given an Outcome .*called logits: def last\(logits\)"):
+        metric.function(Outcome.__new__(Outcome))
+    assert as_metric(lambda logits: logits[:, -1, 5], lens=lens, n_positions=4).logits
+
+    def other(run):
+        raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match="of its own"):
+        as_metric(other, lens=lens, n_positions=4).function(Outcome.__new__(Outcome))

@@ -370,3 +370,12 @@ def test_a_figure_that_is_too_narrow_to_be_read_is_an_error_that_names_it(tmp_pa
     )
     assert not (tmp_path / "out" / "circuit.svg").exists()
     assert (tmp_path / "out" / "circuit-paper.svg").exists()
+
+
+def test_the_headline_of_a_patched_stream_is_where_the_decision_moves(tmp_path):
+    grid = pd.MultiIndex.from_product([range(12), range(6)], names=["layer", "position"]).to_frame(index=False)
+    layer, position = grid["layer"], grid["position"]
+    share = np.where((position == 3) & (layer < 7), 0.95, np.where((position == 5) & (layer > 7), 0.9, 0.01))
+    patches = grid.assign(value=1.0, effect=3 * share, normalised_effect=share, changed=True)
+    said = content(read_run(a_run(tmp_path / "run", "patch", empty={"patches": patches}))).title
+    assert said.endswith("is carried at position 3 up to layer 6 (95%), at position 5 from layer 8 (90%)")
