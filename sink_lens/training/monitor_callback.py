@@ -9,8 +9,8 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
 from ..arguments import checked
-from .monitor import SinkMonitor
-from .monitor_alarms import alarmed, check_options
+from .monitor import SinkMonitor, check_options
+from .monitor_alarms import alarmed
 
 __all__ = ["SinkMonitorCallback"]
 
