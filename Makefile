@@ -5,6 +5,7 @@
 # make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
 # make wheel-check    builds the wheel and runs it in an empty environment, outside of this folder
 # make readme  the picture and the output in README.md, from a quick trace of the default model (RUN=folder: from that one)
+# make examples  the outputs that the examples say they print, from the default model (ONLY="04 05": of those)
 # make docs    builds the site, warnings are errors: build/site/index.html
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
 
@@ -16,9 +17,10 @@ TESTS ?=
 SEED ?= 0
 MINUTES ?= 60
 RUN ?=
+ONLY ?=
 WORKERS ?= 2
 
-.PHONY: trace test readme attack analyses analyses-tiny docs setup clean
+.PHONY: trace test readme examples attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -43,6 +45,9 @@ attack: $(READY)
 
 readme: $(READY)
 	$(BIN)/python -m tools.readme $(if $(RUN),--run $(RUN))
+
+examples: $(READY)
+	$(BIN)/python -m tools.examples $(ONLY)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q docs build/site
