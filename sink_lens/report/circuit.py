@@ -35,7 +35,7 @@ from sink_lens.report.edges import EdgeCircuit, edge_circuit, saved
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
-from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, QUIET, canvas, finished, png
+from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PAPER, QUIET, canvas, finished, png
 from sink_lens.schema import ALL_STEPS, LEAST_PATH, VERDICTS
 from sink_lens.text import head_name, interval, neuron_name, number, percent, token, visible, words
 
@@ -690,7 +690,7 @@ def _draw_box(
 ) -> None:
     """A node: its lines, and after the first of them its parts, each with its number as a bar."""
     shape = FancyBboxPatch((box.left, box.bottom), _BOX, box.height, boxstyle="round,pad=0,rounding_size=0.07")
-    shape.set(facecolor="white", edgecolor=QUIET, linewidth=1.0, zorder=3)
+    shape.set(facecolor=PAPER, edgecolor=QUIET, linewidth=1.0, zorder=3)
     axes.add_patch(shape)
     y = box.top - _PAD - _LINE / 2
     last = [line for line in lines if bars and line[0].startswith((_FROZEN_LINE, _INPUT_LINE))]
@@ -752,7 +752,7 @@ def _arrow(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box], sa
     able += [one for one in tries if _free(x[one], y[one], boxes=boxes, said=())]
     middle = able[0] if able else 27
     said.append((x[middle], y[middle]))
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+    behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
     _text(axes, x[middle], y[middle], percent(edge["value"]), color=colour, bbox=behind, fontsize=_SMALL - 0.4)
 
 

@@ -16,7 +16,7 @@ from sink_lens.records import Run, check_not_of_run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, canvas, finished, png, save_figure
+from sink_lens.report.style import FONT, INK, PAPER, canvas, finished, png, save_figure
 from sink_lens.text import number, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
@@ -157,7 +157,7 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: st
                 "connectionstyle": f"arc3,rad={bend:.3f}",
             },
         )
-    box = {"boxstyle": "round,pad=0.22", "facecolor": "white", "edgecolor": "#999999", "linewidth": 0.7}
+    box = {"boxstyle": "round,pad=0.22", "facecolor": PAPER, "edgecolor": "#999999", "linewidth": 0.7}
     for node, (x, y) in place.items():
         axes.text(x, y, node, ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
     xs = [x for x, _ in place.values()] or [0.0]

@@ -32,6 +32,8 @@ from sink_lens.records import check_not_of_run
 from sink_lens.text import token
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
+PAPER = "#fefefe"
+"""What boxes and numbers stand on: in a page it is the page's own."""
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
 WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
@@ -47,6 +49,7 @@ _IN_PAGE = {
     INK: "currentColor",
     QUIET: "var(--quiet)",
     GRID: "var(--line)",
+    PAPER: "var(--card)",
     BLUE: "var(--blue)",
     ORANGE: "var(--orange)",
     GREEN: "var(--green)",

@@ -12,6 +12,7 @@ from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.circuit import ChainCircuit
 from sink_lens.report.diagram import Arrow, Box, Diagram
 from sink_lens.report.legible import faults
+from sink_lens.report.style import svg
 
 from .circuits import tables, traced
 
@@ -171,3 +172,10 @@ def test_undefined_numbers_are_drawn_as_such(tmp_path):
     assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
     assert "No link of this run was intervened on" in drawn.says
     assert faults(diagram.draw(drawn, style="talk")) == []
+
+
+def test_boxes_of_a_page_stand_on_its_own_paper(tmp_path):
+    for folder in (traced(tmp_path / "trace"), written(tmp_path / "c", "circuit", circuit=edges())):
+        drawn = svg(circuit_of(folder).draw("page"), name="circuit")
+        assert "fill: var(--card)" in drawn
+        assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page
