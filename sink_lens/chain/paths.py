@@ -29,6 +29,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -190,7 +191,7 @@ class Writings:
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
         read = normed(x, norm).to(weights.w_k.dtype)
-        key = torch.einsum("bd,khd->bkh", read, weights.w_k) + weights.b_k
+        key = einsum(read, weights.w_k, "batch d_model, kv_head d_head d_model -> batch kv_head d_head") + weights.b_k
         yield freeze("k", {layer: key[:, None]}, positions=[position], label=_label(path))
 
     def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:
