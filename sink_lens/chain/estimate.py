@@ -38,7 +38,7 @@ _PASSES_OF_MAKERS = 45
 _PATHS, _PATHS_A_STEP, _CONTROLLED = 4, 16, 0.5
 """Paths, those that each step brings, and the share of them that has controls."""
 _STREAMED, _STEPS, _LIBRARIES = 2.0, 2, 650_000_000
-"""Of a header's estimate: the measuring pass over a plain one, growth steps, and bytes that the libraries take."""
+"""For a header's estimate: the measuring pass over a plain one, growth steps, and bytes that the libraries take."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
     "bootstrap, the tables and the report (seconds). Times are scaled by tokens from one forward pass: too much where "
