@@ -175,10 +175,13 @@ def circuit_of(source: Run | str | Path | Any) -> "ChainCircuit | EdgeCircuit | 
         source: a run, its folder, or a result of ``patch`` in memory.
 
     Raises:
+        InputError: the source is something else.
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
     if hasattr(source, "frame") and hasattr(source, "by"):
         return patch_circuit_of_result(source)
+    if not isinstance(source, Run | str | Path):
+        raise InputError(f"the source is of type {type(source).__name__}; need a run, its folder, or a result of patch")
     run = source if isinstance(source, Run) else read_run(source)
     if run.kind == "circuit":
         return edge_circuit(run)

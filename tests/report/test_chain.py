@@ -2,9 +2,11 @@
 
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from sink_lens.errors import InputError
 from sink_lens.records import read_run
 from sink_lens.report import notebook
 from sink_lens.report.circuit import ChainCircuit, circuit_of, draw
@@ -121,3 +123,9 @@ def test_a_chain_of_other_names_altogether_is_drawn(tmp_path):
     assert circuit.nodes["label"].tolist() == ["here", "there"]
     texts = [text.get_text() for text in draw(circuit).axes[0].texts]
     assert {"here", "there", "key sink"} <= set(texts)
+
+
+def test_a_source_that_is_no_run_is_refused():
+    for source in (np.zeros(3), 5, None):
+        with pytest.raises(InputError, match="need a run, its folder, or a result of patch"):
+            circuit_of(source)
