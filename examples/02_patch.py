@@ -10,26 +10,26 @@ Prints on the default model:
 
     0:The  1: capital  2: city  3: of  4: Spain/ Italy*  5: is  6: called
     patching resid_pre there brings back this share of it
-    position  4     5     6
+    position     4     5     6
     layer
-    0      1.00   NaN   NaN
-    3      1.00 -0.00  0.00
-    6      1.00  0.00  0.02
-    9      1.00  0.00  0.02
-    12     1.01  0.01  0.02
-    15     1.00  0.00  0.02
-    18     1.01  0.00  0.03
-    21     0.99 -0.00  0.03
-    24    -0.05  0.05  0.76
-    27     0.00  0.05  0.77
+    0         1.00   NaN   NaN
+    3         1.00 -0.00  0.00
+    6         1.00  0.00  0.02
+    9         1.00  0.00  0.02
+    12        1.01  0.01  0.02
+    15        1.00  0.00  0.02
+    18        1.01  0.00  0.03
+    21        0.99 -0.00  0.03
+    24       -0.05  0.05  0.76
+    27        0.00  0.05  0.77
 
     the strongest heads, to first order
      layer  head  approximation
-        23           4         11.081
-        29           1          4.349
-        29           0         -4.026
-        24           4         -1.808
-        23           1          1.313
+        23     4         11.081
+        29     1          4.349
+        29     0         -4.026
+        24     4         -1.808
+        23     1          1.313
 
     of 20 heads patched for real: mean error 0.0045, mean effect 0.0915
     picture: runs/patch/patch.png
