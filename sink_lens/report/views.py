@@ -249,7 +249,7 @@ def neuron_activations(
     most = float(np.nanmax(np.abs(values), initial=1e-9))
     scale = np.broadcast_to(np.linspace(-most, most, len(values))[:, None, None], (len(values), 1, values.shape[2]))
     props = {"tokens": texts, "activations": np.concatenate([values, scale], axis=1)}
-    first = [*first, f"the scale: −{number(most)} to {number(most)}"]
+    first = [*first, f"scale:±{number(most)}"]
     for name, title, labels in zip(("first", "second"), titles, (first, second), strict=True):
         props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless(one) for one in labels]}
     height = 230 + _LINE * (sum(map(len, texts)) // _CHARACTERS)

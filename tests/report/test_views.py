@@ -117,7 +117,7 @@ def test_neurons_of_a_capture_are_those_with_the_largest_activations():
     source.tensors["neurons", 5][0, 2, 17] = -9
     view = views.neuron_activations(source, neurons=None)
     assert view.props["secondDimensionLabels"][0] == "17"
-    assert view.props["firstDimensionLabels"] == ["3", "5", "the scale: −9 to 9"]
+    assert view.props["firstDimensionLabels"] == ["3", "5", "scale:±9"]
     assert view.props["activations"].shape == (8, 3, 12)
     assert view.props["activations"][2, 1, 0] == -9
     assert (view.props["activations"].min(), view.props["activations"].max()) == (-9, 9)  # what CircuitsVis scales by
@@ -127,7 +127,7 @@ def test_neurons_of_a_capture_are_those_with_the_largest_activations():
 def test_super_neurons_of_a_run_are_shown_by_position(run):
     props = views.neuron_activations(run).props
     names = ["L1.N100", "L1.N101", "L2.N100", "L2.N101", "L7.N100", "L7.N101"]
-    assert props["firstDimensionLabels"] == [*names, "the scale: −1 to 1"]
+    assert props["firstDimensionLabels"] == [*names, "scale:±1"]
     assert props["secondDimensionLabels"] == ["gate", "up"]
     assert props["activations"][:, 0, 0].tolist() == [1.0] + [0.0] * 7
     assert props["activations"][3, 2].tolist() == [0.0, 0.2]
