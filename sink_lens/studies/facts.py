@@ -128,6 +128,8 @@ def _fact(row: Any, *, where: str) -> Fact:
     if name is None:
         if not row.get("not_comparable"):
             raise InputError(f"{where} names no quantity; need one, or the reason under not_comparable")
+    elif not isinstance(name, str):
+        raise InputError(f"{where} has the quantity {name!r:.60}; need the name of one")
     else:
         check_known([name], QUANTITIES, where=where)
         _check_value(row.get("value"), name, where=where)

@@ -184,6 +184,7 @@ def test_a_model_without_facts_is_told_how_to_give_them(tmp_path):
         ({"id": "x", "model": "m", "quantity": "outlier_layers", "value": [1]}, "a list of two layers"),
         ({"id": "x", "model": "m", "quantity": "dimension_value", "value": 1}, "lacks dimension"),
         ({"id": "x", "model": "m", "value": 1}, "names no quantity; need one, or the reason"),
+        ({"id": "x", "model": "m", "quantity": 0.5, "value": 1}, "has the quantity 0.5; need the name of one"),
         ({"id": "x", "model": []}, "has no id or no model"),
         ({"id": "x", "model": "m", "quantity": "loss", "value": 1, "tol": {}}, "has 'tol', which is not known"),
     ],
