@@ -18,8 +18,8 @@ SOME_TEXT = re.compile(r"[\s\S]{6}")
 RUN = Path(__file__).parent / "default_model"
 FIGURES = (
     *(
-        "circuit",
         "scores",
+        "circuit",
         "mass",
         "norms",
         "variance",
@@ -57,7 +57,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     image.scroll_into_view_if_needed()
     box = image.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 17.5 / 30, box["y"] + box["height"] * 3.5 / 9)
-    assert page.locator(".chosen").inner_text().startswith("Layer 17, head 3: sink score ")
+    assert page.locator(".chosen").inner_text().startswith("L17.H3: sink score ")
     page.locator("canvas").press("ArrowUp")
     assert page.locator(".cell").inner_text().startswith("Query 22 ")
 

@@ -52,7 +52,7 @@ def test_a_click_on_a_head_shows_its_pattern(opened, report):
     box = image.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 2.5 / 6, box["y"] + box["height"] * 3.5 / 4)
     chosen = page.locator(".chosen").inner_text()
-    assert chosen.startswith("Layer 2, head 3: sink score 0.")
+    assert chosen.startswith("L2.H3: sink score 0.")
     assert chosen != strongest
     page.locator("canvas").hover(position={"x": 2, "y": 2})
     assert page.locator(".cell").inner_text() == "Query 0 “Call” gives key 0 “Call” 100% of its attention."
@@ -72,10 +72,10 @@ def test_the_keyboard_chooses_heads_and_reads_cells(opened, report):
     page.locator("[data-head]").press("Enter")
     page.locator("[data-map]").press("ArrowRight")
     page.locator("[data-map]").press("ArrowDown")
-    assert page.locator(".chosen").inner_text().startswith("Layer 2, head 2:")
+    assert page.locator(".chosen").inner_text().startswith("L2.H2:")
     for _ in range(9):
         page.locator("[data-map]").press("ArrowLeft")
-    assert page.locator(".chosen").inner_text().startswith("Layer 0, head 2:")
+    assert page.locator(".chosen").inner_text().startswith("L0.H2:")
     page.locator("canvas").press("ArrowUp")
     page.locator("canvas").press("ArrowRight")
     assert page.locator(".cell").inner_text().startswith("Query 14 “·years” gives key 1 “·me” ")

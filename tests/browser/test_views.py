@@ -82,5 +82,5 @@ def test_a_run_is_shown_by_one_call(opened, tmp_path):
     found = opened(views.attention_heads(run).save(tmp_path / "heads.html"))
     page = found.page
     page.wait_for_selector("#view canvas")
-    assert "11.3" in text_of(page, "#view")
+    assert "L11.H3" in text_of(page, "#view")
     assert found.quiet, vars(found)

@@ -507,7 +507,7 @@ def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
     stopped = read_run(tmp_path / "run")
-    assert (stopped.status, stopped.missing) == ("interrupted", ["links", "summary", "mediation", "placement"])
+    assert (stopped.status, stopped.missing) == ("interrupted", ["links", "summary", "mediation", "paths", "placement"])
     with monkeypatch.context() as patch:
         patch.setattr(interventions, "effect_table", interrupt)  # finished: must not be made again
         patch.setattr(amplification, "amplification_curve", interrupt)
@@ -567,7 +567,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_anything_is_written(tmp_p
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
     lens = lens_of("llama")
-    refused(tmp_path, InputError, "has no tokenizer; need one to read text", lens, tokens="text")
+    refused(tmp_path, InputError, "has no tokenizer, so no text can be read; need one", lens, tokens="text")
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path):

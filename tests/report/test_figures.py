@@ -134,8 +134,8 @@ def test_zero_variance_at_the_first_position_leaves_the_rest_in_place():
 
 def test_only_super_neurons_are_named():
     drawn = texts(svg(figures.super_neurons(neurons(supers=(3, 7)), position=0, share=0.05), name="neurons"))
-    names = [text for text in drawn if re.fullmatch(r"1\.\d+", text)]
-    assert set(names) == {"1.3", "1.7"}
+    names = [text for text in drawn if re.fullmatch(r"L1\.N\d+", text)]
+    assert set(names) == {"L1.N3", "L1.N7"}
 
 
 def test_names_of_close_super_neurons_are_moved_apart():

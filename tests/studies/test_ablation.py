@@ -17,7 +17,7 @@ def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):
     assert row["neurons"] == f"{truth.layer}.{truth.neuron}"
     assert row["removes"]
     assert row["removed_share"] > 0.5 > row["random_max"]
-    assert row["neurons"] in study.headline
+    assert f"L{truth.layer}.N{truth.neuron}" in study.headline
     assert "together remove" in study.headline
 
 
