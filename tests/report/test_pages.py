@@ -366,7 +366,7 @@ def test_a_figure_that_is_too_narrow_to_be_read_is_an_error_that_names_it(tmp_pa
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
     assert done.exit_code == 1
     assert re.search(
-        r"error: not drawn: circuit: It cannot be read at 3\.25 inches .*; need [\d.]+ at least", done.output
+        r"error: not drawn: circuit: it cannot be read at 3\.25 inches .*; need [\d.]+ at least", done.output
     )
     assert not (tmp_path / "out" / "circuit.svg").exists()
     assert (tmp_path / "out" / "circuit-paper.svg").exists()
