@@ -262,6 +262,9 @@ def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokeniz
             return None
         found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision(revision))
         found("a")  # a setting of another type shows when it is first used
+        for token, number in ((found.bos_token, found.bos_token_id), (found.eos_token, found.eos_token_id)):
+            if token is not None and not (isinstance(token, str) and isinstance(number, int)):
+                raise ValueError(f"its special token {token!r:.60} has the id {number!r:.60}")
     except Exception as error:  # tokenizers raises a bare Exception
         raise ModelError(
             f"the tokenizer of {source} cannot be read ({_first_line(error)}); need its files as save_pretrained "
