@@ -45,7 +45,7 @@ class Part:
     range: tuple[float, float] = (math.nan, math.nan)
     """A range written with this page."""
     says: str = ""
-    """What the number is, where its rule's words lean on another number's."""
+    """Name of the number, where its rule's words lean on another number's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What ``claims.toml`` holds."""
+    """The content of ``claims.toml``."""
 
     opening: str
     """The page's first part, with places for the sentences and counts."""
@@ -123,7 +123,7 @@ class Results:
     tables: Mapping[str, pd.DataFrame]
     """Folder -> number, value, low, high, n."""
 
-    def found(self, of: str) -> pd.DataFrame:
+    def numbers(self, of: str) -> pd.DataFrame:
         """The rows of ``folder/number``, where ``*`` stands for anything; empty where the folder was not run.
 
         Raises:
@@ -142,7 +142,7 @@ class Results:
 
     def judge(self, part: Part) -> str:
         """One of ``ANSWERS`` for one number on all its texts."""
-        rows, (low, high) = self.found(part.of), self.range_of(part)
+        rows, (low, high) = self.numbers(part.of), self.range_of(part)
         inside = (rows["low"] >= low) & (rows["high"] <= high)
         outside = (rows["high"] < low) | (rows["low"] > high)
         if rows.empty or rows["value"].isna().all():
@@ -154,7 +154,7 @@ class Results:
         return "holds in part" if inside.any() else "not shown"
 
     def says(self, part: Part) -> str:
-        """What a number is."""
+        """Name a number."""
         folder, _, number = part.of.partition("/")
         return part.says or self.claims[folder].rules[number.partition(_AT)[0]].says
 
@@ -176,7 +176,7 @@ class Results:
         """A text with its places filled: ``{folder/number}`` with interval, ``{folder/number|.0%}`` in a format."""
 
         def one(place: re.Match[str]) -> str:
-            rows = self.found(place[1])
+            rows = self.numbers(place[1])
             if len(rows) != 1:
                 raise InputError(f"{place[1]} has {len(rows)} numbers; a sentence needs one")
             row = rows.iloc[0]
@@ -225,7 +225,7 @@ def table(rows: Sequence[Row], results: Results) -> str:
     ]
     for row in rows:
         verdict = answer(row, results)
-        told = "<br>".join(_told(part, results) for part in row.decides)
+        told = "<br>".join(_cell_of(part, results) for part in row.decides)
         words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.words} ({row.where})'
         lines.append(
             line(
@@ -239,11 +239,11 @@ def table(rows: Sequence[Row], results: Results) -> str:
     return "\n".join(lines)
 
 
-def _told(part: Part, results: Results) -> str:
+def _cell_of(part: Part, results: Results) -> str:
     folder, _, number = part.of.partition("/")
     says = results.says(part)
     where = number.partition(_AT)[2]
-    rows = results.found(part.of)
+    rows = results.numbers(part.of)
     place = f", {where}" if where and "*" not in where else ""
     known = f"{span(*results.range_of(part))}{'†' if part.by == 'page' else ''}"
     link = f"[{folder}](../analyses/{folder}/result.csv)"
@@ -280,7 +280,7 @@ def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str
         cells = [_cell(row, part, of_model) for of_model in models.values()]
         for model in trained:
             own = Part(of=row.trained[model]) if model in row.trained else None
-            cells.append(f"{results.judge(own)}: {several(results.found(own.of))}" if own else "")
+            cells.append(f"{results.judge(own)}: {several(results.numbers(own.of))}" if own else "")
         lines.append(line(_linked(f"[{row.id}] {results.says(part)}"), rule.theirs, *cells))
     return "\n".join(lines)
 
@@ -290,7 +290,7 @@ def _cell(row: Row, part: Part, results: Results) -> str:
     folder = part.of.partition("/")[0]
     if folder in results.tables and results.tables[folder]["number"].isna().any():
         return str(results.tables[folder]["note"].iloc[0])
-    rows = results.found(part.of)
+    rows = results.numbers(part.of)
     if rows.empty:
         return "not run"
     return f"{_joined([results.judge(one) for one in own])}: {several(rows)}"
@@ -325,7 +325,7 @@ def models(folder: Path, known: Results) -> dict[str, Results]:
 
 
 def cost(folder: Path, *, parameters: float) -> str:
-    """How long all analyses of one model take on two cores, and how much memory, by the slowest that was run."""
+    """Estimate time and memory of all analyses of a model on two cores, by the slowest model that was run."""
     runs = [pd.read_csv(path).drop_duplicates("folder") for path in sorted(folder.glob("*.csv"))]
     if not runs:
         return "No model was timed yet."

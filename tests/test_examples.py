@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from tools.examples import written
+from tools.examples import with_output
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -78,8 +78,8 @@ def test_make_examples_replaces_the_output_and_nothing_else(path):
     text = path.read_text(encoding="utf-8")
     lines = ast.get_docstring(ast.parse(text)).partition(f"\n\n{PRINTS}")[2].splitlines()[2:]
     kept = "\n".join(line.removeprefix("    ") for line in lines)
-    assert written(text, kept) == text
-    changed = written(text, "one\n{'loss': 1.0}\ntwo\n")
+    assert with_output(text, kept) == text
+    changed = with_output(text, "one\n{'loss': 1.0}\ntwo\n")
     assert said_in(changed) == ["one", "two"]
     assert changed.partition(PRINTS)[0] == text.partition(PRINTS)[0]
     assert changed.partition('"""\n\nimport')[2] == text.partition('"""\n\nimport')[2]

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for path in sorted(EXAMPLES.glob("*.py")):
         if not only or path.name.startswith(only):
             text = path.read_text(encoding="utf-8")
-            path.write_text(written(text, printed(path, arguments_of(text))), encoding="utf-8")
+            path.write_text(with_output(text, printed(path, arguments_of(text))), encoding="utf-8")
 
 
 def arguments_of(text: str) -> list[str]:
@@ -45,7 +45,7 @@ def printed(path: Path, arguments: Sequence[str]) -> str:
         return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def written(text: str, output: str) -> str:
+def with_output(text: str, output: str) -> str:
     """A script whose docstring has this output."""
     lines = [line for line in output.rstrip().splitlines() if not line.startswith("{'")]  # the Trainer's own
     shown = lines[:_MOST] + [f"... and {len(lines) - _MOST} lines more"] * (len(lines) > _MOST)

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (IMAGES / "readme.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     photograph(render(folder, out=ROOT / "build" / "readme.html"))
     page = ROOT / "README.md"
-    page.write_text(written(page.read_text(encoding="utf-8"), printed), encoding="utf-8")
+    page.write_text(with_output(page.read_text(encoding="utf-8"), printed), encoding="utf-8")
 
 
 def photograph(page: Path) -> None:
@@ -83,7 +83,7 @@ def output(run: Run) -> list[str]:
     return lines(brief(result, conclusion=conclusion(run.folder)), width=WIDTH)
 
 
-def written(page: str, printed: Sequence[str]) -> str:
+def with_output(page: str, printed: Sequence[str]) -> str:
     """The README with the output between its marks."""
     block = "\n".join([BEGIN, "```", *printed, "```", END])
     found = re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)

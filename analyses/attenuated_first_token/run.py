@@ -15,7 +15,7 @@ CENTRES = {"values": BLUE, "z": GREEN, "text": ORANGE}
 
 
 def measure(work: Work) -> Measured:
-    """What goes of the natural and of an isolated token's sink, by centre, layers and factor."""
+    """Measure what goes of the natural and of an isolated token's sink, by centre, layers and factor."""
     work = dataclasses.replace(work, seed=SEED)
     lens, steps = work.lens, work.steps()
     ends = [step.last_layer for step in steps]

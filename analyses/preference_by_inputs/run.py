@@ -33,7 +33,7 @@ def measure(work: Work) -> Measured:
         for arm in ARMS:
             if size == "small" or arm == "GPT-2, ReLU":
                 name = f"{arm}-{size}".replace(" ", "-").replace(",", "").replace("'", "")
-                cells[f"{arm}, {size}"] = work.once(name, lambda size=size, arm=arm: asked(work, size=size, arm=arm))
+                cells[f"{arm}, {size}"] = work.once(name, lambda size=size, arm=arm: votes(work, size=size, arm=arm))
     numbers = {}
     for number, (name, null) in NUMBERS.items():
         for cell, table in cells.items():
@@ -64,7 +64,7 @@ def over_seeds(work: Work, values: np.ndarray) -> Interval:
     return Interval(estimate=mean, low=low, high=high, n=found.n)
 
 
-def asked(work: Work, *, size: str, arm: str) -> pd.DataFrame:
+def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
     """The measure, value, null, n and seed of untrained models of one cell."""
     shape, sequences, length = SIZES[size]
     shape = work.size(shape, {"n_layers": 2, "d_model": 48, "n_heads": 4, "vocab_size": 300})

@@ -16,7 +16,7 @@ SIZES = ("ordinary", "natural")
 
 
 def measure(work: Work) -> Measured:
-    """What goes of the sink, by direction and size."""
+    """Measure what goes of the sink, by direction and size."""
     work = dataclasses.replace(work, seed=SEED)
     lens, steps = work.lens, work.steps()
     layers = range(steps[0].last_layer + 1)

@@ -22,6 +22,7 @@ from ..edits.hooks import Applied, check_edits
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
+from ..models.delegation import instead
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -341,13 +342,10 @@ def skipped_prefix(lens: LensModel, n_layers: int) -> Iterator[None]:
         return args[0] if args else kwargs["hidden_states"]
 
     blocks = list(lens.bridge.blocks)[:n_layers]
-    for block in blocks:
-        object.__setattr__(block, "forward", hand_on)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for block in blocks:
-            object.__delattr__(block, "forward")
+            stack.enter_context(instead(block, hand_on))
+        yield
 
 
 def bridge_pass(

@@ -89,9 +89,8 @@ def test_scores_are_those_of_the_bridge_and_key_scores_their_columns(family):
         blocked = expected <= lowest / 2
         assert torch.equal(found["scores", layer] == lowest, blocked)
         wanted, keys = expected.masked_fill(blocked, 0), [0, 5]
-        assert_rows_close(
-            found["scores", layer].masked_fill(blocked, 0).flatten(2), wanted.flatten(2)
-        )  # a row is a head
+        scores = found["scores", layer].masked_fill(blocked, 0)
+        assert_rows_close(scores.flatten(2), wanted.flatten(2))  # a row is a head
         columns = found["key_scores", layer]
         assert torch.equal(columns <= lowest / 2, blocked[..., keys])
         assert_rows_close(columns.masked_fill(blocked[..., keys], 0).flatten(2), wanted[..., keys].flatten(2))

@@ -131,7 +131,7 @@ def test_patches_of_a_plateau_are_one_box():
     assert [arrow.label for arrow in drawn.arrows] == ["95%", "90%"]
 
 
-def written(folder, kind, **frames):
+def write_run(folder, kind, **frames):
     with create_run(
         folder, kind=kind, config={"site": "resid_pre", "metric": "logit_difference"}, provenance={}
     ) as run:
@@ -141,8 +141,8 @@ def written(folder, kind, **frames):
 
 
 def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
-    runs = [traced(tmp_path / "trace"), written(tmp_path / "c", "circuit", circuit=edges())]
-    runs.append(written(tmp_path / "p", "patch", patches=patches()))
+    runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())]
+    runs.append(write_run(tmp_path / "p", "patch", patches=patches()))
     for folder in runs:
         circuit = circuit_of(folder)
         for name in ("talk.png", "talk.svg", "talk.pdf", "a.json"):
@@ -160,7 +160,7 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
 
 
 def test_a_run_of_another_kind_says_which_command_makes_one(tmp_path):
-    folder = written(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
+    folder = write_run(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
     with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit MODEL"):
         circuit_of(folder)
 
@@ -175,7 +175,7 @@ def test_undefined_numbers_are_drawn_as_such(tmp_path):
 
 
 def test_boxes_of_a_page_stand_on_its_own_paper(tmp_path):
-    for folder in (traced(tmp_path / "trace"), written(tmp_path / "c", "circuit", circuit=edges())):
+    for folder in (traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())):
         drawn = svg(circuit_of(folder).draw("page"), name="circuit")
         assert "fill: var(--card)" in drawn
         assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page

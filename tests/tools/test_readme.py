@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_readme_shows_the_numbers_that_are_kept():
     kept = json.loads((readme.IMAGES / "readme.json").read_text(encoding="utf-8"))
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.written(page, kept["output"]) == page
+    assert readme.with_output(page, kept["output"]) == page
     picture = (readme.IMAGES / "circuit.png").read_bytes()
     assert hashlib.sha256(picture).hexdigest() == kept["picture_sha256"]
     assert len(kept["output"]) <= 30
@@ -30,6 +30,6 @@ def test_the_readme_shows_the_numbers_that_are_kept():
 
 def test_the_output_is_put_between_its_marks_and_a_page_without_them_is_refused():
     page = f"a\n{readme.BEGIN}\nold\n{readme.END}\nb\n"
-    assert readme.written(page, ["x"]) == f"a\n{readme.BEGIN}\n```\nx\n```\n{readme.END}\nb\n"
+    assert readme.with_output(page, ["x"]) == f"a\n{readme.BEGIN}\n```\nx\n```\n{readme.END}\nb\n"
     with pytest.raises(AssertionError, match="lost its marks"):
-        readme.written("a\n", ["x"])
+        readme.with_output("a\n", ["x"])
