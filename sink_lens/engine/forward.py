@@ -22,7 +22,7 @@ from ..edits.hooks import Applied, check_edits
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
-from ..models.delegation import instead
+from ..models.delegation import beginning_at
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -331,23 +331,6 @@ def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
 
 
-@contextlib.contextmanager
-def skipped_prefix(lens: LensModel, n_layers: int) -> Iterator[None]:
-    """Within the block, the bridge's first layers return their input unchanged.
-
-    ``start_at_layer`` of TransformerLens gives the right answer too, but it still runs the earlier layers.
-    """
-
-    def hand_on(*args: Any, **kwargs: Any) -> Any:
-        return args[0] if args else kwargs["hidden_states"]
-
-    blocks = list(lens.bridge.blocks)[:n_layers]
-    with contextlib.ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(instead(block, hand_on))
-        yield
-
-
 def bridge_pass(
     lens: LensModel, part: TokenBatch, *, hooks: list[Any], first: int, last: int, stream: Tensor | None
 ) -> Tensor:
@@ -365,9 +348,7 @@ def bridge_pass(
     inputs = part.tokens.to(lens.device)
     with contextlib.ExitStack() as stack:
         if stream is not None:
-            stack.enter_context(skipped_prefix(lens, first))
-            options["start_at_layer"] = first
-            inputs = stream
+            stack.enter_context(beginning_at(lens, first, stream))
         stack.enter_context(evaluating(lens.bridge))
         stack.enter_context(torch.no_grad())
         out: Tensor = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **options)

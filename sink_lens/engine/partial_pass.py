@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..edits.hooks import Act
-from ..models.delegation import attention_of, delegated, hooked, instead
+from ..models.delegation import attention_of, beginning_at, delegated, hooked, instead
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
@@ -147,11 +147,8 @@ def partial_pass(
     hooks += [(name, partial(_tap, take=take)) for name, take in taps]
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(delegated(lens, layers=range(first, last)))
-        for block in list(layers)[:first]:
-            stack.enter_context(instead(block, _hand_on))
         if stream is not None:
-            entry = layers[first] if first < len(layers) else model.get_submodule(lens.family.final_norm)
-            stack.callback(_begin_with(entry, stream).remove)
+            stack.enter_context(beginning_at(lens, first, stream))
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
         stack.enter_context(hooked(lens, hooks))
@@ -208,25 +205,12 @@ def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: context
         stack.enter_context(instead(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
 
 
-def _hand_on(*args: Any, **kwargs: Any) -> Any:
-    return args[0] if args else kwargs["hidden_states"]
-
-
 def _visit(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
     return visit.edited(x, view=view)
 
 
 def _tap(x: Tensor, hook: object, *, take: Take) -> None:
     take(x)
-
-
-def _begin_with(module: nn.Module, stream: Tensor) -> Any:
-    """Give a module this stream, whatever it is called with."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
-
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:

@@ -130,6 +130,31 @@ def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
             object.__setattr__(module, "forward", before)
 
 
+@contextlib.contextmanager
+def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
+    """Within the block, the layers before ``layer`` compute nothing, and the pass goes on from ``stream``.
+
+    The model is still called with tokens: masks and position embeddings are made from them. ``start_at_layer`` of
+    TransformerLens runs the earlier layers, and passes the stream through the norm that BLOOM has after its embedding.
+
+    Args:
+        lens: the model.
+        layer: the first layer that runs; the number of layers is the last norm.
+        stream: before it, as the layer takes it (of one batch, or as rows).
+    """
+    blocks = lens.bridge.blocks
+    entry = blocks[layer] if layer < len(blocks) else inner_model(lens).get_submodule(lens.family.final_norm)
+
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
+
+    with contextlib.ExitStack() as stack:
+        for block in list(blocks)[:layer]:
+            stack.enter_context(instead(block, lambda *args, **kwargs: args[0] if args else kwargs["hidden_states"]))
+        stack.callback(entry.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        yield
+
+
 def forward_of(module: nn.Module) -> Callable[..., Any]:
     """What the module computes now."""
     return module.forward

@@ -11,10 +11,11 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from sink_lens.activations.record import capture
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
-from sink_lens.engine.forward import Start, run_with, sequence_loss, skipped_prefix
+from sink_lens.engine.forward import Start, run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
+from sink_lens.models.delegation import beginning_at
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
 
 BATCH, LENGTH = 3, 14
 EDITS = (
@@ -136,7 +137,7 @@ def test_the_loss_by_hand():
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES)
 def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
     lens = lens_of(family)
     start = Start(layer=first, stream=unedited(lens).tensors["resid_pre", first])
@@ -169,9 +170,9 @@ def test_a_later_start_runs_no_layer_before_and_takes_its_stream_in_pieces(lens_
     assert_rows_close(found.logits, unedited(lens).logits)
 
 
-def test_a_skipped_prefix_is_given_back_after_an_error(lens_of):
+def test_skipped_layers_are_given_back_after_an_error(lens_of):
     lens = lens_of("llama")
-    with pytest.raises(KeyError), skipped_prefix(lens, 2):
+    with pytest.raises(KeyError), beginning_at(lens, 2, unedited(lens).tensors["resid_pre", 2]):
         raise KeyError
     assert torch.equal(run_with(lens, tokens(), logits=True).logits, unedited(lens).logits)
 

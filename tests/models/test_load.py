@@ -424,9 +424,14 @@ def test_a_configuration_that_is_no_json_object_is_refused(tmp_path, content):
         load(tmp_path)
 
 
-def test_a_damaged_tokenizer_is_refused(tmp_path):
+@pytest.mark.parametrize("damage", ["file", "special token"])
+def test_a_damaged_tokenizer_is_refused(tmp_path, damage):
     saved(tmp_path, tokenizer=True)
-    (tmp_path / "tokenizer.json").write_text("{")
+    if damage == "file":
+        (tmp_path / "tokenizer.json").write_text("{")
+    else:
+        settings = tmp_path / "tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"bos_token": "nowhere", "eos_token": 7}))
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read.*Repair them, or pass tokenizer="):
         load(tmp_path)
     assert load(tmp_path, tokenizer=tiny_tokenizer()).tokenizer is not None
