@@ -431,7 +431,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, damage):
         (tmp_path / "tokenizer.json").write_text("{")
     else:
         settings = tmp_path / "tokenizer_config.json"
-        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"bos_token": "nowhere", "eos_token": 7}))
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"bos_token": ""}))
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read.*Repair them, or pass tokenizer="):
         load(tmp_path)
     assert load(tmp_path, tokenizer=tiny_tokenizer()).tokenizer is not None
