@@ -27,7 +27,7 @@ from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
 from sink_lens.report.style import svg
 from sink_lens.report.trace import MOST_BYTES, drawn_tokens, embedded
-from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
+from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
 from sink_lens.text import listed, plural, visible, words
 
 _LEADS = ("scores", "circuit")
@@ -171,7 +171,9 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
     if made is None:
         return Shown(key=key, title=of.title, missing=missing)
     see, table = made
-    return Shown(key=key, title=of.title, see=see, table=table, csv=csv(table.numbers))
+    known = meanings(run.kind, table.columns)
+    explained = dataclasses.replace(table, meanings=tuple(known.get(name, "") for name in table.columns))
+    return Shown(key=key, title=of.title, see=see, table=explained, csv=csv(table.numbers))
 
 
 def _notes(run: Run) -> list[object]:

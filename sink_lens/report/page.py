@@ -31,6 +31,10 @@ class PageTable:
     rows: list[tuple[str, ...]]
     frame: pd.DataFrame | None = None
     """All rows, as they are in the run; None where the text is all that there is."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns in the run's tables, as many as heads; empty where the text is all that there is."""
+    meanings: tuple[str, ...] = ()
+    """What each column means; "" where the run's tables do not say."""
 
     @property
     def numbers(self) -> pd.DataFrame:
@@ -53,6 +57,7 @@ def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MO
         numeric=tuple(numeric),
         rows=rows,
         frame=frame.filter(items=columns),
+        columns=tuple(columns),
     )
 
 

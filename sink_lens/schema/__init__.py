@@ -8,7 +8,7 @@ it there; a new kind of run is a new file and its name in `KINDS`.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
@@ -181,6 +181,13 @@ def table_of(kind: str, name: str) -> Table | None:
         if name == table.name or (star and name.startswith(start) and name.endswith(end)):
             return table
     return None
+
+
+def meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
+    """Column -> its meaning, by the table of this kind of run that has the most of the columns."""
+    asked = set(columns)
+    known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in TABLES.get(kind, ())]
+    return max(known, key=len, default={})
 
 
 _COLUMN = re.compile(r"(int|float|bool|str|any), ([^.]+)\. (.+)")

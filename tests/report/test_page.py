@@ -18,7 +18,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.report.html import page_text, render
 from sink_lens.report.trace import drawn_tokens
-from sink_lens.schema import LINKS, NODES
+from sink_lens.schema import LINKS, NODES, table_of
 from sink_lens.text import number, visible
 
 LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 1234): 0.61, (1, 77): 0.22, (11, 300): 0.48, (11, 15): 0.09}
@@ -377,6 +377,16 @@ def test_super_neurons_and_arms_are_listed(page):
     assert "378,12" in listed
     assert "0.61" in listed
     assert "3.55" in listed
+
+
+def test_the_heads_of_tables_say_what_the_schema_says(page):
+    """On hover, and in words below the table for those who cannot hover."""
+    said = [attributes["title"] for tag, attributes in page.elements if tag == "th" and "title" in attributes]
+    neurons = table_of("trace", "neurons")
+    known = [neurons.column(name).meaning for name in ("activation", "spike_ratio", "contribution")]
+    assert set(known) <= set(said)
+    for meaning in known:
+        assert page.text.count(meaning) == said.count(meaning)
 
 
 @pytest.fixture(scope="module")
