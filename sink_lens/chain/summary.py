@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..activations.precision import Rounding
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import NORM_ALONE
 from ..stats import Interval, interval, studentised
@@ -39,6 +40,7 @@ def summary_table(
     frames: Mapping[str, pd.DataFrame],
     *,
     config: TraceConfig,
+    rounded: Rounding | None = None,
     aligned: bool = False,
     there: Occurrences | None = None,
     elsewhere: Sequence[int] = (),
@@ -130,6 +132,9 @@ def summary_table(
         f"magnitude over 1000 medians; the same layers at any threshold from {stable[0]:.3g} to {stable[1]:.3g}",
     )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
+    if rounded is not None:
+        add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())
+        add("rounding_elsewhere", rounded.elsewhere, "share of the logits' spread", "the same at other positions")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
     return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
 

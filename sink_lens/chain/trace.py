@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
+from ..activations.precision import rounding
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens, from_tensor
@@ -292,6 +293,7 @@ def _run(
         batch = without(batch, others)
         panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring where the sink is")
     keep("tokens", decode_tokens(batch, lens.tokenizer))
+    rounded = rounding(lens, batch, position=panel.location.sink_position)
     evidence = gather(lens, panel, config=config)
     errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.sink_position}
     keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
@@ -333,7 +335,13 @@ def _run(
         )
     nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    found = {"aligned": moved is not None, "there": there, "elsewhere": tuple(others.values()), "n_asked": n_asked}
+    found = {
+        "rounded": rounded,
+        "aligned": moved is not None,
+        "there": there,
+        "elsewhere": tuple(others.values()),
+        "n_asked": n_asked,
+    }
     frames["summary"] = summary.summary_table(panel, frames, config=config, **found)
     writer.write_csv("summary", frames["summary"])
     return frames, panel

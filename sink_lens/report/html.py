@@ -179,6 +179,9 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
 def _notes(run: Run) -> list[object]:
     notes = run.provenance.get("notes") or []
     notes = list(notes) if isinstance(notes, list) else [notes]
+    summary = run.optional("summary", columns=["quantity", "note"])
+    if summary is not None:
+        notes += summary.loc[summary["quantity"] == "rounding", "note"].tolist()
     links = run.optional("links", columns=["floors"])
     if links is not None and "not calibrated" in set(links["floors"]):
         notes.append("floors not calibrated: one was moved, or a threshold; the verdicts' error rates do not apply")

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..activations.precision import rounding
 from ..activations.record import stream
 from ..chain import readings as r
 from ..chain.config import Thresholds
@@ -99,6 +100,7 @@ def card(
 def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
     lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.thresholds.threshold}
+    rounded = rounding(lens, batch, position=seen.location.sink_position)
     losses = {"clean": "loss"}
     if _has_outliers(seen):
         losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}
@@ -114,7 +116,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
             "n_heads": lens.n_heads,
             "n_kv_heads": lens.n_kv_heads,
             "d_model": lens.d_model,
-            "notes": list(lens.notes),
+            "notes": [*lens.notes, *([] if rounded is None else [rounded.sentence()])],
         },
         "measured_on": {
             "source": batch.source,

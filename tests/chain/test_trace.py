@@ -204,8 +204,11 @@ def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path):
 
 def test_half_precision_is_traced(tmp_path):
     lens = wrap(tiny("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer())
-    run(lens, tmp_path / "run")
+    found = run(lens, tmp_path / "run")
     assert check_folder(tmp_path / "run").provenance["dtype"] == "bfloat16"
+    rows = found.tables["summary"].set_index("quantity")
+    assert 0 < float(rows.loc["rounding", "value"]) < 0.1
+    assert "in bfloat16 the logits at position" in rows.loc["rounding", "note"]
 
 
 # --- planted truth

@@ -1,0 +1,128 @@
+"""What a model's 16-bit type does to the numbers of its sink token.
+
+The stream of a sink token holds a value of thousands beside values of one. In bfloat16 numbers of that size are 16 to
+128 apart, and the layer that erases the value leaves that error behind. So the model runs twice on a few short
+sequences, in its own type and with its weights widened to float32, which is exact; what differs is rounding alone.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..data.tokens import TokenBatch
+from ..models.evaluating import evaluating
+from ..models.lens import LensModel
+
+HALF = (torch.bfloat16, torch.float16)
+"""The types that are asked about."""
+USELESS = 0.1
+"""Deviation of the sink token's logits from which a trace and a card warn: a tenth of their spread."""
+_SEQUENCES, _LENGTH = 4, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """How far a model's logits are from those of the same weights in float32; relative numbers are of their spread."""
+
+    dtype: str
+    position: int
+    at_position: float
+    """Root mean square deviation of the logits at the position, over their standard deviation in float32."""
+    elsewhere: float
+    """The same, median over other positions."""
+    dimension: int
+    """Dimension of the stream with the largest value at the position."""
+    value: float
+    """That value, in the layer where it is largest; mean over sequences."""
+    spacing: float
+    """Distance of neighbouring numbers of the type there."""
+
+    @property
+    def useless(self) -> bool:
+        """Whether numbers of the token at the position are mostly rounding."""
+        return not self.at_position < USELESS
+
+    def sentence(self) -> str:
+        """What was measured, and what to do about it."""
+        return (
+            f"in {self.dtype} the logits at position {self.position} are off by {self.at_position:.0%} of their spread "
+            f"({self.elsewhere:.1%} at other positions): the stream's dimension {self.dimension} is {self.value:,.0f} "
+            f"there, where {self.dtype}'s numbers are {self.spacing:g} apart"
+            + ("; load the model in float32 for numbers of that token" if self.useless else "")
+        )
+
+
+def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
+    """Compare a 16-bit model with the same weights in float32, on a few short sequences; warn where it matters.
+
+    Args:
+        lens: the model.
+        batch: the sequences; the first 4 are read, up to 64 tokens each and past the position.
+        position: the position asked about, such as the sink's.
+
+    Returns:
+        None in a wider type, or for a model that does not fit into memory.
+    """
+    if lens.dtype not in HALF or lens.offloaded:
+        return None
+    part = batch[slice(0, _SEQUENCES)].cut(min(batch.n_positions, max(_LENGTH, position + 2)))
+    own, _ = _run(lens, part)
+    with in_float32(lens.plain):
+        exact, largest = _run(lens, part)
+    spread = exact.std(dim=-1)
+    off = (own - exact).pow(2).mean(dim=-1).sqrt() / spread
+    here = torch.zeros_like(part.valid)
+    here[:, position] = True
+    value, dimension = largest[:, position].mean(dim=0).max(dim=-1)
+    kind = torch.finfo(lens.dtype)
+    found = Rounding(
+        dtype=str(lens.dtype).removeprefix("torch."),
+        position=position,
+        at_position=float(off[here & part.valid].mean()),
+        elsewhere=float(off[~here & part.valid].median()),
+        dimension=int(dimension),
+        value=float(value),
+        spacing=kind.eps * 2.0 ** int(value.log2().floor()),
+    )
+    if found.useless:
+        warnings.warn(found.sentence(), stacklevel=2)
+    return found
+
+
+@contextlib.contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Within the block, each module computes with its weights widened to float32, one module's at a time."""
+
+    def widen(module: nn.Module, args: Any) -> None:
+        held = {name: own.data for name, own in module._parameters.items() if own is not None and own.dtype in HALF}
+        kept.append(held)
+        for name, data in held.items():
+            module._parameters[name].data = data.float()  # type: ignore[union-attr]
+
+    def give_back(module: nn.Module, args: Any, output: Any) -> None:
+        for name, data in kept.pop().items():
+            module._parameters[name].data = data  # type: ignore[union-attr]
+
+    kept: list[dict[str, Tensor]] = []
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if any(own is not None for own in module._parameters.values()):
+                stack.callback(module.register_forward_pre_hook(widen).remove)
+                stack.callback(module.register_forward_hook(give_back, always_call=True).remove)
+        yield
+
+
+def _run(
+    lens: LensModel, part: TokenBatch
+) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
+    """The logits, and the largest magnitude over layers of each value of the stream; in float32."""
+    with evaluating(lens.plain), torch.no_grad():
+        out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
+    largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)
+    return out.logits.float().cpu(), largest.cpu()

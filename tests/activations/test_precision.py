@@ -1,0 +1,73 @@
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from rounding import assert_rows_close
+
+from sink_lens.activations.precision import HALF, in_float32, rounding
+from sink_lens.data.batch import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
+
+TOKENS = torch.randint(3, VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES)
+def test_widened_weights_compute_what_a_model_in_float32_does(family):
+    model = tiny(family).bfloat16().eval()
+    before = {name: own.clone() for name, own in model.state_dict().items()}
+    wide = copy.deepcopy(model).float()
+    with torch.no_grad(), in_float32(model):
+        found = model(TOKENS).logits
+    assert_rows_close(found, wide(TOKENS).logits.detach())
+    after = model.state_dict()
+    assert {name: own.dtype for name, own in after.items()} == {name: own.dtype for name, own in before.items()}
+    assert all(torch.equal(own, after[name]) for name, own in before.items())
+
+
+def test_weights_are_given_back_after_an_error():
+    model = tiny("llama").bfloat16()
+    with pytest.raises(IndexError), in_float32(model):
+        model(TOKENS + VOCAB_SIZE)
+    assert {own.dtype for own in model.parameters()} == {torch.bfloat16}
+
+
+def erasing():
+    """A GPT-2 whose dimension 7 grows to 4,012 in two layers; the third takes all of it away again."""
+    model = tiny("gpt2")
+    first, second, third = model.transformer.h
+    with torch.no_grad():
+        for bias, value in (
+            (first.mlp.c_proj.bias, 3008.0),
+            (second.mlp.c_proj.bias, 1004.0),
+            (third.attn.c_proj.bias, -3008.0),
+            (third.mlp.c_proj.bias, -1004.0),
+        ):
+            bias[7] = value
+    return model
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_what_is_left_of_a_large_value_is_rounding(dtype):
+    model = erasing().to(dtype).eval()
+    wide = copy.deepcopy(model).float()
+    batch = from_tensor(TOKENS)
+    expected = (
+        pytest.warns(UserWarning, match="load the model in float32") if dtype == torch.bfloat16 else nullcontext()
+    )
+    with expected:
+        found = rounding(wrap(model), batch, position=2)
+    assert found.useless == (dtype == torch.bfloat16)
+    assert (found.dimension, found.spacing) == (7, {torch.bfloat16: 16.0, torch.float16: 2.0}[dtype])
+    assert found.value == pytest.approx(4012, rel=0.002)
+    with torch.no_grad():
+        exact, own = wide(TOKENS).logits, model(TOKENS).logits.float()
+    off = (own - exact).pow(2).mean(-1).sqrt() / exact.std(-1)
+    assert found.at_position == pytest.approx(float(off[:, 2].mean()), rel=0.05)
+    others = torch.cat([off[:, :2], off[:, 3:]], dim=1)
+    assert found.elsewhere == pytest.approx(float(others.median()), rel=0.05)
+
+
+def test_a_model_in_float32_is_not_asked():
+    assert rounding(wrap(tiny("llama")), from_tensor(TOKENS), position=0) is None
