@@ -273,6 +273,19 @@ class Circuit:
 
         return save(self, path)
 
+    def explore(self, curve: Curve | None = None) -> Any:
+        """A page to explore the largest edges in; ``.save("c.html")`` writes it, and a notebook shows it by itself.
+
+        Args:
+            curve: what ``evaluate`` found, for the faithfulness of what is shown.
+        """
+        from .files import every_edge, neuronpedia_graph
+
+        edges = every_edge(self)
+        most = np.sort(np.argsort(-np.abs(self.scores.mean), kind="stable")[: display.MOST_EDGES])
+        graph = neuronpedia_graph(self, edges.iloc[most])
+        return display.explorer(graph, curve=None if curve is None else curve.frame)
+
     def draw(
         self, style: Literal["page", "talk", "paper"] = "page", *, most: int = 60, width: float | None = None
     ) -> "Figure":

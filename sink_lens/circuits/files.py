@@ -2,7 +2,8 @@
 
 - ``.json``: EAP-IG's format, all edges with score and whether they are in the circuit; ``.graph.json``: Neuronpedia's
   attribution graph of the circuit's edges; ``.pt``: EAP-IG's tensors, read with ``weights_only=True``.
-- ``.dot``: Graphviz; ``.svg``, ``.png``, ``.pdf``: the picture; ``.parquet``: every edge, one row each.
+- ``.dot``: Graphviz; ``.svg``, ``.png``, ``.pdf``: the picture; ``.html``: a page to explore it in; ``.parquet``: every
+  edge, one row each.
 - a folder (no ending), such as ``ioi_gpt2``: what MIB takes as a submission, ``importances.json`` inside.
 
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
@@ -24,12 +25,13 @@ from jaxtyping import Bool, Float
 from ..errors import InputError
 from ..records import display
 from ..text import visible
+from .choice import outputs_of
 from .graph import Graph
 
 if TYPE_CHECKING:
     from .circuit import Circuit
 
-ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".parquet")
+ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
 _COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 
 
@@ -67,6 +69,8 @@ def save(circuit: "Circuit", path: str | Path) -> Path:
         path.write_text(dot(circuit.edges), "utf-8")
     elif path.suffix == ".parquet":
         every_edge(circuit).to_parquet(path, index=False)
+    elif path.suffix == ".html":
+        circuit.explore().save(path)
     elif path.suffix == ".pdf":
         circuit.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
     else:
@@ -270,65 +274,28 @@ def dot(edges: pd.DataFrame) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def neuronpedia_graph(circuit: "Circuit") -> dict[str, Any]:
-    """The circuit as an attribution graph that Neuronpedia shows.
+def neuronpedia_graph(circuit: "Circuit", edges: pd.DataFrame | None = None) -> dict[str, Any]:
+    """A circuit as an attribution graph that Neuronpedia shows, and the explorer; see ``sink_lens.report.explorer``.
 
-    Its nodes are the input, heads, MLPs and the logits. They have no feature of a dictionary; positions are summed, so
-    all stand at the last token of the first prompt. The weight of a link is the sum of the scores into q, k and v; a
-    node's influence is the share of the circuit's magnitude that its edges carry.
+    Args:
+        circuit: the circuit.
+        edges: rows of ``every_edge``. Default: those of the circuit.
     """
-    lens, graph = circuit.runs.lens, circuit.graph
-    tokens = circuit.runs.clean.tokens[0, : int(circuit.runs.clean.lengths[0])].tolist()
-    texts = [str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens]
-    frame = circuit.edges
-    links: dict[tuple[str, str], float] = {}
-    sizes: dict[str, float] = {"input": 0.0, "logits": 0.0}
-    for row in frame.to_dict("records"):
-        score = float(row["score"])
-        kind = str(row["reader"]).partition("<")[0]
-        heads = [kind]
-        if ".kv" in kind:
-            layer, _, head = kind.partition(".kv")
-            heads = [f"{layer}.h{int(head) * graph.group + offset}" for offset in range(graph.group)]
-        for node in heads:
-            key = (str(row["writer"]), node)
-            links[key] = links.get(key, 0.0) + score / len(heads)
-            for one in key:
-                sizes[one] = sizes.get(one, 0.0) + abs(score) / len(heads)
-    total = sum(sizes.values()) or 1.0
-    last = len(tokens) - 1
-    nodes = []
-    for name, size in sizes.items():
-        stage = {"input": "E", "logits": str(graph.n_layers)}.get(name, name[1:].partition(".")[0])
-        kind = {"i": "embedding", "l": "logit", "a": "attention head", "m": "mlp"}[name[0]]
-        nodes.append(
-            {
-                "node_id": name,
-                "feature": None,
-                "layer": stage,
-                "ctx_idx": last,
-                "feature_type": kind,
-                "jsNodeId": f"{name}-{last}",
-                "clerp": name,
-                "influence": size / total,
-                "activation": None,
-            }
-        )
-    slug = f"{circuit.runs.metric.name}-{lens.name}".lower().replace(" ", "-").replace("/", "-")
-    return {
-        "metadata": {
-            "slug": slug,
-            "scan": lens.name,
-            "prompt_tokens": texts,
-            "prompt": "".join(texts),
-            "info": {
-                "description": f"{circuit!r}; scores of {circuit.scores.method}, mean over pairs, positions summed",
-                "generator": {"name": "sink_lens"},
-            },
-            "generation_settings": {"method": circuit.scores.method, "ablation": circuit.runs.ablation},
-            "pruning_settings": {"edges": circuit.n_edges},
-        },
-        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
-        "nodes": nodes,
-        "links": [{"source": one, "target": other, "weight": weight} for (one, other), weight in links.items()],
-    }
+    lens, graph, runs = circuit.runs.lens, circuit.graph, circuit.runs
+    if edges is None:
+        edges = every_edge(circuit).loc[circuit.chosen]
+    tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
+    return display.edge_graph(
+        edges,
+        model=lens.name,
+        tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
+        title=repr(circuit),
+        n_layers=graph.n_layers,
+        group=graph.group,
+        n_edges=graph.n_edges,
+        size=circuit.size,
+        choice=circuit.choice,
+        method=circuit.scores.method,
+        ablation=runs.ablation,
+        outputs=[graph.readers[one].name for one in outputs_of(runs.metric, graph)],
+    )

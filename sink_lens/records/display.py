@@ -45,6 +45,20 @@ def image(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
     return _of_report("results", "image")(drawn, form)
 
 
+MOST_EDGES = 20_000
+"""Largest edges that a page to explore a circuit in holds."""
+
+
+def edge_graph(edges: Any, **about: Any) -> dict[str, Any]:
+    """A circuit of edges as Neuronpedia's JSON."""
+    return _of_report("explorer", "edge_graph")(edges, **about)
+
+
+def explorer(graph: dict[str, Any], *, curve: Any = None) -> Any:
+    """A page to explore a circuit in, with the curve of its faithfulness."""
+    return _of_report("explorer", "explorer_of")(graph, curve=curve)
+
+
 def page(folder: Path) -> Path:
     """Draw the page of a run and return the path of the page.
 

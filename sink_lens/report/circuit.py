@@ -32,6 +32,7 @@ from sink_lens.records import Run, read_run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.edges import EdgeCircuit, edge_circuit, saved
+from sink_lens.report.explorer import Explorer, chain_graph
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
@@ -144,6 +145,18 @@ class ChainCircuit:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"this is no {_FORMAT!r} ({error}); need what ChainCircuit.to_json() wrote") from error
 
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The circuit as Neuronpedia's JSON."""
+        known = {name: self.about[name] for name in ("sink_position", "n_layers") if name in self.about}
+        title = f"The chain of the sink, {visible(self.about.get('model') or 'a model', limit=40)}"
+        model = visible(self.about.get("model") or "a model", limit=80)
+        return chain_graph(self.nodes, self.edges, model=model, title=title, **known)
+
+    def explore(self) -> Explorer:
+        """A page to explore the circuit in; ``.save("c.html")`` writes it."""
+        return Explorer(graphs=[self.graph])
+
     def draw(self, style: Style | Literal["page"] = "page", *, width: float | None = None) -> Figure:
         """The circuit as a figure.
 
@@ -157,7 +170,7 @@ class ChainCircuit:
         return draw(self) if style == "page" else diagram.draw(sketches.of_chain(self), style=style, width=width)
 
     def save(self, path: str | Path, *, style: Style | Literal["page"] = "page", width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .json, or a figure as .png, .svg or .pdf; folders are made.
+        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
 
         Raises:
             InputError: another ending, or as for ``draw``.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from sink_lens.errors import InputError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
+from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, curve_rows, edge_graph
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, PAPER, canvas, finished, png, save_figure
 from sink_lens.text import number, percent, plural, token, visible, words
@@ -36,6 +37,12 @@ class EdgeCircuit:
     """Title, what a share is of, layers, and heads that share a key-value head."""
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
+    graph: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The run's largest edges as Neuronpedia's JSON."""
+
+    def explore(self) -> Explorer:
+        """A page to explore the circuit in; ``.save("c.html")`` writes it."""
+        return Explorer(graphs=[self.graph])
 
     def draw(self, style: Style | Literal["page"] = "page", *, width: float | None = None) -> Figure:
         """The circuit as a figure: ``page`` with up to 60 edges, ``talk`` or ``paper`` with the strongest few.
@@ -55,7 +62,7 @@ class EdgeCircuit:
         return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
 
     def save(self, path: str | Path, *, style: Style | Literal["page"] = "page", width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .json, or a figure as .png, .svg or .pdf; folders are made.
+        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
 
         Raises:
             InputError: another ending, or as for ``draw``.
@@ -67,19 +74,22 @@ class EdgeCircuit:
 
 
 def saved(circuit: Any, path: str | Path, *, style: Style | Literal["page"], width: float | None) -> Path:
-    """Write a circuit that can be drawn and be JSON, as the path's ending says.
+    """Write a circuit that can be drawn, explored and be JSON, as the path's ending says.
 
     Raises:
         InputError: another ending, or a file that belongs to a run.
     """
     path = Path(path)
+    if path.suffix.lower() in (".html", ".htm") and hasattr(circuit, "explore"):
+        return circuit.explore().save(path)
     if path.suffix.lower() == ".json":
         check_not_of_run(path, replaceable=(".json",))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(circuit.to_json(), encoding="utf-8")
         return path
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .json, .png, .svg or .pdf for a circuit")
+        endings = f"{'.html, ' if hasattr(circuit, 'explore') else ''}.json, .png, .svg or .pdf"
+        raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
     return save_figure(circuit.draw(style, width=width), path)
 
 
@@ -103,7 +113,38 @@ def edge_circuit(run: Run) -> EdgeCircuit:
         "n_layers": int(run.provenance.get("n_layers") or 0),
         "group": max(1, heads // kv_heads),
     }
-    return EdgeCircuit(about=about, edges=run.need("circuit", columns=["writer", "reader", "score"]))
+    circuit = run.need("circuit", columns=["writer", "reader", "score"])
+    return EdgeCircuit(about=about, edges=circuit, graph=_graph(run, title=about["title"], group=about["group"]))
+
+
+def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
+    """The largest edges of a run, and what its other tables say of them."""
+    edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score"])
+    core = run.optional("core", columns=["edge", "core"])
+    curve = run.optional("curve", columns=CURVE)
+    pairs = run.optional("pairs", columns=["clean"])
+    config = run.config
+    layers = config.get("metric_layers")
+    attention = (config.get("metric") or ("sink_mass" if config.get("task") == "text" else "")) == "sink_mass"
+    largest = edges.iloc[edges["score"].abs().argsort(kind="stable")[::-1][:MOST_EDGES]]
+    if core is not None:
+        largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
+    into = largest["reader"].drop_duplicates().astype(str)
+    read = [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or _order(one)[0] in layers)]
+    return edge_graph(
+        largest,
+        model=visible(run.provenance.get("model") or "a model", limit=80),
+        tokens=() if pairs is None or not len(pairs) else (str(pairs["clean"].iloc[0]),),
+        title=title,
+        n_layers=int(run.provenance.get("n_layers") or 0),
+        group=group,
+        n_edges=len(edges),
+        size=config.get("edges"),
+        choice=config.get("choice"),
+        method=config.get("method"),
+        outputs=read if attention else ["logits"],
+        curve=[] if curve is None else curve_rows(curve),
+    )
 
 
 def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "") -> Figure:
@@ -215,6 +256,7 @@ def curve_figure(curve: pd.DataFrame) -> Figure:
     axes.axhline(1.0, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.axhline(0.0, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     axes.set_xlabel("share of all edges, or of all nodes", fontsize=FONT)
     axes.set_ylabel("faithfulness", fontsize=FONT)
     values = curve["faithfulness"].to_numpy(float)
@@ -421,7 +463,7 @@ CIRCUIT = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="circuit", title="The circuit", make=_picture, data=whole("circuit")),
+        Drawn(key="circuit", title="The circuit", make=_picture, data=whole("circuit"), on_page=False),
         Drawn(key="circuit-talk", title="For a talk", make=sketched("talk"), data=whole("circuit"), on_page=False),
         Drawn(key="circuit-paper", title="For a paper", make=sketched("paper"), data=whole("circuit"), on_page=False),
         Drawn(key="curve", title="How faithful it is", make=_curve, data=whole("curve")),

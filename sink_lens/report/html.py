@@ -21,7 +21,9 @@ import matplotlib as mpl
 
 from sink_lens.errors import RunError, check_name
 from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
-from sink_lens.report import views
+from sink_lens.report import explorer, views
+from sink_lens.report.circuit import chain_circuit
+from sink_lens.report.edges import edge_circuit
 from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, csv, shown_table, told
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
@@ -285,6 +287,8 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     shown = _views(parts[0]) if beside is None and parts[0].chained else {}
     vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
+    graphs, unexplored = _explored(parts)
+    exploring = explorer.script(graphs) if graphs else ""
     template = _environment().get_template("page.html")
     return template.render(
         parts=parts,
@@ -301,7 +305,11 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         views={key: title for key, (title, _) in shown.items()},
         views_script=vis,
         script=script,
-        script_hashes=views.hashes(script, *((vis, views.bundle()) if vis else ())),
+        exploring=exploring,
+        unexplored=unexplored,
+        script_hashes=views.hashes(
+            script, *((vis, views.bundle()) if vis else ()), *((exploring, explorer.bundle()) if graphs else ())
+        ),
     )
 
 
@@ -311,6 +319,15 @@ def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
         return {"data": None, "said": ""}
     found, why = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
     return {"data": None, "said": why} if found is None else {"data": found.data, "said": found.said}
+
+
+def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
+    """The circuits of up to two runs for the explorer, and why there are none; other kinds of run have neither."""
+    if parts[0].run.kind not in ("circuit", "trace"):
+        return [], ""
+    of = edge_circuit if parts[0].run.kind == "circuit" else chain_circuit
+    made = [told(part.run, lambda part=part: of(part.run).graph) for part in parts[:2]]
+    return [graph for graph, _ in made if graph], " ".join(why for _, why in made if why)
 
 
 def _views(part: Content) -> dict[str, tuple[str, views.View]]:

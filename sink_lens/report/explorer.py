@@ -1,0 +1,266 @@
+"""The explorer: circuits on a page to zoom, search, filter, label, group, compare and save.
+
+A circuit is shown as an attribution graph in Neuronpedia's JSON (``circuit.save("c.graph.json")``); what that format
+has no place for stands in ``metadata.sink_lens``, in ``qParams.sink_lens`` (the view) and in further fields of a link.
+The page saves and opens the same JSON, so that labels, groups and whatever else a file holds come back unchanged.
+
+A link's ``weight`` is a score, or the share of the sink that a path carries; ``via`` says what reads it (q, k, v, g).
+With spans of positions there is one node for each span, whose place among them is ``ctx_idx``.
+"""
+
+import base64
+import gzip
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from sink_lens.errors import InputError
+from sink_lens.records import check_not_of_run
+from sink_lens.records.display import MOST_EDGES as MOST_EDGES
+from sink_lens.report import views
+from sink_lens.text import visible
+
+CURVE = ("by", "share", "n", "faithfulness", "low", "high")
+"""What a graph holds of each circuit of the curve."""
+_HERE = Path(__file__).parent
+_NODE = re.compile(r"(?P<kind>[am])(?P<layer>\d+)(?:\.(?P<part>h|kv|n)(?P<head>\d*))?")
+_TYPES = {"h": "attention head", "kv": "key-value head", "n": "neurons"}
+_ENDINGS = (".html", ".htm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Explorer:
+    """A page of one circuit, or of two beside each other; a notebook shows it by itself."""
+
+    graphs: Sequence[Mapping[str, Any]] = field(repr=False)
+    """The circuits as Neuronpedia's JSON."""
+
+    @property
+    def html(self) -> str:
+        """The whole page, which opens with no network."""
+        title = " and ".join(title_of(graph) for graph in self.graphs)
+        code = script(self.graphs)
+        return _template("explorer_page.html").render(
+            title=title, code=code, hashes=views.hashes(code, bundle()), both=len(self.graphs) > 1
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file that ends with .html, and return its path; folders are made.
+
+        Raises:
+            InputError: another ending, or a file that belongs to a run.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in _ENDINGS:
+            raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .html for a page")
+        check_not_of_run(path, replaceable=_ENDINGS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.html, encoding="utf-8", errors="backslashreplace")
+        return path
+
+    def _repr_html_(self) -> str:
+        return views.framed(self.html, height=900, title="Circuit explorer")
+
+
+def explorer_of(graph: dict[str, Any], *, curve: pd.DataFrame | None = None) -> Explorer:
+    """A page of one circuit, with the curve of its faithfulness."""
+    if curve is not None:
+        graph["metadata"]["sink_lens"]["curve"] = curve_rows(curve)
+    return Explorer(graphs=[graph])
+
+
+def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
+    """A curve as a graph holds it."""
+    return [{name: _plain(row[name]) for name in CURVE} for row in curve.to_dict("records")]
+
+
+def title_of(graph: Mapping[str, Any]) -> str:
+    """The title of a graph: ours, else its slug."""
+    metadata = graph["metadata"]
+    return visible(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
+
+
+def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any) -> dict[str, Any]:
+    """A circuit of edges as Neuronpedia's JSON.
+
+    Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. They have no feature
+    of a dictionary. A node's influence is the share of the magnitude of all edges that its own carry.
+
+    Args:
+        edges: ``writer``, ``reader``, ``span`` and ``score``, and what else is known of an edge.
+        model: its name.
+        tokens: of the first prompt.
+        **about: title, unit, n_layers, group (heads that share a key-value head), the curve, and the like.
+    """
+    spans = list(dict.fromkeys(map(str, edges["span"])))
+    further = [name for name in ("standard_error", "inclusion", "in_circuit", "core") if name in edges.columns]
+    last = max(len(tokens) - 1, 0)
+    links, sizes = [], dict[tuple[str, str], float]()
+    for row in edges.to_dict("records"):
+        span, score = str(row["span"]), float(row["score"])
+        reader, _, via = str(row["reader"]).partition("<")
+        ends = [(str(row["writer"]), span), (reader, span)]
+        for end in ends:
+            sizes[end] = sizes.get(end, 0.0) + abs(score)
+        source, target = (_id(*end) for end in ends)
+        link = {"source": source, "target": target, "weight": _plain(score), "via": via.rstrip(">")}
+        links.append(link | {name: _plain(row[name]) for name in further})
+    total = sum(sizes.values()) or 1.0
+    nodes = []
+    for (name, span), size in sizes.items():
+        layer, kind = _place(name, n_layers=int(about["n_layers"]))
+        at = spans.index(span) if len(spans) > 1 else last
+        nodes.append(
+            {
+                "node_id": _id(name, span),
+                "feature": None,
+                "layer": layer,
+                "ctx_idx": at,
+                "feature_type": kind,
+                "jsNodeId": f"{_id(name, span)}-{at}",
+                "clerp": _id(name, span),
+                "influence": size / total,
+                "activation": None,
+            }
+        )
+    named = {"spans": spans} if len(spans) > 1 else {}
+    return _graph(nodes, links, model=model, tokens=tokens, **named, **about)
+
+
+def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: int = 8, **about: Any) -> dict[str, Any]:
+    """A trace's chain as Neuronpedia's JSON: its paths and links, and of each node's parts the largest.
+
+    Args:
+        nodes: of a ``ChainCircuit``.
+        edges: of a ``ChainCircuit``.
+        model: its name.
+        most: parts of a node.
+        **about: title, unit and the like.
+    """
+    parts = nodes.loc[nodes["group"].ne("")].sort_values("value", key=abs, ascending=False, kind="stable")
+    kept = [*nodes.loc[nodes["group"].eq(""), "id"], *parts.groupby("group").head(most)["id"]]
+    paths = edges.loc[edges["source"].isin(kept) & edges["target"].isin(kept) & edges["value"].notna()]
+    joined = {(row["source"], row["target"]) for row in paths.to_dict("records") if row["quantity"] == "path_share"}
+    links = []
+    for row in paths.to_dict("records"):
+        if row["quantity"] == "intervention_share" and (row["source"], row["target"]) in joined:
+            continue
+        named = {name: _plain(row[name]) for name in ("quantity", "verdict", "control")}
+        interval = {"low": _plain(row["ci_low"]), "high": _plain(row["ci_high"])}
+        ends = {"source": row["source"], "target": row["target"], "weight": _plain(row["value"])}
+        links.append(ends | interval | named | {"via": ""})
+    shown = nodes.loc[nodes["id"].isin(kept)]
+    rows = _depths(shown["id"].tolist(), links)
+    for link in links:  # parts stand right below what they lead to
+        if link["source"] in {*parts["id"]}:
+            rows[link["source"]] = rows[link["target"]] - 1
+    position = int(about.get("sink_position") or 0)
+    found = []
+    for row in shown.to_dict("records"):
+        label = " ".join(str(row["label"]).split()) or row["id"]
+        several = shown["label"].eq(row["label"]).sum() > 1
+        layer = re.search(r"\d+", str(row["layers"]))
+        detail = " ".join(f"{row['label']} {row['detail']} {row['layers']}".split())
+        found.append(
+            {
+                "node_id": row["id"],
+                "feature": None,
+                "layer": layer[0] if layer else "E",
+                "ctx_idx": position,
+                "feature_type": row["kind"],
+                "jsNodeId": f"{row['id']}-{position}",
+                "clerp": f"{label}, {row['layers']}" if several else label,
+                "influence": None,
+                "activation": _plain(row["value"]),
+                "detail": detail,
+                "row": rows[row["id"]],
+            }
+        )
+    return _graph(found, links, model=model, **about)
+
+
+def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The length of the longest path to each node; a circle ends where it began."""
+    depth = dict.fromkeys(nodes, 0)
+    for _ in nodes:
+        moved = {one["target"]: depth[one["source"]] + 1 for one in sorted(links, key=lambda one: depth[one["source"]])}
+        changed = {node: at for node, at in moved.items() if at > depth[node] and at < len(nodes)}
+        if not changed:
+            break
+        depth |= changed
+    return depth
+
+
+def _graph(
+    nodes: list[dict[str, Any]], links: list[dict[str, Any]], *, model: str, tokens: Sequence[str] = (), **about: Any
+) -> dict[str, Any]:
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{about.get('title', 'circuit')}-{model}".lower()).strip("-")
+    settings = {name: about[name] for name in ("method", "ablation") if name in about}
+    return {
+        "metadata": {
+            "slug": slug,
+            "scan": model,
+            "prompt_tokens": list(tokens),
+            "prompt": "".join(tokens),
+            "info": {"description": about.get("title", ""), "generator": {"name": "sink_lens"}},
+            "generation_settings": settings,
+            "pruning_settings": {"edges": len(links)},
+            "sink_lens": about,
+        },
+        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
+        "nodes": nodes,
+        "links": links,
+    }
+
+
+def _id(name: str, span: str) -> str:
+    return f"{name}@{span}" if span else name
+
+
+def _place(name: str, *, n_layers: int) -> tuple[str, str]:
+    """Layer and type of a node, as Neuronpedia names them."""
+    if name == "input":
+        return "E", "embedding"
+    found = _NODE.fullmatch(name)
+    if found is None:
+        return str(n_layers), "logit"
+    return found["layer"], _TYPES[found["part"]] if found["part"] else "mlp"
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON has it: numbers to six digits, undefined ones null."""
+    if isinstance(value, bool) or (hasattr(value, "dtype") and value.dtype == bool):
+        return bool(value)
+    if isinstance(value, str) or value is None:
+        return value
+    number = float(value)
+    return float(f"{number:.6g}") if math.isfinite(number) else None
+
+
+def script(graphs: Sequence[Mapping[str, Any]]) -> str:
+    """The content of the script that shows some graphs; a content policy allows it and ``bundle()`` by their hashes."""
+    packed = [
+        base64.b64encode(gzip.compress(json.dumps(graph, separators=(",", ":")).encode(), 6, mtime=0)).decode()
+        for graph in graphs
+    ]
+    return views.unpacking(bundle(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});")
+
+
+@cache
+def bundle() -> str:
+    """The library and the explorer's own script, which sets the function ``exploreCircuits``."""
+    return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js"))
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(_HERE)
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(name)

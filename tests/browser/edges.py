@@ -1,0 +1,47 @@
+"""Runs of ``sink-lens circuit`` with made-up scores."""
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.records import create_run
+
+LAYERS, HEADS, GROUP, EDGES = 6, 4, 2, 200
+
+
+def every_edge(seed=0):
+    """All edges of a small model, with scores that few dominate."""
+    writers = [("input", 0)]
+    readers = []
+    for layer in range(LAYERS):
+        readers += [(f"a{layer}.h{head}<q>", 2 * layer + 1) for head in range(HEADS)]
+        readers += [(f"a{layer}.kv{head}<{via}>", 2 * layer + 1) for head in range(HEADS // GROUP) for via in "kv"]
+        readers += [(f"m{layer}", 2 * layer + 2)]
+        writers += [(f"a{layer}.h{head}", 2 * layer + 1) for head in range(HEADS)] + [(f"m{layer}", 2 * layer + 2)]
+    readers += [("logits", 2 * LAYERS + 1)]
+    rows = [(one, other) for one, early in writers for other, late in readers if early < late]
+    generator = np.random.default_rng(seed)
+    frame = pd.DataFrame(rows, columns=["writer", "reader"])
+    frame.insert(0, "edge", frame["writer"] + "->" + frame["reader"])
+    frame["span"] = ""
+    frame["score"] = generator.standard_normal(len(frame)) ** 3
+    frame["standard_error"] = 0.1
+    frame["inclusion"] = generator.uniform(size=len(frame)).round(3)
+    frame["in_circuit"] = frame["score"].abs().rank(ascending=False) <= EDGES
+    return frame
+
+
+def a_run(folder, *, seed=0, edges=None, model="tiny", config=None):
+    """A run of ``sink-lens circuit``, as its tables are."""
+    edges = every_edge(seed) if edges is None else edges
+    asked = {"task": "ioi", "metric": None, "edges": EDGES, "choice": "top", "method": "eap-ig", "metric_layers": None}
+    config = asked | (config or {})
+    known = {"model": model, "n_layers": LAYERS, "n_heads": HEADS, "n_kv_heads": HEADS // GROUP}
+    curve = pd.DataFrame({"by": ["edges", "edges", "random"], "share": [0.01, 0.1, 0.01]})
+    curve["n"] = (curve["share"] * len(edges)).round().astype(int)
+    curve = curve.assign(faithfulness=[0.25, 0.75, 0.01], low=[0.2, 0.7, 0.0], high=[0.3, 0.8, 0.1])
+    circuit = edges.loc[edges["in_circuit"]].sort_values("score", key=abs, ascending=False)
+    core = pd.DataFrame({"edge": circuit["edge"].head(20), "core": [True] * 5 + [False] * 15})
+    with create_run(folder, kind="circuit", config=config, provenance=known, expects=("edges",)) as writer:
+        for name, frame in {"edges": edges, "circuit": circuit, "curve": curve, "core": core}.items():
+            writer.write_table(name, frame)
+    return folder
