@@ -151,7 +151,11 @@ class ChainCircuit:
         known = {name: self.about[name] for name in ("sink_position", "n_layers") if name in self.about}
         title = f"The chain of the sink, {visible(self.about.get('model') or 'a model', limit=40)}"
         model = visible(self.about.get("model") or "a model", limit=80)
-        return chain_graph(self.nodes, self.edges, model=model, title=title, **known)
+        meaning = (
+            "An edge is the share of the sink that is lost without it; into a head it is the head's sink score, out of "
+            "a neuron the neuron's share of its layer's change of the dimension."
+        )
+        return chain_graph(self.nodes, self.edges, model=model, title=title, meaning=meaning, **known)
 
     def explore(self) -> Explorer:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""

@@ -129,6 +129,7 @@ window.exploreCircuits = async (packed) => {
     return Number.isNaN(layer) || node.feature_type === "embedding" ? -3 : 3 * layer + (node.feature_type === "logit" ? 2.5 : STAGES[node.feature_type] ?? 2);
   }
 
+  const isEnd = (node) => ["embedding", "logit"].includes(node.feature_type);
   function roles(graph, links) {
     const sums = d3.rollup(links, (some) => d3.sum(some, (one) => Math.abs(one.weight)), (one) => one.source, (one) => {
       const reads = { q: "queries", k: "keys", v: "values", g: "gates" }[one.via];
@@ -139,7 +140,7 @@ window.exploreCircuits = async (packed) => {
 
   /** The name of the group that a node is drawn as, where it is. */
   function groupOf(graph, links) {
-    const ends = (id) => ["embedding", "logit"].includes(graph.nodes.get(id).feature_type);
+    const ends = (id) => isEnd(graph.nodes.get(id));
     if (state.group === "layer") return (id) => (ends(id) ? null : `layer ${graph.nodes.get(id).layer}`);
     if (state.group === "role") {
       const role = roles(graph, links);
@@ -206,7 +207,7 @@ window.exploreCircuits = async (packed) => {
       const simulation = d3.forceSimulation(points).stop()
         .force("home", d3.forceX((point) => home(nodes.get(point.id))).strength(byPlace ? 0.3 : 0.03))
         .force("apart", d3.forceManyBody().strength(-260).distanceMax(400))
-        .force("boxes", d3.forceCollide(38))
+        .force("boxes", d3.forceCollide((point) => Math.min(70, onCanvas(ruler).measure(nodes.get(point.id).label) / 2 + 12)))
         .force("links", d3.forceLink(links).id((point) => point.id).distance(0));
       simulation.tick(120);
     }
@@ -235,9 +236,9 @@ window.exploreCircuits = async (packed) => {
 
   /** From the top of one box to the bottom of another; the farther apart, the more it bows away from the middle. */
   function curve(pen, [x0, y0, middle], [x1, y1]) {
-    const bend = (y0 - y1) * 0.45, bow = Math.sign(x0 + x1 - 2 * middle || 1) * Math.min(90, Math.max(0, Math.abs(y0 - y1) - 90) * 0.25);
-    pen.moveTo(x0, y0 - 7);
-    pen.bezierCurveTo(x0 + bow, y0 - bend, x1 + bow, y1 + bend, x1, y1 + 7);
+    const bend = (y0 - y1) * 0.45, off = Math.max(0, Math.min(7, bend)), bow = Math.sign(x0 + x1 - 2 * middle || 1) * Math.min(90, Math.max(0, Math.abs(y0 - y1) - 90) * 0.25);
+    pen.moveTo(x0, y0 - off);
+    pen.bezierCurveTo(x0 + bow, y0 - bend, x1 + bow, y1 + bend, x1, y1 + off);
   }
 
   const active = () => new Set([hovered, focused, ...state.pinned.map(shownAs)].filter((id) => id && scene.nodes.has(id)));
@@ -263,9 +264,10 @@ window.exploreCircuits = async (packed) => {
     if (pane.shared.length) to.lines({ colour: palette.quiet, width: 1, dash: [1, 3], alpha: 0.8, links: pane.shared }, at);
     const boxes = [], inView = ([x, y]) => x > -60 && y > -20 && x < view.width + 60 && y < view.height + 20;
     const first = [...pane.nodes.values()].filter((node) => inView(at.get(node.id))).sort((one, other) =>
-      (strong.has(other.id) - strong.has(one.id)) || (matches.has(other.id) - matches.has(one.id)) || (hasLabel(other.id) - hasLabel(one.id)) || other.size - one.size);
+      (strong.has(other.id) - strong.has(one.id)) || (matches.has(other.id) - matches.has(one.id)) || (hasLabel(other.id) - hasLabel(one.id)) || (isEnd(other.own) - isEnd(one.own)) || other.size - one.size);
     const named = first.slice(0, 400).map((node) => {
-      const [x, y] = at.get(node.id), half = to.measure(node.label) / 2 + 5, box = [x - half, y - 8, x + half, y + 8];
+      const [x, y] = at.get(node.id), half = to.measure(node.label) / 2 + 5, inside = x > 0 && x < view.width;
+      const middle = inside ? Math.max(half + 2, Math.min(view.width - half - 2, x)) : x, box = [middle - half, y - 8, middle + half, y + 8];
       const free = !boxes.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1]);
       if (free) boxes.push(box);
       return free ? box : null;
@@ -412,7 +414,8 @@ window.exploreCircuits = async (packed) => {
     const least = pane.edges.length ? Math.abs(pane.edges.at(-1).weight) : 0;
     const said = [`${shown.toLocaleString("en")} of ${all.toLocaleString("en")} edges (${percent(shown / all)}), magnitude at least ${number(least)}.`];
     const rows = (about.curve ?? []).filter((row) => row.by === "edges");
-    if (!rows.length) return said.concat("No faithfulness was measured.").join(" ");
+    if (about.meaning) said.push(text(about.meaning, 400));
+    if (!rows.length) return said.join(" ");
     const tell = (row) => `${percent(row.share)} of the edges: ${number(row.faithfulness)} [${number(row.low)}, ${number(row.high)}]`;
     if (rows.every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model is not told from that of no edge.");
     else if (state.which !== "all" && state.which !== "circuit") said.push("Faithfulness was measured of the largest edges, not of this choice of them.");
@@ -585,7 +588,8 @@ window.exploreCircuits = async (packed) => {
     find("size").replaceChildren(element("option", { value: "", textContent: rows.length ? "choose" : "none" }), ...rows.map((row) => element("option", { value: row.n, textContent: `${percent(row.share)}: ${row.n.toLocaleString("en")}`, disabled: row.n > graphs[0].links.length })));
     for (const option of find("which").options) option.disabled = !graphs.some((graph) => graph.links.some(WHICH[option.value]));
     find("colour").querySelector("[value=core]").disabled = !graphs.some((graph) => graph.links.some((link) => typeof link.raw.core === "boolean"));
-    find("connected").disabled = !graphs[0].about.outputs;
+    find("size").parentElement.hidden = !rows.length;
+    find("connected").parentElement.hidden = !graphs[0].about.outputs;
     find("positions-label").hidden = new Set([...graphs[0].nodes.values()].map((node) => node.ctx_idx)).size < 2;
     root.querySelector("[data-do=single]").hidden = graphs.length < 2;
     refresh();
@@ -813,6 +817,7 @@ window.exploreCircuits = async (packed) => {
   dark.addEventListener("change", () => (legend(), draw()));
   new ResizeObserver(() => draw()).observe(stage);
 
+  root.dataset.state = "opened";
   for (const one of packed) graphs.push(read(JSON.parse(await inflate(one))));
   show(graphs);
 };

@@ -58,7 +58,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     box = image.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 17.5 / 30, box["y"] + box["height"] * 3.5 / 9)
     assert page.locator(".chosen").inner_text().startswith("L17.H3: sink score ")
-    page.locator("canvas").press("ArrowUp")
+    page.locator(".viewer canvas").press("ArrowUp")
     assert page.locator(".cell").inner_text().startswith("Query 22 ")
 
     page.locator("#scores-figure [data-copy]").click()

@@ -54,7 +54,7 @@ def test_a_click_on_a_head_shows_its_pattern(opened, report):
     chosen = page.locator(".chosen").inner_text()
     assert chosen.startswith("L2.H3: sink score 0.")
     assert chosen != strongest
-    page.locator("canvas").hover(position={"x": 2, "y": 2})
+    page.locator(".viewer canvas").hover(position={"x": 2, "y": 2})
     assert page.locator(".cell").inner_text() == "Query 0 “Call” gives key 0 “Call” 100% of its attention."
     drawn = page.evaluate("[...document.querySelector('canvas').getContext('2d').getImageData(0, 1, 1, 1).data]")
     share = patterns(**SIZE)[2, 3, 1, 0]
@@ -76,8 +76,8 @@ def test_the_keyboard_chooses_heads_and_reads_cells(opened, report):
     for _ in range(9):
         page.locator("[data-map]").press("ArrowLeft")
     assert page.locator(".chosen").inner_text().startswith("L0.H2:")
-    page.locator("canvas").press("ArrowUp")
-    page.locator("canvas").press("ArrowRight")
+    page.locator(".viewer canvas").press("ArrowUp")
+    page.locator(".viewer canvas").press("ArrowRight")
     assert page.locator(".cell").inner_text().startswith("Query 14 “·years” gives key 1 “·me” ")
     page.get_by_role("button", name="Weaker").click()
     assert page.locator(".chosen").inner_text() != ""
@@ -134,7 +134,7 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
     found = opened(render(folder))
     page = found.page
     assert page.locator(".kicker").inner_text() == HOSTILE[0]
-    page.locator("canvas").press("ArrowUp")
+    page.locator(".viewer canvas").press("ArrowUp")
     assert "gives key 0 “<img·src=x·onerror=alert" in page.locator(".cell").inner_text()
     page.get_by_role("button", name="Open the views").click()
     page.locator("#view-tokens", has_text=SOME_TEXT).wait_for(timeout=60_000)
@@ -149,7 +149,7 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
 def test_a_narrow_screen_is_not_overflown(opened, report, width):
     found = opened(report, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert found.page.locator("canvas").bounding_box()["width"] > 200
+    assert found.page.locator(".viewer canvas").bounding_box()["width"] > 200
     found.page.locator("[data-map]").tap()
     assert found.quiet
 
