@@ -165,7 +165,7 @@ def _scores(
             rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
             stream(lens, part, readings, rows=rows, kernel=kernel, batch_size=part.n_sequences)
             for by, one in taken.items():
-                scores[by][where, : part.n_positions] = one.scores(part.valid)
+                scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
             bar.update(part.n_sequences)
     return scores
 

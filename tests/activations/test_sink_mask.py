@@ -87,6 +87,13 @@ def test_a_threshold_is_taken_as_it_is():
     assert torch.equal(sink_mask(lens, tokens, threshold=1.05), scores >= 1.05)
 
 
+def test_a_model_in_double_precision_is_marked_as_in_single():
+    model = build("bos_neuron")
+    tokens = drawn(model)
+    single = sink_mask(wrap(model.model), tokens, by="either")
+    assert torch.equal(sink_mask(wrap(model.model.double()), tokens, by="either"), single)
+
+
 @pytest.mark.parametrize("by", ["attention", "norm"])
 def test_padding_other_sequences_and_batch_size_change_no_score(by):
     model = build("delimiter")
