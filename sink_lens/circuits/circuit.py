@@ -47,8 +47,12 @@ class Check:
     """Scores beside real patches of the same edges."""
 
     frame: pd.DataFrame
-    """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (top or any)."""
+    """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (from where)."""
     n_pairs: int
+    weakest: float
+    """Smallest magnitude of a score in the circuit."""
+    n_outside: int
+    """Edges that are not in the circuit."""
 
     @property
     def rank_correlation(self) -> float:
@@ -57,6 +61,19 @@ class Check:
         if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
             return float("nan")
         return float(cast("Any", spearmanr(one, other)).statistic)
+
+    @property
+    def outside(self) -> tuple[int, int]:
+        """Sampled edges outside the circuit that really do more than its weakest edge scores, and all sampled."""
+        other = self.frame["drawn"].to_numpy() == "other"
+        real = np.abs(self.frame["exact"].to_numpy(float)[other])
+        return int((real > self.weakest).sum()), len(real)
+
+    @property
+    def at_most(self) -> int:
+        """The most such edges that there may be outside, at 95% confidence; see ``stability.most_outside``."""
+        found, sampled = self.outside
+        return stability.most_outside(found, sampled=sampled, total=self.n_outside)
 
     @property
     def missed(self) -> float:
@@ -220,6 +237,8 @@ class Circuit:
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
         """Compare scores with real patches: half of the edges from the circuit, half from all others.
 
+        Those of the others bound how many edges the circuit lacks.
+
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
         generator = np.random.default_rng([self.seed, 4])
@@ -241,10 +260,17 @@ class Circuit:
                 "drawn": ["circuit"] * len(some) + ["other"] * len(rest),
             }
         )
-        return Check(frame=frame, n_pairs=len(rows))
+        return self.checked(frame, n_pairs=len(rows))
 
-    def core(self, others: Mapping[str, "Circuit"]) -> tuple[np.ndarray, np.ndarray]:
-        """Core and contingent edges, over templates and other ablations; see ``stability``.
+    def checked(self, frame: pd.DataFrame, *, n_pairs: int) -> Check:
+        """The check whose table this is."""
+        scores = np.abs(self.scores.mean[self.chosen])
+        weakest = float(scores.min()) if len(scores) else float("nan")
+        outside = sum("<g>" not in name for name in self.graph.names[~self.chosen])
+        return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
+
+    def core(self, others: Mapping[str, "Circuit"]) -> np.ndarray:
+        """Core, undecided or contingent: every edge over templates and other ablations; see ``stability.verdicts``.
 
         Args:
             others: name of an ablation -> the circuit of the same size that it gives.
@@ -265,7 +291,7 @@ class Circuit:
             circuits[template] = pick(
                 self.runs, replace(self.scores, values=own), choice="top", n=self.size, threshold=0.0
             )
-        return stability.core_and_contingent(settings, circuits)
+        return stability.verdicts(settings, circuits)
 
     def save(self, path: str | Path) -> Path:
         """Write a file; its ending says which: see ``circuits.files.save``."""

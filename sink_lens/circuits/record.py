@@ -339,7 +339,7 @@ def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
 def _core(
     lens: LensModel, task: Task, circuit: Circuit, *, config: CircuitConfig, writer: RunWriter, progress: bool
 ) -> pd.DataFrame:
-    """The edges that are in the circuit under every ablation and template."""
+    """The edges that are in the circuit under some ablation or template, and in how many of them."""
     if writer.has("core"):
         return pd.read_parquet(writer.folder / "core.parquet")
     others: dict[str, Circuit] = {}
@@ -349,14 +349,15 @@ def _core(
         runs = _runs(lens, task, config=config, ablation=ablation)
         scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = _circuit(runs, scores, task=task, config=config)
-    core, contingent = circuit.core(others)
-    either = np.flatnonzero(core | contingent)
-    frame = pd.DataFrame({"edge": circuit.graph.names[either], "core": core[either]})
+    verdicts = circuit.core(others)
+    either = np.flatnonzero(verdicts != "none")
+    frame = pd.DataFrame({"edge": circuit.graph.names[either]})
+    frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"
     frame["score"] = circuit.scores.mean[either].astype(float)
     frame["inclusion"] = circuit.inclusion[either]
     for name, other in others.items():
         frame[f"inclusion_{name}"] = other.inclusion[either]
-    order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["core"].to_numpy(bool)))
+    order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
     frame = frame.iloc[order].reset_index(drop=True)
     writer.write_table("core", frame)
     return frame
@@ -399,14 +400,18 @@ def _summary(
         "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
         "rank_correlation": np.nan,
         "missed": np.nan,
+        "outside_over": -1,
+        "outside_sampled": -1,
+        "outside_at_most": -1,
+        "weakest": np.nan,
         "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
-        "contingent_edges": -1 if core is None else int((~core["core"].to_numpy(bool)).sum()),
+        "undecided_edges": -1 if core is None else int(core["undecided"].to_numpy(bool).sum()),
+        "contingent_edges": -1 if core is None else int((~core[["core", "undecided"]].to_numpy(bool).any(1)).sum()),
     }
     if check is not None:
-        from .circuit import Check
-
-        made = Check(frame=check, n_pairs=0)
-        row |= {"rank_correlation": made.rank_correlation, "missed": made.missed}
+        made = circuit.checked(check, n_pairs=0)
+        row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
+        row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
     return pd.DataFrame([row])
 
 

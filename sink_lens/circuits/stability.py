@@ -3,13 +3,16 @@
 The scores are kept by pair, so that a bootstrap is a weighted mean of them: no pass is run again. Pairs are drawn with
 replacement within their template. The inclusion probability of an edge is the share of the draws in which it is among
 the n largest. Edges with at least 95% in every setting (every template alone, every ablation that was run) are the
-*core* of the circuit; edges that are in the circuit of some setting and not in the core are *contingent*.
+*core* of the circuit. Edges with at least 95% in some setting and not in another are *undecided*: what the circuit is
+hangs on the setting. All other edges that are in the circuit of some setting are *contingent*.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.stats import hypergeom
 
 from .choice import largest
 
@@ -49,17 +52,35 @@ def bounds(
     return low, high
 
 
-def core_and_contingent(
+def verdicts(
     settings: Mapping[str, Float[np.ndarray, " edge"]], circuits: Mapping[str, Bool[np.ndarray, " edge"]]
-) -> tuple[Bool[np.ndarray, " edge"], Bool[np.ndarray, " edge"]]:
-    """The edges that are in the core, and those that only some settings have.
+) -> np.ndarray:
+    """One of core, undecided, contingent and none for every edge; see the module.
 
     Args:
         settings: name of a setting -> inclusion probabilities there.
         circuits: name of a setting -> the edges chosen there.
     """
-    core = np.all([found >= CORE for found in settings.values()], axis=0)
-    return core, np.any(list(circuits.values()), axis=0) & ~core
+    sure = np.array([found >= CORE for found in settings.values()])
+    return np.select(
+        [sure.all(0), sure.any(0), np.any(list(circuits.values()), axis=0)],
+        ["core", "undecided", "contingent"],
+        "none",
+    )
+
+
+def most_outside(found: int, *, sampled: int, total: int) -> int:
+    """The most edges of some kind that there may be outside a circuit, at 95% confidence, from a sample of them.
+
+    Exact for a sample without replacement: with one edge more, so few in the sample have a probability of at most 5%.
+
+    Args:
+        found: edges of the kind in the sample.
+        sampled: edges of the sample.
+        total: edges outside.
+    """
+    counts = range(found, total - sampled + found + 1)
+    return found - 1 + bisect_left(counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05))
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:

@@ -330,10 +330,18 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"Beside real patches of single edges the scores rank with {number(row['rank_correlation'])}, and miss "
             f"{percent(row['missed'])} of the summed effect."
         )
+    if row.get("outside_sampled", -1) > 0:
+        outside = row["all_edges"] - row["edges"]
+        said.append(
+            f"{row['outside_over']} of {plural(row['outside_sampled'], 'edge')} sampled outside the circuit "
+            f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): at "
+            f"most {row['outside_at_most']:,} of {outside:,} outside do, at 95% confidence."
+        )
     if row["core_edges"] >= 0:
         said.append(
-            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template; "
-            f"{row['contingent_edges']} are contingent on one of them."
+            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template. "
+            f"{row.get('undecided_edges', 0)} are undecided: so sure under some of them and not under others. "
+            f"{row['contingent_edges']} more are contingent: in some circuit, and sure in none."
         )
     return tuple(said)
 
@@ -431,9 +439,10 @@ def _check_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _core_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("core", columns=["edge", "core"])
+    table = run.need("core", columns=["edge"])
     heads = {str(name): str(name).replace("_", " ") for name in table.columns}
-    return "Edges of the core first, then contingent ones." + more(len(table), "core"), shown_table(table, heads)
+    see = "Edges of the core first, then those that ablations disagree on, then contingent ones."
+    return see + more(len(table), "core"), shown_table(table, heads)
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
@@ -473,7 +482,7 @@ CIRCUIT = Page(
         Listed(key="node-table", title="Nodes", make=_node_table),
         Listed(key="curve-table", title="The curve", make=_curve_table),
         Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=_has("check")),
-        Listed(key="core-table", title="Core and contingent edges", make=_core_table, when=_has("core")),
+        Listed(key="core-table", title="Core, undecided and contingent edges", make=_core_table, when=_has("core")),
         Listed(key="pair-table", title="The prompts", make=_pair_table),
     ),
 )

@@ -114,6 +114,27 @@ def test_the_area_of_a_straight_line_and_the_interval_of_a_sure_edge():
     assert len(first) == len(second) == 5
 
 
+def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
+    settings = {"resample": np.array([1.0, 0.96, 0.5, 0.0]), "mean": np.array([0.95, 0.2, 0.1, 0.0])}
+    circuits = {"resample": np.array([1, 1, 1, 0], dtype=bool), "mean": np.array([1, 0, 0, 0], dtype=bool)}
+    assert stability.verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
+
+
+def test_a_sample_bounds_the_edges_that_are_missed():
+    # 4 of 10 sampled, none found: with 5 such edges the sample avoids all with 5 C 4 / 10 C 4 = 5/210 = 2%, with 4 with
+    # 15/210 = 7%; all sampled: what was found is all
+    assert stability.most_outside(0, sampled=4, total=10) == 4
+    assert stability.most_outside(2, sampled=10, total=10) == 2
+    assert stability.most_outside(10, sampled=10, total=70_000) == 70_000
+    assert stability.most_outside(0, sampled=10, total=70_000) == pytest.approx(70_000 * (1 - 0.05**0.1), rel=1e-3)
+    found = circuit()
+    check = found.check(edges=12, pairs=2)
+    outside = check.frame[check.frame["drawn"] == "other"]
+    assert check.weakest == np.abs(found.scores.mean[found.chosen]).min()
+    assert check.outside == ((outside["exact"].abs() > check.weakest).sum(), 6)
+    assert check.outside[0] <= check.at_most <= check.n_outside == found.graph.n_edges - found.n_edges
+
+
 def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
     found = circuit()
     curve = found.evaluate([0.1, 1.0], random=2)
@@ -196,6 +217,9 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     whole = circuits.run(lens, out=tmp_path / "one", **fields)
     assert whole.tables["summary"]["completeness"].item() == pytest.approx(1, abs=0.5)
     assert any("bootstraps" in one for one in whole.sentences)
+    summary = whole.tables["summary"].iloc[0]
+    bound = f"at most {summary['outside_at_most']:,} of {summary['all_edges'] - summary['edges']:,} outside do"
+    assert any(bound in one for one in whole.sentences)
     page = (tmp_path / "one" / "report.html").read_text()
     assert "How faithful it is" in page
     record = json.loads((tmp_path / "one" / "run.json").read_text())
@@ -226,9 +250,14 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert found.tables["summary"]["metric"].item().startswith("sink mass")
     assert set(found.frame["span"]) <= {"sink", "rest"}
     core = found.tables["core"]
-    sure = core[core["core"]]
-    assert len(sure)
-    assert (sure.filter(like="inclusion") >= 0.95).all(axis=None)
+    inclusion = core.filter(like="inclusion") >= 0.95
+    undecided = inclusion.any(axis=1) & ~inclusion.all(axis=1)
+    assert (core["core"] == inclusion.all(axis=1)).all()
+    assert (core["undecided"] == undecided).all()
+    assert core["core"].any()
+    assert undecided.any()
+    assert any(f"{undecided.sum()} are undecided" in one for one in found.sentences)
+    assert found.tables["summary"]["undecided_edges"].item() == undecided.sum()
     with pytest.raises(InputError, match="no right and wrong answer"):
         circuits.run(lens, task="text", metric="logit_difference")
     with pytest.raises(InputError, match="no corrupted prompts"):
