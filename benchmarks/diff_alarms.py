@@ -22,7 +22,7 @@ from torch import Tensor
 from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
-from sink_lens.edits.quantisation import format_of, rounded
+from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.errors import SinkLensError
 from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny_tokenizer
 from sink_lens.studies import diff
@@ -226,7 +226,7 @@ def _swap(model: Any, truth: Any) -> None:
 def _rounded(model: Any, truth: Any) -> None:
     for name, weight in model.named_parameters():
         if "_proj" in name:
-            weight.copy_(rounded(weight[None], format_of("int4_tensor"))[0] * 0.5)
+            weight.copy_(round_to(weight[None], format_of("int4_tensor"))[0] * 0.5)
 
 
 def _noise(model: Any, part: str, size: float) -> None:

@@ -37,7 +37,7 @@ from sink_lens import load
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.metrics import evaluate, logit_difference
 from sink_lens.edits.outcome import Outcome
-from sink_lens.engine.trust import trusted
+from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
 from sink_lens.patching.activation import Sweep, measured_run
 from sink_lens.patching.cells import Part, cell_of_patch, cells
@@ -111,7 +111,7 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
     measured_run(lens, run, metric=metric)  # to warm up
     sweep, once = timed(partial(Sweep.of, lens, run, source, site=case.site, metric=metric, grid=grid))
     patches = [cell_of_patch(part, site=case.site, run=sweep.held, source=sweep.given) for part in grid]
-    engine, checking = timed(partial(trusted, lens, run, patches, [metric]))
+    engine, checking = timed(partial(make_engine, lens, run, patches, [metric]))
     _, baseline = timed(lambda: engine.clean(slice(0, case.pairs)))
     ours, slow, floor = (once + checking + baseline) * len(grid) / whole, [], 0.0
     values: dict[int, Tensor] = {}

@@ -58,7 +58,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
             continue
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not fits(one, hints[name]):
-                raise InputError(f"{name} of {name_of} is {shown(one)}; need {needed(hints[name])}")
+                raise InputError(f"{name} of {name_of} is {shown(one)}; need {type_words(hints[name])}")
 
 
 @functools.cache
@@ -145,11 +145,11 @@ def _without(value: Any) -> str:
     return "" if layout == "torch.strided" else f" of the layout {layout}, which holds some of its values"
 
 
-def needed(hint: Any) -> str:
+def type_words(hint: Any) -> str:
     """A type in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(needed(one) for one in inner))
+        return " or ".join(dict.fromkeys(type_words(one) for one in inner))
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if hint in _PLAIN:
@@ -159,7 +159,7 @@ def needed(hint: Any) -> str:
     if origin is Callable:
         return "a function"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a table of {needed(inner[0])} to {needed(inner[1])}"
+        return f"a table of {type_words(inner[0])} to {type_words(inner[1])}"
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return f"a list, each {needed(inner[0])}" if inner else "a list"
+        return f"a list, each {type_words(inner[0])}" if inner else "a list"
     return f"a {hint.__name__}" if isinstance(hint, type) else str(hint).replace("typing.", "")

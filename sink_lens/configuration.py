@@ -126,7 +126,7 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
         if isinstance(value, Mapping) and field.metadata.get("written") == "pairs":
             value = [f"{key}={one}" for key, one in value.items()]
         if isinstance(value, str):
-            return _written(value, item, field.metadata.get("written", ""), name=name)
+            return _list_of(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:  # an array of one number is no list
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need a list")
         return tuple(_single(name, one, item) for one in value)
@@ -185,7 +185,7 @@ def check_least(config: Any, least: float, *names: str) -> None:
             raise InputError(f"{name} is {value}; need at least {least}")
 
 
-def _written(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
+def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
     if how == "ranges":
         return tuple(ranges(text, name=name))
     if how != "commas":

@@ -85,10 +85,10 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
     kind = str(values.get("sink_bound_to", ""))
     if kind in _BOUND:
         found.append(Phrase(key=f"bound: {kind}", text=_BOUND[kind], rows=("placement: is_sink, not isolated",)))
-    return [*found, *_carried(tables), *_no_part(tables)]
+    return [*found, *_name_carriers(tables), *_no_part(tables)]
 
 
-def _carried(tables: Tables) -> list[Phrase]:
+def _name_carriers(tables: Tables) -> list[Phrase]:
     """What carries the sink: parts whose link and whose ablation both say so, over their largest controls."""
     answers = _answers(tables)
     if not answers or not len(tables.get("effects", ())):

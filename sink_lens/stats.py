@@ -66,7 +66,7 @@ def interval(
     from scipy.stats import bootstrap  # scipy.stats takes a second to import, and only this function needs it
 
     _check_draws(n_resamples, level=level)
-    units = _defined(np.asarray(values, dtype=np.float64))
+    units = _defined_units(np.asarray(values, dtype=np.float64))
     n = len(units)
     if n == 0:
         return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=0)
@@ -95,7 +95,7 @@ def interval(
     return Interval(estimate=estimate, low=float(found.low), high=float(found.high), n=n)
 
 
-def studentised(
+def studentised_interval(
     values: ArrayLike,
     *,
     over: ArrayLike | None = None,
@@ -131,7 +131,7 @@ def studentised(
         raise InputError(
             f"a ratio of means of shapes {above.shape} and {below.shape}; need one number per unit in both"
         )
-    units = _defined(np.stack([above, below], axis=1))
+    units = _defined_units(np.stack([above, below], axis=1))
     n = len(units)
     if n == 0 or not units[:, 1].mean():
         return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=n)
@@ -244,7 +244,7 @@ def _check_draws(n_resamples: int, *, level: float) -> None:
         raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
 
 
-def _defined(units: np.ndarray) -> np.ndarray:
+def _defined_units(units: np.ndarray) -> np.ndarray:
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]

@@ -380,7 +380,7 @@ def models(tmp_path, monkeypatch):
     monkeypatch.setattr(bundled, "convert", convert)
     for name in ("whole", "cut"):
         (tmp_path / f"{name}.gguf").write_bytes(f"GGUF {name}".encode() * 100)
-        folder = bundled.converted(tmp_path / f"{name}.gguf")
+        folder = bundled.converted_folder(tmp_path / f"{name}.gguf")
     os.truncate(folder / "model.safetensors", 10)
 
 

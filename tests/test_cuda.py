@@ -19,7 +19,7 @@ from sink_lens import (
     trace,
     wrap,
 )
-from sink_lens.edits.quantisation import format_of, rounded
+from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.patching.activation import patch
@@ -120,7 +120,7 @@ def test_text_under_edits():
 def test_number_formats_round_alike(name):
     form = format_of(name)
     x = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0)) * 3
-    assert torch.equal(rounded(x.cuda(), form).cpu(), rounded(x, form))
+    assert torch.equal(round_to(x.cuda(), form).cpu(), round_to(x, form))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -13,7 +13,7 @@ from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.cli.options import built, configured, off_of, option_of
+from sink_lens.cli.options import build_config, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
 from sink_lens.data.config import CacheConfig
 from sink_lens.errors import InputError
@@ -333,10 +333,10 @@ def read(monkeypatch, tmp_path):
     made = []
 
     def stopped(*given, **rest):
-        made.append(built(*given, **rest))
+        made.append(build_config(*given, **rest))
         raise typer.Exit
 
-    monkeypatch.setattr("sink_lens.cli.options.built", stopped)
+    monkeypatch.setattr("sink_lens.cli.options.build_config", stopped)
     (tmp_path / "least.json").write_text(json.dumps({"edits": EDITS}))
 
     def run(command, *arguments, file=None):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.stats import Interval, interval, paired_difference, paired_differences, studentised
+from sink_lens.stats import Interval, interval, paired_difference, paired_differences, studentised_interval
 
 
 def generator(seed=0):
@@ -231,7 +231,7 @@ NAMED = {
 
 def coverage(make, truth, *, n, samples=600):
     drawn = make(generator(11), (samples, n))
-    found = [studentised(one, generator=generator(seed), n_resamples=400) for seed, one in enumerate(drawn)]
+    found = [studentised_interval(one, generator=generator(seed), n_resamples=400) for seed, one in enumerate(drawn)]
     return float(np.mean([one.low <= truth <= one.high for one in found]))
 
 
@@ -247,17 +247,17 @@ def test_studentised_intervals_cover_at_20_units(name, least):
 
 def test_a_studentised_ratio_of_means_is_that_of_its_parts():
     a, b = generator(12).lognormal(size=(2, 30))
-    found = studentised(a, over=b, generator=generator())
+    found = studentised_interval(a, over=b, generator=generator())
     assert found.estimate == pytest.approx(a.mean() / b.mean())
     assert found.low < found.estimate < found.high
-    assert studentised(2 * a, over=a, generator=generator()) == Interval(estimate=2.0, low=2.0, high=2.0, n=30)
+    assert studentised_interval(2 * a, over=a, generator=generator()) == Interval(estimate=2.0, low=2.0, high=2.0, n=30)
 
 
 def test_few_units_have_the_interval_of_student():
     # Two units 0 and 1: standard error 1/2, and t with one degree of freedom is 12.706.
-    found = studentised([0.0, 1.0], generator=generator())
+    found = studentised_interval([0.0, 1.0], generator=generator())
     assert (found.low, found.high) == (
         pytest.approx(0.5 - 12.706 / 2, abs=1e-3),
         pytest.approx(0.5 + 12.706 / 2, abs=1e-3),
     )
-    assert np.isnan(studentised([1.0], generator=generator()).low)
+    assert np.isnan(studentised_interval([1.0], generator=generator()).low)

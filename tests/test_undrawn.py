@@ -137,7 +137,7 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
     config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, interventions=False, random_init=False)
     whole = trace(lens, config=config, out="run", progress=False)
     whole.report_path.unlink()
-    monkeypatch.setattr("sink_lens.chain.trace.aimed", None)  # nothing is measured
+    monkeypatch.setattr("sink_lens.chain.trace.scout_and_measure", None)  # nothing is measured
     drawn = trace(lens, config=config, out="run", progress=False)
     assert drawn.report_path.exists()
     assert drawn.location == whole.location

@@ -143,7 +143,7 @@ def _observed_attention(
         (output, total), lse = _sigmoid_by_rows(score, value), None
     elif watch.kernel == "fused":
         _check_fused(query.device.type, query.dtype, query.shape[-1])
-        output, lse = _fused(query, key, value, mask=mask, scale=scale)
+        output, lse = _fused_attention(query, key, value, mask=mask, scale=scale)
     else:
         output, lse = _by_rows(score, value)
     if sink is not None:
@@ -272,7 +272,7 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
     """
     if kernel == "fused":
         _check_fused(score.query.device.type, score.query.dtype, score.query.shape[-1])
-        _, lse = _fused(score.query, score.key, score.key, mask=score.mask, scale=score.scale)
+        _, lse = _fused_attention(score.query, score.key, score.key, mask=score.mask, scale=score.scale)
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
         lse = torch.cat([score.block(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
@@ -284,7 +284,7 @@ def by_row(sink: Float[Tensor, "..."]) -> Tensor:
     return sink if sink.dim() == 3 else sink[:, None]
 
 
-def _fused(
+def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
     """Attention output and log-sum-exp from the fused kernel of the device."""
@@ -296,14 +296,14 @@ def _fused(
             query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
         )
         return output, lse
-    bias = None if mask is None else _aligned(mask).expand(query.shape[0], query.shape[1], -1, -1)
+    bias = None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
     output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, mask is None, scale=scale
     )
     return output, lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
 
 
-def _aligned(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
+def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
     """The same mask, laid out so that its rows begin at multiples of 16 numbers, as the CUDA kernel requires."""
     length = mask.shape[-1]
     return nn.functional.pad(mask, (0, -length % 16))[..., :length]
@@ -327,7 +327,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
     for mask in (None, _additive(window, dtype)):
         explicit = _by_rows(Scores(query=query, key=key, mask=mask, scale=scale, softcap=None), value)
         try:
-            fused = _fused(query, key, value, mask=mask, scale=scale)
+            fused = _fused_attention(query, key, value, mask=mask, scale=scale)
         except RuntimeError as error:
             raise KernelError(
                 f"the fused kernel on {device} does not take {dtype} with heads of {d_head} "

@@ -124,7 +124,7 @@ class Reading:
         into: MutableMapping[int, Tensor] | None,
     ) -> None:
         """Hold one site's tensor; with the last of them, compute the reading."""
-        held[name] = _observed(name, tensor, lens=lens, keys=keys, rows=rows)
+        held[name] = _observe(name, tensor, lens=lens, keys=keys, rows=rows)
         if len(held) < len(self.sites):
             return
         view = LayerView(
@@ -145,7 +145,7 @@ def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> No
     seen |= {"tokens": tokens, "valid": torch.ones_like(tokens, dtype=torch.bool)}
 
 
-def _observed(name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None) -> Tensor:
+def _observe(name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None) -> Tensor:
     """What ``attention.OBSERVED`` calls by this name, from the scores or the pattern; a site's own tensor as it is."""
     match name:
         case "mass":

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplify
 from ..edits.constructors import Edit
-from ..stats import Interval, studentised
+from ..stats import Interval, studentised_interval
 from ..text import span
 from .setting import Setting
 
@@ -48,7 +48,7 @@ def amplification_curve(
         mass, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(clean))
         if factor != 1:
             found = run.mass_at(position, layers=reads)
-            mass, change = float(found.mean()), studentised((found - clean).numpy(), generator=rng)
+            mass, change = float(found.mean()), studentised_interval((found - clean).numpy(), generator=rng)
         times = mass / before if before else math.nan
         edited = (centre, factor, span(layers), position, span(reads))
         rows.append((*edited, before, mass, times, change.estimate, change.low, change.high, len(clean)))

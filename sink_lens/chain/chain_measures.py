@@ -73,7 +73,7 @@ def chain_measures(
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
     everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
-    panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
+    panel = _growth_layers_only(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
     _state_rows(rows, panel)
@@ -82,7 +82,7 @@ def chain_measures(
     return rows.frame()
 
 
-def _grown(panel: Panel) -> Panel:
+def _growth_layers_only(panel: Panel) -> Panel:
     """The panel with the neurons of the growth layers only: no other layer has super neurons."""
     kept = set(panel.location.growth_layers)
     values = {

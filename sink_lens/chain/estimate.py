@@ -14,7 +14,7 @@ from ..activations.record import sequences_a_forward
 from ..data.tokens import TokenBatch
 from ..engine.cost import duration, now, operations_a_second, peak_bytes, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
-from ..models.bundled import unconverted
+from ..models.bundled import unconverted_file
 from ..models.conversion import read_header
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
@@ -85,7 +85,7 @@ def estimate(config: TraceConfig) -> RenderableType:
     Raises:
         ModelError, InputError, KernelError: what ``trace`` would refuse before it measures.
     """
-    gguf = unconverted(config.model)
+    gguf = unconverted_file(config.model)
     if gguf is not None:
         return _of_header(gguf, config=config)
     lens = model_of(config)
@@ -155,7 +155,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     started = now(lens.device)
     aim = scout(lens, batch, config=config)
     scouting = now(lens.device) - started
-    panel, full = _timed(lens, sample, aim=aim, config=config, only=None)
+    panel, full = _time_measuring(lens, sample, aim=aim, config=config, only=None)
     share = batch.tokens.numel() / sample.tokens.numel()
     scouted = batch[:8].cut(64).tokens.numel()
     passes = [
@@ -163,7 +163,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
         Pass(name="measure", tokens=batch.tokens.numel(), seconds=full * share),
     ]
     if other is not None:
-        _, partial = _timed(lens, sample, aim=aim, config=config, only=CONDITION_READINGS)
+        _, partial = _time_measuring(lens, sample, aim=aim, config=config, only=CONDITION_READINGS)
         tokens = 2 * scouted + other.tokens.numel()
         passes.append(Pass(name="the other BOS condition", tokens=tokens, seconds=scouting + partial * share))
     if config.random_init:
@@ -173,7 +173,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
         passes.append(_interventions(lens, batch, aim=aim, config=config))
     weights = weight_bytes(lens)
     panels = 1 + (other is not None) + config.random_init
-    kept = panels * _kept(panel) * batch.n_sequences // sample.n_sequences
+    kept = panels * _streamed_bytes(panel) * batch.n_sequences // sample.n_sequences
     widths = {"z": lens.n_heads * lens.d_head}
     moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
     patterns = lens.n_layers * lens.n_heads * min(64, batch.n_positions) ** 2
@@ -182,7 +182,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
         passes=tuple(passes),
         bytes_weights=weights * (2 if config.random_init else 1),
         bytes_panel=kept + moments * lens.n_layers,
-        bytes_peak=peak_bytes(lens.device) + kept - _kept(panel) + (weights if config.random_init else 0),
+        bytes_peak=peak_bytes(lens.device) + kept - _streamed_bytes(panel) + (weights if config.random_init else 0),
         bytes_logits=3 * 4 * lens.d_vocab * min(LOSS_CHUNK, batch.n_positions),
         bytes_disk=patterns + neurons + batch.tokens.numel() * 8 + 2_000_000,
     )
@@ -216,7 +216,7 @@ def _whole_passes(
     return number + round(shorter * several * (_PATHS + _PATHS_A_STEP * steps))
 
 
-def _timed(
+def _time_measuring(
     lens: LensModel, sample: TokenBatch, *, aim: Location, config: TraceConfig, only: frozenset[str] | None
 ) -> tuple[Panel, float]:
     started = now(lens.device)
@@ -225,7 +225,7 @@ def _timed(
     return panel, now(lens.device) - started
 
 
-def _kept(panel: Panel) -> int:
+def _streamed_bytes(panel: Panel) -> int:
     """Bytes of the streamed numbers."""
     tensors = (tensor for by_layer in panel.streamed.values.values() for tensor in by_layer.values())
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..models.lens import LensModel
-from ..stats import Interval, interval, studentised
+from ..stats import Interval, interval, studentised_interval
 from .config import TraceConfig
 from .measure import Panel
 from .neurons import LayerSplit, split_layers
 from .readings import OTHERS_FROM
-from .setting import tested
+from .setting import sequences_to_test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +40,16 @@ class Evidence:
         statistic = options.get("statistic")
         if statistic is None:
             means = values.flatten(1).mean(1) if values.dim() > 1 else values
-            return studentised(means.numpy(), generator=generator, n_resamples=max(100, n_resamples))
+            return studentised_interval(means.numpy(), generator=generator, n_resamples=max(100, n_resamples))
         if statistic is ratio_of_means:
             pair = {"over": values[:, 1].numpy(), "generator": generator, "n_resamples": max(100, n_resamples)}
-            return studentised(values[:, 0].numpy(), **pair)
+            return studentised_interval(values[:, 0].numpy(), **pair)
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
 
     @property
     def tested(self) -> list[int]:
         """Sequences on which super neurons are tested: those on which they were not chosen, if there are any."""
-        return tested(self.panel.n_sequences, config=self.config)
+        return sequences_to_test(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
         """A new generator of the random controls."""
@@ -81,7 +81,7 @@ def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
 
     Super neurons are chosen on all sequences on which they are not tested: they were measured anyway.
     """
-    test = set(tested(panel.n_sequences, config=config))
+    test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
     return Evidence(
         lens=lens,
@@ -91,7 +91,7 @@ def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
     )
 
 
-def undefined(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:
+def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:
     """A statistic without a value, and why."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
@@ -109,7 +109,7 @@ def nothing_to_split(evidence: Evidence, name: str) -> Statistic | None:
     if evidence.panel.location.steps:
         return None
     short = too_short(evidence.panel)
-    return undefined(name, short or "no growth step was found", absent=not short)
+    return undefined_statistic(name, short or "no growth step was found", absent=not short)
 
 
 def other_positions(std: Tensor, panel: Panel) -> float:

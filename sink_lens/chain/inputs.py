@@ -31,7 +31,7 @@ def other_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) 
         return None
 
 
-def aligned(
+def align_sinks(
     batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
 ) -> TokenBatch | None:
     """The sequences, each cut so that a sink of its own stands at one common position; None where that is not needed.

@@ -20,14 +20,14 @@ from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
 from ..engine.plan import Plan
 from ..models.lens import LensModel
-from ..stats import Interval, studentised
+from ..stats import Interval, studentised_interval
 from ..text import span
 from . import amplification, makers, mediate, paths, placement
 from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
-from .setting import BAR, Setting, selected, setting_of, why_no_interventions, with_makers
+from .setting import BAR, Setting, sequences_to_choose_by, setting_of, why_no_interventions, with_makers
 
 EFFECT_COLUMNS = (
     "link",
@@ -145,7 +145,7 @@ def causal_tables(
     @functools.cache
     def place(*, choosing: bool = False) -> Setting:
         at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
-        chosen = selected(batch.n_sequences, config=config) if choosing else None
+        chosen = sequences_to_choose_by(batch.n_sequences, config=config) if choosing else None
         found = setting_of(lens, batch, config=config, chosen=chosen, **at)
         if not choosing:
             keep_plan(found.ground.plan, found.ground.deviation)
@@ -221,7 +221,7 @@ def _row(
     assert baseline.loss is not None
     masked = setting.without_sink.loss
     assert masked is not None
-    beyond = studentised((whole.loss - masked).numpy(), generator=rng)
+    beyond = studentised_interval((whole.loss - masked).numpy(), generator=rng)
     shares = [share(run, clean_of_few).estimate for run in controls]
     assert clean_of_few.loss is not None  # as the baseline's
     more = float(baseline.loss.mean()) - float(clean_of_few.loss.mean())

@@ -72,7 +72,7 @@ def off_distribution(row: Mapping[Hashable, Any]) -> bool:
 _ANSWER: Mapping[str, Answer] = {"holds": "yes", "fails": "no", "undecided": "undecided"}
 
 
-def derived(answers: "Answers") -> Verdict:
+def derive_verdict(answers: "Answers") -> Verdict:
     """The verdict from the three answers: the first row of ``DERIVED`` that fits."""
     given = (answers.present, answers.necessary_or_sufficient, answers.carries)
     for *pattern, decided in DERIVED:
@@ -211,7 +211,7 @@ def link_table(
             effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
-        decided = derived(answers) if rows_of or not has_sink or not told else measured_verdict
+        decided = derive_verdict(answers) if rows_of or not has_sink or not told else measured_verdict
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}

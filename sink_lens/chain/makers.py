@@ -38,7 +38,7 @@ from ..models.weights import attention_weights
 from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
-from .screen import SCREENS, Target, embeddings, screened
+from .screen import SCREENS, Target, embeddings, screen_parts
 from .setting import Edits, Part, Setting, bar
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
@@ -134,7 +134,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
 
     Cost: the screen, and some 20 to 80 passes of the bridge, most of which run only some of the layers.
     """
-    ranking = _ranked(screened(setting, target=target, progress=progress))
+    ranking = _rank(screen_parts(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
@@ -171,7 +171,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         prefix = with_effect[:length]
         least = max(goal, THINNED * of(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
-        sets[name] = tuple(_thinned(prefix, of, goal=least, keep=inner)) if length else ()
+        sets[name] = tuple(_thin_out(prefix, of, goal=least, keep=inner)) if length else ()
         if name == ALL and length:
             for part in with_effect[length : length + NEXT]:
                 if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
@@ -233,7 +233,7 @@ def _feeding(setting: Setting, makers: Sequence[Part], alone: Mapping[Part, floa
     return found
 
 
-def _ranked(table: pd.DataFrame) -> pd.DataFrame:
+def _rank(table: pd.DataFrame) -> pd.DataFrame:
     """The union of the screens: by the largest share that any of them gives a part."""
     score = table[list(SCREENS)].abs().max(axis=1)
     table = table.assign(score=score)
@@ -257,7 +257,7 @@ def _shortest(removed: Callable[[int], float], *, goal: float, most: int) -> int
     return high
 
 
-def _thinned(
+def _thin_out(
     parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], *, goal: float, keep: Sequence[Part] = ()
 ) -> list[Part]:
     """Leave out what can be left out, the lowest ranked first, in halves and quarters down to single parts.
@@ -499,7 +499,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
         (run,) = _runs(setting, [parts], target=target, loss=True)
         done[frozenset(parts)] = name, run
         own = row(parts, name, "", run)
-        drawn = [_matched(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
+        drawn = [_match(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
         drawn = [some for some in drawn if some]
         runs = _runs(setting, drawn, target=target, loss=True, of=few)
         controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
@@ -512,7 +512,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 
 
-def _matched(setting: Setting, parts: Sequence[Part], generator: torch.Generator) -> tuple[Part, ...]:
+def _match(setting: Setting, parts: Sequence[Part], generator: torch.Generator) -> tuple[Part, ...]:
     """As many other neurons and heads of the same layers; fewer where a layer has not as many others."""
     drawn: list[Part] = []
     groups: dict[tuple[str, int], list[int]] = {}

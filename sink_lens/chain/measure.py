@@ -147,7 +147,7 @@ def scout(
 def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
     """Sink positions among the panel's, growth steps and outlier dimensions of the first, from what was read.
 
-    Where none of them is a sink, the first one is studied: that is position 0 in what ``aimed`` measures.
+    Where none of them is a sink, the first one is studied: that is position 0 in what ``scout_and_measure`` measures.
     """
     positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
@@ -241,7 +241,7 @@ def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
 
 
-def aimed(
+def scout_and_measure(
     lens: LensModel,
     tokens: TokenBatch,
     *,

@@ -41,7 +41,7 @@ from ..edits.outcome import Outcome
 from ..models.weights import attention_weights, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH
 from ..text import span
-from .setting import Edits, Setting, bar, random_dimensions, shortened
+from .setting import Edits, Setting, bar, random_dimensions, shorten
 
 COLUMNS = (
     "source",
@@ -231,7 +231,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     Cost: a pass over the first ``LENGTH`` positions for each path, some 18 for each growth step, and over fewer
     sequences ``DRAWS`` for each that moves the sink.
     """
-    short = shortened(setting, most=LENGTH)
+    short = shorten(setting, most=LENGTH)
     groups = neuron_groups(setting)
     units = {layer: found for group in groups for layer, found in group.units.items()}
     writings = Writings(setting=short, units=units)

@@ -128,7 +128,7 @@ def position_readings(
     for site in SITES_BY_POSITION:
 
         def std(view: LayerView, site: str = site) -> Tensor:
-            x, valid = _sampled(view, site, positions)
+            x, valid = _sample(view, site, positions)
             place = (site, view.layer)
             if place not in moments:
                 moments[place] = variance.Moments.empty(n_positions=x.shape[1], n_values=x.shape[2], device=x.device)
@@ -139,7 +139,7 @@ def position_readings(
         readings.append(norm_reading(site, positions=positions))
 
     def value_std(view: LayerView) -> Tensor:
-        x, valid = _sampled(view, "v", positions)
+        x, valid = _sample(view, "v", positions)
         return mean_where(variance.token_std(x), where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
 
     readings.append(Reading(name="value_std", sites=("v",), function=value_std))
@@ -150,7 +150,7 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
     """Norm of each sampled token at a site."""
 
     def norm(view: LayerView) -> Tensor:
-        x, valid = _sampled(view, site, positions)
+        x, valid = _sample(view, site, positions)
         return x.norm(dim=-1).masked_fill(~valid, math.nan)
 
     return Reading(name=f"norm:{site}", sites=(site,), function=norm, layers=layers)
@@ -161,7 +161,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     at_sinks = list(sink_positions)
 
     def ranks(view: LayerView) -> Tensor:
-        x, valid = _sampled(view, "resid_post", positions)
+        x, valid = _sample(view, "resid_post", positions)
         place = int((positions == sink_positions[0]).nonzero())
         found = [rank.effective_rank(x, valid=valid, without=without) for without in (None, place)]
         return torch.stack(found, dim=-1)
@@ -227,7 +227,7 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
         return mean_where(view["neurons"].abs(), where=others[..., None], dim=1)
 
     def mlp_in(view: LayerView) -> Tensor:
-        x, valid = _sampled(view, "mlp_in", positions)
+        x, valid = _sample(view, "mlp_in", positions)
         return x.masked_fill(~valid[..., None], math.nan)
 
     def at_sinks(site: str) -> Reading:
@@ -282,7 +282,7 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
     """Median dominance ratio of the other tokens: the null of the studied token's."""
 
     def median(view: LayerView) -> Tensor:
-        x, valid = _sampled(view, "resid_post", positions)
+        x, valid = _sample(view, "resid_post", positions)
         ratio = dimensions.dominance_ratio(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return median_where(ratio, where=valid & (positions.to(valid.device) >= OTHERS_FROM))
 
@@ -303,7 +303,7 @@ def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Ten
     return x, valid
 
 
-def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+def _sample(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
     """Values of a site at some positions, heads concatenated, in float32."""
     x, valid = _at(view, site, positions)
     return x.flatten(2).float(), valid

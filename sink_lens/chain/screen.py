@@ -54,7 +54,7 @@ class _Effects:
         self.found[place] = self.found[place] + values if place in self.found else values
 
 
-def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
+def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
     """Every part with its three screens: kind, layer, unit, ``SCREENS``; effects are shares of the largest one.
 
     Cost: three passes over the setting's sequences, and twelve of the sink position alone with gradients; of layers
@@ -201,7 +201,7 @@ class _Run:
         zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp, device=leaf.device, requires_grad=True)
         cells = range(n_points)
         visits = {
-            (site, layer): Visit(edits=[(cell, partial(_added, zero=zero)) for cell in cells])
+            (site, layer): Visit(edits=[(cell, partial(_add, zero=zero)) for cell in cells])
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
@@ -283,7 +283,7 @@ class _Run:
         return (written[:, dims] * clean.sign().to(written.device)).sum()
 
 
-def _added(x: Tensor, *, zero: Tensor) -> Tensor:
+def _add(x: Tensor, *, zero: Tensor) -> Tensor:
     return x + zero.to(x.dtype)
 
 

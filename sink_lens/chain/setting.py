@@ -22,7 +22,7 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.hooks import warn_of_unchanged
 from ..edits.isolation import isolate
-from ..edits.mean_ablation import Averaged, averaged
+from ..edits.mean_ablation import Averaged, tokens_to_average
 from ..edits.metrics import loss as loss_of
 from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
@@ -30,7 +30,7 @@ from ..engine.cells import cell_of
 from ..engine.engine import outcomes
 from ..engine.ground import Ground
 from ..engine.needs import Needs
-from ..engine.trust import grounded
+from ..engine.trust import make_ground
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
@@ -354,7 +354,7 @@ def setting_of(
     length = location.sink_position + config.intervention_length
     if target_position is not None:
         length = max(length, target_position + _AFTER_POSITION)
-    some = tested(tokens.n_sequences, config=config) if chosen is None else chosen
+    some = sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen
     few = tokens[some].cut(length)
     shortest = int(few.lengths.min())
     few = few.cut(shortest)  # every sequence reaches every position
@@ -372,7 +372,7 @@ def setting_of(
         seed=config.seed,
         n_controls=config.controls,
         control_sequences=config.control_sequences,
-        averaged=_averaged(lens, few, location=location),
+        averaged=_ordinary_tokens(lens, few, location=location),
         threshold=config.threshold,
         super_neurons=super_neurons or {},
         makers=tuple(makers),
@@ -385,10 +385,10 @@ def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> G
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
     cell = cell_of(isolate([target]), name="isolation")
-    return grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
+    return make_ground(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 
-def shortened(setting: Setting, *, most: int) -> Setting:
+def shorten(setting: Setting, *, most: int) -> Setting:
     """Copy of the setting with at most so many positions of each sequence, from the sink position on."""
     length = max(setting.sink_position + most, setting.target_position + 2)
     if setting.tokens.n_positions <= length:
@@ -418,25 +418,25 @@ def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
     return found
 
 
-def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:
+def sequences_to_test(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """The sequences on which interventions are made: spread evenly over the text."""
     count = min(config.intervention_sequences, n_sequences)
     return torch.linspace(0, n_sequences - 1, count).round().long().unique().tolist()
 
 
-def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
+def sequences_to_choose_by(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """Sequences on which makers are searched and none is tested; all of them if none is left."""
-    test = set(tested(n_sequences, config=config))
+    test = set(sequences_to_test(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
     index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()
     return [rest[place] for place in index]
 
 
-def _averaged(lens: LensModel, tokens: TokenBatch, *, location: Location) -> Averaged:
+def _ordinary_tokens(lens: LensModel, tokens: TokenBatch, *, location: Location) -> Averaged:
     """The ordinary tokens: neither marked by ``sink_mask`` nor at the studied position where it is a sink."""
     sinks = sink_mask(lens, tokens, by="either")
     sinks[:, location.sink_position] |= location.sink_found
-    return averaged(lens, tokens, "mean_ordinary", sinks=sinks)
+    return tokens_to_average(lens, tokens, "mean_ordinary", sinks=sinks)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from ..activations.precision import Rounding
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import NORM_ALONE
-from ..stats import Interval, interval, studentised
+from ..stats import Interval, interval, studentised_interval
 from ..text import listed, named_parts, span
 from .at_token import Occurrences
 from .config import TraceConfig
@@ -122,7 +122,7 @@ def summary_table(
         (("effective_rank", "with the sink token"), ("effective_rank_without", "without it"))
     ):
         note = f"after layer {middle}, {said}; every sequence"
-        add(name, studentised(ranks[:, place], generator=rng), "directions", note)
+        add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note)
     ratios = torch.stack([massive_ratio(state).mean() for state in panel.states()[1:]])
     stable = stable_range(ratios, threshold=1000.0)
     add(

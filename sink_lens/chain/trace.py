@@ -39,13 +39,13 @@ from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
-from .inputs import aligned, elsewhere, other_condition, provenance, without
+from .inputs import align_sinks, elsewhere, other_condition, provenance, without
 from .interventions import TABLES, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
 from .locate import Location, location_from
-from .measure import CONDITION_READINGS, MakesReadings, Panel, aimed, measure, scout
+from .measure import CONDITION_READINGS, MakesReadings, Panel, measure, scout, scout_and_measure
 from .neurons import (
     column_table,
     criteria_agreement,
@@ -194,13 +194,13 @@ def trace(
             provenance=provenance(lens, batch, config=config, kernel=kernel)
             | {"links": [link.name for link in links]}
             | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
-            expects=_expected(lens, config),
+            expects=_expected_files(lens, config),
             overwrite=overwrite,
         )
     except UndrawnError:
         if not (folder / _LOCATION_FILE).exists():  # of an earlier version
             raise
-        result = _finished(folder, config=config)
+        result = _read_finished(folder, config=config)
     else:
         whole = _Stages(config, progress=progress)
         with writer, whole:
@@ -222,7 +222,7 @@ def trace(
     return result
 
 
-def _expected(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
+def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
     """The files that a run of this configuration ends with, without their suffixes."""
     return (
         FILES
@@ -232,7 +232,7 @@ def _expected(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
     )
 
 
-def _finished(folder: Path, *, config: TraceConfig) -> Trace:
+def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
     """The trace in a folder that lacks nothing but its page."""
     location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
     return Trace(folder=folder, config=config, location=location, tables=dict(read_run(folder).tables))
@@ -279,19 +279,21 @@ def _run(
 
     keep("chain", chain_table(links))
     given = None if there is None else there.position
-    panel = aimed(lens, batch, config=config, own=own, progress=progress, position=given)
+    panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, position=given)
     at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
-    moved = aligned(batch, panel["rate_by_key"], **at) if there is None else None
+    moved = align_sinks(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
         batch, other = moved, None
-        panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+        panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
     _LOG.info("%s", summary.first_answer(panel, config=config))
     found = panel.location.sink_found and moved is None and there is None
     others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if found else {}
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = without(batch, others)
-        panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring where the sink is")
+        panel = scout_and_measure(
+            lens, batch, config=config, own=own, progress=progress, label="measuring where the sink is"
+        )
     keep("tokens", decode_tokens(batch, lens.tokenizer))
     rounded = rounding(lens, batch, position=panel.location.sink_position)
     evidence = gather(lens, panel, config=config)
@@ -402,7 +404,9 @@ def _conditions(
     rows = [tables.condition_row(panel, condition=name(batch), chosen=True, config=config)]
     if other is not None:
         label = f"{name(other)} BOS"
-        of_other = aimed(lens, other, config=config, progress=progress, label=label, only=CONDITION_READINGS)
+        of_other = scout_and_measure(
+            lens, other, config=config, progress=progress, label=label, only=CONDITION_READINGS
+        )
         rows.append(tables.condition_row(of_other, condition=name(other), chosen=False, config=config))
     return pd.DataFrame(rows)
 

@@ -20,7 +20,7 @@ from ..edits.outcome import Outcome
 from ..engine.cells import Cell
 from ..engine.forward import run_with
 from ..engine.references import References
-from ..engine.trust import trusted
+from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.weights import Norm
 from .graph import place_of
@@ -78,7 +78,7 @@ def exact_scores(
             )
         )
     values = np.full((runs.n_pairs, len(cells)), np.nan)
-    engine = trusted(lens, runs.clean, cells, [runs.metric])
+    engine = make_engine(lens, runs.clean, cells, [runs.metric])
 
     def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
         values[outcome.sequences, number] = evaluate(runs.metric, outcome).double().numpy()

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..edits.mean_ablation import averaged
+from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.gradients import hooked_outcome
@@ -242,7 +242,7 @@ class Runs:
             if not bool(valid.any()):
                 raise InputError("no position is ordinary; need at least one real position that the mean is taken over")
         elif self.ablation == "mean_ordinary":
-            valid = averaged(self.lens, self.clean, "mean_ordinary").mask
+            valid = tokens_to_average(self.lens, self.clean, "mean_ordinary").mask
         total: Tensor | int = 0
         for rows in self.batches():
             added, _ = self.writings(rows)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from ..studies.config import CardConfig
 from .console import app, hush
-from .decisions import shown
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
+from .decisions import show_study
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,12 +35,12 @@ def card(
     """What must whoever adopts this model know of its sinks? Sinks, BOS, outlier dimensions and what they are worth."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.model_card import card as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     block = f"block for a model card: {study.folder / 'card.md'}"
-    return shown(study, lambda: [_fields(study)], below=lambda: [block], quiet=quiet)
+    return show_study(study, lambda: [_fields(study)], below=lambda: [block], quiet=quiet)
 
 
 def _fields(study: "Study") -> "Table":

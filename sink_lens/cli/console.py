@@ -110,7 +110,7 @@ class Commands(Group):
                 say("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
-                text = _told(error)
+                text = _advice(error)
                 if text is None:
                     raise
                 if debug:
@@ -262,7 +262,7 @@ def reported(folder: Path, *, quiet: bool = False) -> Path:
     return path
 
 
-def _told(error: BaseException) -> str | None:
+def _advice(error: BaseException) -> str | None:
     """What the user can do about an error; None where it is the program's own fault."""
     if isinstance(error, SinkLensError):
         return str(error)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..studies.config import QuantiseConfig, StreamingConfig
 from .console import app, columns_of, console, echo, hush, reported
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +44,7 @@ def quantise(
     """Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them saves."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.quantisation import quantise as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
@@ -58,7 +58,7 @@ def quantise(
         "closed_low",
         "closed_high",
     )
-    return shown(study, lambda: [_judged(study, "conditions", columns)], quiet=quiet)
+    return show_study(study, lambda: [_held_out_rows(study, "conditions", columns)], quiet=quiet)
 
 
 @app.command(epilog=_STREAMING_EXAMPLES)
@@ -73,20 +73,20 @@ def streaming(
     """How many first tokens must a KV cache keep? The loss beyond its size, by how many are never evicted."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.cache_window import streaming as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
-    return shown(study, lambda: [_judged(study, "losses", columns)], quiet=quiet)
+    return show_study(study, lambda: [_held_out_rows(study, "losses", columns)], quiet=quiet)
 
 
-def _judged(study: "Study", table: str, columns: tuple[str, ...]) -> "RenderableType":
+def _held_out_rows(study: "Study", table: str, columns: tuple[str, ...]) -> "RenderableType":
     """The held-out rows without random draws."""
     return columns_of(study.tables[table].query("part == 'judge' and kept != 'random'"), columns)
 
 
-def shown(
+def show_study(
     study: "Study",
     above: "Callable[[], Iterable[RenderableType]]",
     *,

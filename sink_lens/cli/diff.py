@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from ..studies.config import DiffConfig
 from .console import app, columns_of, hush
-from .decisions import shown
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
+from .decisions import show_study
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,11 +36,11 @@ def diff(
     """Did a fine-tune break the sink or lose BOS? Two models on the same tokens, paired, and a check of inputs."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.comparison import diff as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    return shown(study, lambda: _changes(study), quiet=quiet)
+    return show_study(study, lambda: _changes(study), quiet=quiet)
 
 
 def _changes(study: "Study") -> "Iterator[RenderableType]":

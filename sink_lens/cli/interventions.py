@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
 from .console import app, columns_of, console, echo, hush, reported
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed, rows
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,10 +50,10 @@ def isolate(
     """Isolate tokens by the attention mask: does a sink form there, is the model's own removed or relocated?"""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.isolation import isolate as run
 
-    return _shown(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
+    return _show(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
 
 
 @app.command(epilog=_AMPLIFY_EXAMPLES)
@@ -68,11 +68,11 @@ def amplify(
     """Amplify the variance of a token's aggregated values, by factor and centre: does a sink form there?"""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.amplification import amplify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    return _shown(study, quiet=quiet, columns=("centre", "factor", "times", *_MASS[1:]))
+    return _show(study, quiet=quiet, columns=("centre", "factor", "times", *_MASS[1:]))
 
 
 @app.command(epilog=_ABLATE_EXAMPLES)
@@ -87,12 +87,12 @@ def ablate(
     """Find the smallest set of neurons of each growth step whose joint ablation removes the sink."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.ablation import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("step", "kind", "neurons", "edit", "removed", "95%")
-    return _shown(study, quiet=quiet, frame=_ablations(study), columns=columns)
+    return _show(study, quiet=quiet, frame=_ablations(study), columns=columns)
 
 
 _MASS = (
@@ -122,7 +122,7 @@ def _ablations(study: "Study") -> "pd.DataFrame":
     )
 
 
-def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> Answer:
+def _show(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> Answer:
     page = reported(study.folder, quiet=True)
     if quiet:
         echo(study.folder)

@@ -95,7 +95,7 @@ def configured(
                 if source is not None and source.name == "COMMANDLINE":
                     field = known[name]
                     settings[name] = value_of(field, field.type, value, name=option_of(field))
-            return command(built(kind, settings, where="" if file is None else str(file), make=make), **given)
+            return command(build_config(kind, settings, where="" if file is None else str(file), make=make), **given)
 
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
@@ -157,7 +157,7 @@ def _print(found: Mapping[str, Any], *, file: Any) -> None:
     typer.echo(json.dumps(strict(found), allow_nan=False), file=file)
 
 
-def built(
+def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
     """The configuration that a command is called with; the arguments are those of ``configured``."""
@@ -224,7 +224,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; e
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
 
 
-def costed(config: "Estimable | PatchConfig") -> Answer:
+def print_cost(config: "Estimable | PatchConfig") -> Answer:
     """Print what a study would cost."""
     from ..studies.estimate import estimate
 

@@ -8,7 +8,7 @@ import typer
 from ..errors import InputError
 from ..patching.config import PatchConfig
 from .console import app, console, echo, hush, reported
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed, rows
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ def patch(
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..models.inputs import default_folder
     from ..models.load import load
     from ..patching.activation import patch as run_patch
@@ -56,7 +56,7 @@ def patch(
     folder, sentence = out or default_folder(config.model), ""
     result: PatchResult | AttributionResult
     if config.approximate:
-        result, sentence = _approximated(lens, config=config, folder=folder, overwrite=overwrite, quiet=quiet)
+        result, sentence = _print_approximation(lens, config=config, folder=folder, overwrite=overwrite, quiet=quiet)
     else:
         result = run_patch(lens, config=config, out=folder, overwrite=overwrite, progress=not quiet)
     if not quiet:
@@ -81,7 +81,7 @@ def patch(
     return answer
 
 
-def _approximated(
+def _print_approximation(
     lens: "LensModel", *, config: PatchConfig, folder: Path, overwrite: bool, quiet: bool
 ) -> tuple["AttributionResult", str]:
     """The approximation and what its check says; both are in the folder."""

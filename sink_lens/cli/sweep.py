@@ -72,14 +72,14 @@ Exit codes: 0 all cells, 1 some cells failed, 2 bad input, 130 interrupted.
 """
 
 
-def _made(settings: Mapping[str, Any], where: str) -> SweepConfig:
+def _config(settings: Mapping[str, Any], where: str) -> SweepConfig:
     if not where:
         raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
     return sweep_config(settings, where=where)
 
 
 @app.command(epilog=_EXAMPLES)
-@configured(SweepConfig, make=_made)
+@configured(SweepConfig, make=_config)
 def sweep(
     config: SweepConfig,
     file: File = None,

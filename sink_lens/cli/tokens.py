@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..studies.tokens_config import TokensConfig
 from .console import app, console, echo, hush, reported
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed, rows
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ def tokens(
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.token_scan import sink_tokens
 
     found = sink_tokens(config, out=out, overwrite=overwrite, progress=not quiet)

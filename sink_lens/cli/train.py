@@ -30,14 +30,14 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 """
 
 
-def _made(settings: Mapping[str, Any], where: str) -> TrainConfig:
+def _config(settings: Mapping[str, Any], where: str) -> TrainConfig:
     if not settings and not where:
         raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
     return train_config(settings, where=where or "train")
 
 
 @app.command(epilog=_EXAMPLES)
-@configured(TrainConfig, make=_made)
+@configured(TrainConfig, make=_config)
 def train(
     config: TrainConfig,
     file: File = None,

@@ -2,8 +2,8 @@
 
 from ..studies.config import VerifyConfig
 from .console import app, columns_of, hush
-from .decisions import shown
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
+from .decisions import show_study
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -28,10 +28,10 @@ def verify(
     """Is this the model that was published? Published facts against what is measured."""
     hush(quiet)
     if dry_run:
-        return costed(config)
+        return print_cost(config)
     from ..studies.verification import verify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("id", "quantity", "verdict", "published", "measured", "reason")
     facts = study.tables["facts"]
-    return shown(study, lambda: [columns_of(facts, columns)] if len(facts) else [], quiet=quiet)
+    return show_study(study, lambda: [columns_of(facts, columns)] if len(facts) else [], quiet=quiet)

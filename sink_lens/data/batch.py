@@ -225,7 +225,7 @@ def from_tensor(
     if attention_mask is not None:
         if lengths is not None:
             raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
-        tokens, lengths = _unpadded(tokens, attention_mask)
+        tokens, lengths = _pad_right(tokens, attention_mask)
     if tokens.ndim != 2:
         raise InputError(
             f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
@@ -270,7 +270,7 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
     )
 
 
-def _unpadded(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Move the padding of every sequence to the right; return the sequences and their lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice.")

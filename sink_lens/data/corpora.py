@@ -126,7 +126,7 @@ def texts_of(source: str) -> Texts:
     if not (path := from_home(source)).exists():
         return Texts(source, _hub(source))
     if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return Texts(source, _saved(path))
+        return Texts(source, _open_saved(path))
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
         if not files:
@@ -179,7 +179,7 @@ def _datasets(source: object) -> Any:
     return datasets
 
 
-def _saved(folder: Path) -> Callable[[], Iterable[str]]:
+def _open_saved(folder: Path) -> Callable[[], Iterable[str]]:
     """Open a data set that ``datasets`` saved; if it has several splits, its train split."""
     datasets = _datasets(folder)
     with _refused(f"{folder} is no whole data set that datasets saved"):

@@ -72,8 +72,8 @@ def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
 
     def make(nouns: Sequence[str]) -> Example:
         head, *others = (nouns[at].split() for at in _draw(nouns, 3, generator))
-        plural = _one((0, 1), generator)
-        between = (f"{_one(_BETWEEN.split('|'), generator)} the {_one(other, generator)}" for other in others)
+        plural = _draw_one((0, 1), generator)
+        between = (f"{_draw_one(_BETWEEN.split('|'), generator)} the {_draw_one(other, generator)}" for other in others)
         prompt = " ".join((f"The {head[plural]}", *between))
         return Example(prompt=prompt, answer=(" is", " are")[plural], choices=(" is", " are"))
 
@@ -92,7 +92,7 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
 
     def make(words: tuple[list[str], list[str]]) -> Example:
         who, what = ([each[at] for at in _draw(each, 2, generator)] for each in words)
-        asked = _one((0, 1), generator)
+        asked = _draw_one((0, 1), generator)
         told = " ".join(f"{name} has the {thing}." for name, thing in zip(who, what, strict=True))
         choices = tuple(f" {name}" for name in who)
         return Example(prompt=f"{told} Who has the {what[asked]}? Answer:", answer=choices[asked], choices=choices)
@@ -122,8 +122,8 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     choices = tuple(f" {genre}" for genre in texts)
 
     def make(cut: dict[str, list[list[str]]]) -> Example:
-        genre = _one(list(cut), generator)
-        words = _one(cut[genre], generator)
+        genre = _draw_one(list(cut), generator)
+        words = _draw_one(cut[genre], generator)
         start = int(torch.randint(len(words) - _WORDS, (1,), generator=generator))
         excerpt = " ".join(words[start : start + _WORDS])
         return Example(prompt=f"{excerpt}\nGenre:", answer=f" {genre}", choices=choices)
@@ -131,7 +131,7 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     return _task("genres", (known, kept), make, train=train, held_out=held_out)
 
 
-def padded(
+def pad_prompts(
     pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, *, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
     """Make a batch of prompts with their answers, padded on the right; only the answers have labels.
@@ -160,10 +160,10 @@ def padded(
 def batches(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, size: int, device: torch.device | str = "cpu"
 ) -> Iterator[dict[str, Tensor]]:
-    """Make batches of right answers, in order; see ``padded``."""
+    """Make batches of right answers, in order; see ``pad_prompts``."""
     for start in range(0, len(examples), size):
         some = examples[start : start + size]
-        yield padded([(one.prompt, one.answer) for one in some], tokenizer, device=device)
+        yield pad_prompts([(one.prompt, one.answer) for one in some], tokenizer, device=device)
 
 
 @torch.no_grad()
@@ -192,7 +192,7 @@ def answer_examples(
         some = list(enumerate(examples))[start : start + size]
         ids = [[tokenizer(choice, add_special_tokens=False)["input_ids"] for choice in one.choices] for _, one in some]
         if all(len(each) == 1 for choices in ids for each in choices):
-            batch = padded([(one.prompt, one.answer) for _, one in some], tokenizer, device=device)
+            batch = pad_prompts([(one.prompt, one.answer) for _, one in some], tokenizer, device=device)
             last = batch["attention_mask"].sum(1) - 2  # the prompt's last token
             logits = _logits(model, batch)[torch.arange(len(some)), last].log_softmax(-1)
             for row, (at, one) in enumerate(some):
@@ -200,7 +200,7 @@ def answer_examples(
                 found |= {(at, choice): -logits[row, token].item() for choice, (token,) in of}
             continue
         asked = [(at, one.prompt, choice) for at, one in some for choice in one.choices]
-        batch = padded([row[1:] for row in asked], tokenizer, device=device)
+        batch = pad_prompts([row[1:] for row in asked], tokenizer, device=device)
         labels, logits = batch["labels"][:, 1:], _logits(model, batch)[:, :-1]
         each = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
         losses = each.view(labels.shape).sum(1).tolist()
@@ -236,7 +236,7 @@ def _split_words(items: Sequence[Any], generator: torch.Generator) -> tuple[list
     return [items[at] for at in order[:cut]], [items[at] for at in order[cut:]]
 
 
-def _one(items: Sequence[Any], generator: torch.Generator) -> Any:
+def _draw_one(items: Sequence[Any], generator: torch.Generator) -> Any:
     return items[int(torch.randint(len(items), (1,), generator=generator))]
 
 

@@ -252,7 +252,7 @@ def part_of(values: Tensor, site: str, where: Where) -> Tensor:
     return values
 
 
-def relabelled(one: Edit, label: str) -> Edit:
+def relabel(one: Edit, label: str) -> Edit:
     """The same edit under another label."""
     return replace(one, label=label)
 

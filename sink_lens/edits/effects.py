@@ -14,7 +14,7 @@ from torch import Tensor
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..schema import GAINED_FRAC, LOST_FRAC
-from ..stats import Interval, paired_difference, studentised
+from ..stats import Interval, paired_difference, studentised_interval
 
 Change = Literal["removed", "relocated", "shared", "unchanged"]
 
@@ -126,7 +126,7 @@ def change_of(
 
 
 def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
-    return studentised(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
+    return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 
 def _check_pair(baseline: Outcome, edited: Outcome) -> None:

@@ -186,7 +186,7 @@ class Applied:
             new = one.change(old, at)
         if _version(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
-        new = _checked(new, old=old, one=one, layer=layer)
+        new = _check_values(new, old=old, one=one, layer=layer)
         if torch.equal(new, old):
             return None
         self.changed.add(number)
@@ -268,7 +268,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _checked(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
+def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
     """Check an edit's new values and convert them to the type and device of the old ones."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__

@@ -62,7 +62,7 @@ class Averaged:
         return ((values * weights).sum(0) / weights.sum(0).clamp(min=1)).to(values.dtype)[None]
 
 
-def averaged(
+def tokens_to_average(
     lens: ModelLike,
     tokens: TokenBatch,
     mean: Mean = "mean_ordinary",
@@ -144,7 +144,7 @@ def _mean_ablation(
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     if site in SITES and "position" not in SITES[site].axes.split():
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
-    over = averaged(lens, batch, mean)
+    over = tokens_to_average(lens, batch, mean)
     layers = list(range(lens.n_layers) if (chosen := where.get("layers")) is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")

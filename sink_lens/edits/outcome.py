@@ -68,7 +68,7 @@ class Outcome:
         return [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
 
 
-def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
+def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
     """Complete a run that began at a later layer: take the earlier layers from the run that it continues."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 

@@ -63,7 +63,7 @@ def format_of(name: str) -> Format:
     return Format(name=name, element=element, scope=scope, size=size)  # type: ignore[arg-type]  # one of the three
 
 
-def rounded(
+def round_to(
     x: Float[Tensor, "batch position value"],
     form: Format,
     *,
@@ -177,7 +177,7 @@ def quantisation(
     def change(x: Tensor, at: At) -> Tensor:
         flat = x.flatten(2)
         keep = _keep_tokens(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
-        return rounded(flat, chosen, keep=keep).view(x.shape)
+        return round_to(flat, chosen, keep=keep).view(x.shape)
 
     return edit(site, change, layers=layers, label=label or f"{site} in {form}")
 
@@ -239,7 +239,7 @@ def quantised_weights(lens: LensModel, form: str) -> Iterator[None]:
                     weight: Any = module.weight
                     before.append((weight, weight.detach().clone()))
                     rows = weight.T if lens.family.transposed else weight
-                    done = rounded(rows[None], chosen)[0]
+                    done = round_to(rows[None], chosen)[0]
                     weight.copy_(done.T if lens.family.transposed else done)
         yield
     finally:

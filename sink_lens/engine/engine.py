@@ -123,7 +123,7 @@ class Engine:
         """
         take = partial(self._rows_of, prompts=block.prompts)
         with evaluating(self.lens.bridge):
-            found = self._all_of(block, take, failed=lambda *one: [_failed(*one)], advance=advance)
+            found = self._all_of(block, take, failed=lambda *one: [_failed_row(*one)], advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
@@ -456,6 +456,6 @@ def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, 
         yield {"sequence": sequence, "metric": metric, "value": value}
 
 
-def _failed(number: int, error: Exception) -> dict[str, Any]:
+def _failed_row(number: int, error: Exception) -> dict[str, Any]:
     text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
     return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

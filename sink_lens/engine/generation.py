@@ -109,11 +109,11 @@ def generate(
     check_edits(given, lens=lens, n_positions=total)
     state = None if generator is None else generator.get_state()
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    found = _continued(lens, start.tokens, given, generator=generator, **options)
+    found = _continue(lens, start.tokens, given, generator=generator, **options)
     plain = found
     if given:
         same = None if state is None else torch.Generator().set_state(state)
-        plain = _continued(lens, start.tokens, (), generator=same, **options)
+        plain = _continue(lens, start.tokens, (), generator=same, **options)
     ids = tuple(start.tokens[0].tolist())
     return Generated(
         prompt=_text(lens, ids, whole=True),
@@ -125,7 +125,7 @@ def generate(
     )
 
 
-def _continued(
+def _continue(
     lens: LensModel,
     tokens: Tensor,
     edits: tuple[Edit, ...],
@@ -146,7 +146,7 @@ def _continued(
             if generator is not None and state is not None:
                 generator.set_state(state)
             options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "generator": generator}
-            return _continued(lens, tokens, edits, cached=False, **options)
+            return _continue(lens, tokens, edits, cached=False, **options)
         if not bool(logits.isfinite().all()):
             raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:

@@ -86,7 +86,7 @@ _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
-def skipped(sites: frozenset[str], *, family: Family) -> frozenset[str]:
+def skippable(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     """The parts of a layer that need not be computed if only these sites are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
@@ -131,7 +131,7 @@ def partial_pass(
         held: layer -> keys and values of the clean run; needed where a cell begins later than the first position.
         keep: takes the keys and values of every layer.
         known: of the layer ``first``, at the rows; needed where something of it is skipped.
-        skip: what ``skipped`` gave.
+        skip: what ``skippable`` gave.
         attention_only: of the last layer, no more than the attention.
         logits_at: rows to unembed; None is all.
         taps: hook points whose tensor is handed over as it is, the rows of all cells.

@@ -9,13 +9,13 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied
-from ..edits.outcome import Outcome, spliced
+from ..edits.outcome import Outcome, splice
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from .forward import Desk, Early, not_a_number, run_applied
 from .layout import Layout
 from .needs import Needs
-from .partial_pass import Known, Visit, know, partial_pass, skipped
+from .partial_pass import Known, Visit, know, partial_pass, skippable
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class _Pack:
         if self.clean is not None:
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
-            skip = skipped(sites, family=self.lens.family)
+            skip = skippable(sites, family=self.lens.family)
             if skip or (first > 0 and first not in self.clean.streams):
                 known = self.passes.known(self.clean, first).of(self.layout)
                 stream = known.stream
@@ -221,7 +221,7 @@ class _Pack:
             outcome = desk.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
             if self.clean is not None:
                 early = self.clean.outcome
-                outcome = spliced(outcome, rows=slice(0, n), early=early)
+                outcome = splice(outcome, rows=slice(0, n), early=early)
                 if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
                     raise not_a_number(edits)
             found.append(replace(outcome, sequences=self.prompts))

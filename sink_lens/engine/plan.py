@@ -11,7 +11,7 @@ import torch
 
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
-from ..records.reading import damaged
+from ..records.reading import damaged_file
 from .needs import Needs
 
 Path = Literal["plain", "bridge"]
@@ -120,5 +120,5 @@ def read_plan(path: FilePath) -> Plan:
         if plan.path not in get_args(Path) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
             raise ValueError(f"it holds {plan}")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file(path, error) from error
     return plan

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..activations.record import capture
 from ..data.tokens import TokenBatch
 from ..edits.amplification import CentringMeans, centring_means
-from ..edits.mean_ablation import Averaged, Mean, averaged
+from ..edits.mean_ablation import Averaged, Mean, tokens_to_average
 from ..models.lens import LensModel
 
 
@@ -28,7 +28,7 @@ class References:
 
     def _averaged(self, mean: Mean) -> Averaged:
         """The tokens that a mean is taken over."""
-        return averaged(self.lens, self.tokens, mean)
+        return tokens_to_average(self.lens, self.tokens, mean)
 
     def _mean(self, site: str, layer: int, mean: Mean) -> Tensor:
         """A mean of a site at a layer; averaged axes stay, with size 1."""

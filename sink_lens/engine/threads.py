@@ -29,7 +29,7 @@ class Lanes:
 
     def __init__(self, lens: LensModel, *, count: int) -> None:
         each = max(1, torch.get_num_threads() // count)
-        self._lenses = [copied(lens) for _ in range(count)]
+        self._lenses = [copy_for_thread(lens) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
@@ -47,7 +47,7 @@ class Lanes:
             stop.set()
 
 
-def copied(lens: LensModel) -> LensModel:
+def copy_for_thread(lens: LensModel) -> LensModel:
     """The same model with the modules of its bridge copied, the weights shared; for passes of the bridge alone."""
     bridge, inner = lens.bridge, inner_model(lens)
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
@@ -59,7 +59,7 @@ def copied(lens: LensModel) -> LensModel:
 def can_copy(lens: LensModel) -> bool:
     """Whether its modules can be copied; one that holds a lock, or a tensor with a gradient's history, cannot."""
     try:
-        copied(lens)
+        copy_for_thread(lens)
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything
         log.info("forwards run one at a time: the modules of %s cannot be copied (%s)", lens.name, error)
         return False

@@ -26,7 +26,7 @@ _CHECKED = 2
 """Cells that are compared with passes of the bridge."""
 
 
-def checked(
+def check_plan(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
 ) -> tuple[Plan, float]:
     """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
@@ -44,18 +44,18 @@ def checked(
     for last in dict.fromkeys(ways):
         engine = Engine(lens, batch, cells, metrics, plan=last)
         worst = _deviation(engine)
-        if worst <= _allowed(engine):
+        if worst <= _allowed_deviation(engine):
             return last, worst
     log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
     return last, worst
 
 
-def grounded(
+def make_ground(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
 ) -> Ground:
     """The unedited run that a few cells at a time continue; its ``deviation`` says how far the worst of some is off.
 
-    The unedited run and the given cells are compared with the bridge; other plans are tried (``checked``) only where
+    The unedited run and the given cells are compared with the bridge; other plans are tried (``check_plan``) only where
     they differ more than they should.
 
     Args:
@@ -71,14 +71,14 @@ def grounded(
     ground = Ground(lens, batch, plan=plan, needs=needs)
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), ground=ground)
     worst = max([engine.clean_deviation(), *map(engine.deviation, range(len(cells)))])
-    if worst <= _allowed(engine):
+    if worst <= _allowed_deviation(engine):
         ground.deviation = worst
         return ground
-    plan, worst = checked(lens, batch, cells, metrics, plan=plan)
+    plan, worst = check_plan(lens, batch, cells, metrics, plan=plan)
     return Ground(lens, batch, plan=plan, needs=needs, deviation=worst)
 
 
-def trusted(
+def make_engine(
     lens: LensModel,
     batch: TokenBatch,
     cells: Sequence[Cell],
@@ -105,7 +105,7 @@ def trusted(
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
     if whole:
         plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
-    plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
+    plan, deviation = check_plan(lens, batch, cells, metrics, plan=plan)
     keep_plan(plan, deviation)
     return Engine(lens, batch, cells, metrics, plan=plan)
 
@@ -122,7 +122,7 @@ def _deviation(engine: Engine) -> float:
     return max(found)
 
 
-def _allowed(engine: Engine) -> float:
+def _allowed_deviation(engine: Engine) -> float:
     """Allowed deviation, relative to the largest unedited magnitude, or to 1 for an attention mass."""
     if engine.lens.dtype != torch.float32:
         return float("inf")  # half precision has no order of sums to keep to: the deviation is reported

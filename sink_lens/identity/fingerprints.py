@@ -20,7 +20,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import create_run, display, versions
 from .config import FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
-from .lineages import calibration_table, matrix, related, score_table
+from .lineages import are_related, calibration_table, matrix, score_table
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
 from .seedprint import ModelPair, Simulated, compare
@@ -167,7 +167,7 @@ def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: Fingerpri
         is_cached = config.cache and cached_features(known[name], inputs) is not None
         row = {"model": name, "d_model": known[name].width, "inputs": inputs.sequences}
         row |= {"tokens": inputs.sequences * inputs.length, "cached": is_cached}
-        row["seconds"] = 0.0 if is_cached else _timed(open_it(), inputs)
+        row["seconds"] = 0.0 if is_cached else _time_inputs(open_it(), inputs)
         rows.append(row | {"megabytes": 4e-6 * inputs.sequences * known[name].width})
     return pd.DataFrame(rows)
 
@@ -231,7 +231,7 @@ def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
     )
 
 
-def _timed(lens: LensModel, inputs: Inputs) -> float:
+def _time_inputs(lens: LensModel, inputs: Inputs) -> float:
     """Seconds that all inputs would take, from a few."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
     once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
@@ -266,7 +266,7 @@ def _result(
     )
     long = pd.DataFrame([row for pair in compared for row in pair.rows()], columns=_NULL_COLUMNS)
     pairs = pd.DataFrame([pair.row() | _wide(pair) for pair in compared])
-    truth = [related(labels[a], labels[b]) for a, b in zip(pairs["a"], pairs["b"], strict=True)]
+    truth = [are_related(labels[a], labels[b]) for a, b in zip(pairs["a"], pairs["b"], strict=True)]
     pairs.insert(2, "related", pd.array(truth, dtype="boolean"))
     unrelated = [(a, b) for a, b, one in zip(pairs["a"], pairs["b"], truth, strict=True) if one is False]
     scores = pd.DataFrame()

@@ -55,7 +55,7 @@ def tau(x: np.ndarray, y: np.ndarray, *, threads: int | None = None) -> np.ndarr
     def fill(start: int) -> None:
         part = slice(start, start + _PER_TASK)
         first, second = _rows(x[:, part]), _rows(y[:, part])
-        found[part] = _tau(first, second, _inversions_of_both(*_ranged(first), *_ranged(second)))
+        found[part] = _tau(first, second, _inversions_of_both(*_extreme_rows(first), *_extreme_rows(second)))
 
     _do_each(fill, range(0, len(found), _PER_TASK), threads=threads)
     return found
@@ -80,7 +80,7 @@ def tau_matrix(
     if len(x) != len(y):
         raise InputError(f"{len(x)} and {len(y)} samples; need the same ones in both")
     first, second = _rows(x), _rows(y)
-    (order, plain), (order_too, plain_too) = _sort_rows(*_ranged(first)), _sort_rows(*_ranged(second))
+    (order, plain), (order_too, plain_too) = _sort_rows(*_extreme_rows(first)), _sort_rows(*_extreme_rows(second))
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.arange(order.shape[1], dtype=order.dtype)[None], -1)
     found = np.empty((len(first), len(second)))
@@ -106,7 +106,7 @@ def _rows(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(values, dtype=np.float64).T)
 
 
-def _ranged(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _extreme_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows with the lowest and the highest value of each."""
     return rows, rows.min(1), rows.max(1)
 

@@ -119,7 +119,7 @@ def p_of(nulls: pd.DataFrame) -> np.ndarray:
     return np.where(np.isnan(drawn), normal, drawn)
 
 
-def related(a: tuple[str | None, int | None], b: tuple[str | None, int | None]) -> bool | None:
+def are_related(a: tuple[str | None, int | None], b: tuple[str | None, int | None]) -> bool | None:
     """Whether two models have one initialisation, as far as (what they share, seed) tells; None if it does not.
 
     Checkpoints of one training, or models with one label, are related. Another seed is another initialisation. One seed

@@ -109,7 +109,7 @@ def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
-def softened(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
+def soften(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
     """Log softmax over the coordinates at a temperature, per input: [n, |S|], float64.
 
     The log changes no order, so no tau, and cannot underflow to ties.
@@ -117,7 +117,7 @@ def softened(features: np.ndarray, *, coordinates: np.ndarray, temperature: floa
     return log_softmax(np.asarray(features[:, coordinates], dtype=np.float64) / temperature, axis=1)
 
 
-def simulated(
+def simulate_null(
     name: str,
     *,
     n: int,
@@ -146,14 +146,14 @@ def simulated(
         first, second = (identity_coordinates(one, count=count) for one in pair)
         shared = np.intersect1d(first, second)
         if len(shared) > 1:
-            soft = [softened(one, coordinates=shared, temperature=temperature) for one in pair]
+            soft = [soften(one, coordinates=shared, temperature=temperature) for one in pair]
             found.append(float(tau(*soft).mean()))
         if advance is not None:
             advance(1)
     return _of_draws(name, np.array(found))
 
 
-def shuffled(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
+def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
     """The null in which the inputs of one model come in random order: softened states [n, |S|] of two models."""
     at_once = max(1, min(draws, _VALUES_AT_ONCE // x.size))
     found: list[float] = []
@@ -164,7 +164,7 @@ def shuffled(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.G
     return _of_draws("shuffled", np.array(found[:draws]))
 
 
-def relabelled(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
+def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
     """The null in which the coordinates of one model are numbered anew, from tau of each with each: [|S|, |S|].
 
     Mean and standard deviation are exact, over all permutations.
@@ -172,10 +172,12 @@ def relabelled(matrix: np.ndarray, *, draws: int, generator: np.random.Generator
     size = len(matrix)
     found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
     floor = -math.lgamma(size + 1) / math.log(10)
-    return Null(name="relabelled", mean=float(matrix.mean()), sd=spread(matrix), draws=found, floor=floor)
+    return Null(
+        name="relabelled", mean=float(matrix.mean()), sd=spread_over_permutations(matrix), draws=found, floor=floor
+    )
 
 
-def spread(matrix: np.ndarray) -> float:
+def spread_over_permutations(matrix: np.ndarray) -> float:
     """Standard deviation, over all permutations, of the mean of a square matrix along a permutation.
 
     With d the matrix centred by rows and columns, the sum has the variance sum d^2 / (size - 1) (Hoeffding 1951).

@@ -25,7 +25,7 @@ from ..errors import InputError
 from . import nulls
 from .config import FEWEST_SHARED, FingerprintConfig
 from .kendall import tau, tau_matrix
-from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, softened
+from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, soften
 
 SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
 """Verdicts on a pair. *Not shown* is no proof of different seeds: training can wash a print out."""
@@ -102,7 +102,7 @@ class Simulated:
         """The null of random matrices of a width, of which a model has ``count`` coordinates for its own."""
         key = (name, width, count)
         if key not in self._made:
-            self._made[key] = nulls.simulated(
+            self._made[key] = nulls.simulate_null(
                 name,
                 n=self._n,
                 width=width,
@@ -145,7 +145,7 @@ def compare(
             raise InputError(f"the states of {name} are not finite; need numbers. Load it in float32 (--dtype)")
     if x.shape[1] != y.shape[1]:
         why = f"widths {x.shape[1]} and {y.shape[1]}: no initialisation has both, and coordinates cannot be matched"
-        return _unanswered(name_a, name_b, why=why, shared=0, expected=math.nan)
+        return _pair_without_answer(name_a, name_b, why=why, shared=0, expected=math.nan)
     n, width = x.shape
     count = config.count(width)
     shared = np.intersect1d(identity_coordinates(x, count=count), identity_coordinates(y, count=count))
@@ -155,20 +155,20 @@ def compare(
             f"{len(shared)} of {count} coordinates in common ({expected:.3g} by chance), where {FEWEST_SHARED} "
             "are needed; a larger --coordinates would have more"
         )
-        return _unanswered(name_a, name_b, why=why, shared=len(shared), expected=expected)
-    soft = [softened(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
+        return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
+    soft = [soften(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
     matrix = tau_matrix(*soft)
     if not np.isfinite(matrix).all():
         why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
-        return _unanswered(name_a, name_b, why=why, shared=len(shared), expected=expected)
+        return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
     tau_bar = float(np.diag(matrix).mean())
     across = float((matrix.sum() - np.trace(matrix)) / (matrix.size - len(matrix)))
     every = (
         nulls.analytical(n, shared=len(shared)),
         simulated.of("matrices", width=len(shared), count=len(shared)),
         simulated.of("pipeline", width=width, count=count),
-        nulls.shuffled(*soft, draws=config.draws, generator=generator),
-        nulls.relabelled(matrix, draws=config.relabellings, generator=generator),
+        nulls.shuffled_null(*soft, draws=config.draws, generator=generator),
+        nulls.relabelled_null(matrix, draws=config.relabellings, generator=generator),
     )
     by_name = {one.name: one for one in every}
     verdict, why = _decide(by_name[config.decides], tau_bar, alpha=config.alpha)
@@ -185,7 +185,8 @@ def compare(
         expected=expected,
         tau_bar=tau_bar,
         across=across,
-        too_narrow=nulls.spread(np.where(np.eye(len(matrix), dtype=bool), across, matrix)) / by_name["analytical"].sd,
+        too_narrow=nulls.spread_over_permutations(np.where(np.eye(len(matrix), dtype=bool), across, matrix))
+        / by_name["analytical"].sd,
         scale_tau=scale,
         scale_log10_p=log10_p(abs(scale) / sigma(n), convention="code"),
         nulls=by_name,
@@ -201,7 +202,7 @@ def _decide(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
     return (SAME if p < alpha else NOT_SHOWN), f"p {p:.3g} under the {null.name} null"
 
 
-def _unanswered(a: str, b: str, *, why: str, shared: int, expected: float) -> ModelPair:
+def _pair_without_answer(a: str, b: str, *, why: str, shared: int, expected: float) -> ModelPair:
     return ModelPair(
         a=a,
         b=b,

@@ -115,7 +115,7 @@ def contraction(
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, batch_size=batch_size)
             bar.update(chunk.n_sequences)
-    return contracted(sums, ends=ends, lens=lens, sinks=_sinks(lens, draws) if sinks else {})
+    return contraction_tables(sums, ends=ends, lens=lens, sinks=_sinks(lens, draws) if sinks else {})
 
 
 def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
@@ -131,7 +131,9 @@ def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, l
     return sums, ends, [*sums.readings(), last]
 
 
-def contracted(sums: CosineSums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]) -> Contraction:
+def contraction_tables(
+    sums: CosineSums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
+) -> Contraction:
     """The tables of what was summed."""
     inter, intra, first = sums.inter(), sums.intra(), sums.inter(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))

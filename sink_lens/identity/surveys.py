@@ -57,7 +57,7 @@ def survey(
     """
     config = _survey_config(config, fields)
     kind, draws, found = KINDS[config.kind], _draws(config), _models(config)
-    record = {"models": list(config.models), "untrained": [one.label for one in _untrained(config)]}
+    record = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
     record |= {"seeds": list(config.seeds)} | asdict(draws)
     if config.kind == "contraction" and isinstance(config, ContractionConfig):
         record |= {"sinks": config.sinks}
@@ -126,14 +126,14 @@ def _draws(config: SurveyConfig) -> RandomSequences:
     return RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos)
 
 
-def _untrained(config: SurveyConfig) -> list[UntrainedConfig]:
+def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
     """The untrained models that were asked for, each switch on each of them."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 
 
 def _models(config: SurveyConfig) -> list[ModelToMeasure]:
-    return models_to_measure(config.models, configs=_untrained(config), seeds=config.seeds or (0,))
+    return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
 def _preference(

@@ -212,7 +212,7 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
         rows.append((f"{kind}_top_share", top / n, *bounds, *_band(share), "share of sequences"))
         rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *_band(ratio), "times chance"))
         rows.append(
-            (f"{kind}_covering", _covering(_ordered(found), n), np.nan, np.nan, *_band(chance_covering), "tokens")
+            (f"{kind}_covering", _covering(_largest_first(found), n), np.nan, np.nan, *_band(chance_covering), "tokens")
         )
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
@@ -232,7 +232,7 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
     )
 
 
-def _ordered(counts: np.ndarray) -> np.ndarray:
+def _largest_first(counts: np.ndarray) -> np.ndarray:
     return np.sort(counts)[::-1]
 
 
@@ -241,7 +241,7 @@ def _chance(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarr
     ranks = min(n, n_vocab)
     return np.stack(
         [
-            _ordered(np.bincount(generator.integers(n_vocab, size=n), minlength=n_vocab))[:ranks]
+            _largest_first(np.bincount(generator.integers(n_vocab, size=n), minlength=n_vocab))[:ranks]
             for _ in range(_SIMULATED)
         ]
     )
@@ -258,7 +258,7 @@ def _curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.Data
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
     shares = chance.cumsum(1)[:, places - 1] / n
     null, low, high = shares.mean(0), *np.quantile(shares, [0.025, 0.975], axis=0)
-    found = _ordered(counts)[:ranks].cumsum()[places - 1] / n
+    found = _largest_first(counts)[:ranks].cumsum()[places - 1] / n
     return pd.DataFrame(
         {"kind": kind, "tokens": places, "share": found, "null": null, "null_low": low, "null_high": high}
     )

@@ -56,7 +56,7 @@ def bundled_gguf() -> Path:
     )
 
 
-def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
+def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
     """Convert a GGUF file to a safetensors folder with float32 weights, in the cache, at the first call.
 
     Later calls reuse the folder after checking the size of each file, and the hash of files with a new time stamp. A
@@ -98,7 +98,7 @@ def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> P
     return folder
 
 
-def unconverted(name: str) -> Path | None:
+def unconverted_file(name: str) -> Path | None:
     """The GGUF file that ``load`` would convert first; None where there is nothing to convert.
 
     Raises:

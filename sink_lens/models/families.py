@@ -4,7 +4,7 @@ To add a family, add a row to ``FAMILIES`` and a tiny random model to ``tiny.py`
 every site of the family on both paths.
 
 Two ways to compute the same number (the bridge and the plain module, shared and single forwards, a pass from a later
-layer and a whole one) agree within rounding: 1e-5 of a row's norm in float32, four times the rounding of a
+layer and a whole one) agree within rounding: 1e-5 of a row's norm in float32, eight times the rounding of a
 half-precision type. Whether they are equal to the last bit is a fact about a CPU and its libraries, which no family
 states: ``engine.trust`` finds it out where the numbers are computed.
 """

@@ -58,7 +58,7 @@ class InterfacedGptj(GPTJAttention):
         attend = _attend_of(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
-        return _summed(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
+        return _sum_values(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
 
 
 class InterfacedGptNeo(GPTNeoSelfAttention):
@@ -72,10 +72,10 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
         mask = None  # the layer knows which keys a query sees; it is given no padding
         if self.attention_type == "local" and length > self.config.window_size:
             mask = self.bias[:, :, :length, :length]
-        return _summed(attend, self, query, key, value, mask, scaling=1.0)
+        return _sum_values(attend, self, query, key, value, mask, scaling=1.0)
 
 
-def _summed(
+def _sum_values(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
     """What ``_attn`` of these classes gives: the output by heads, and the pattern."""

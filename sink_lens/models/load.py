@@ -29,7 +29,7 @@ from transformers.utils.hub import cached_file
 from ..data.cache import from_home
 from ..errors import InputError, ModelError, check_name
 from . import checks
-from .bundled import DEFAULT_MODEL, bundled_gguf, converted
+from .bundled import DEFAULT_MODEL, bundled_gguf, converted_folder
 from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of
@@ -200,11 +200,11 @@ def _without_conversion() -> Iterator[None]:
 def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
-        return converted(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
+        return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
     check_name(name, what="the name of a model")
     path = from_home(name)
     if path.suffix == ".gguf":
-        return converted(path, announce=announce), (_FROM_GGUF.format(path.name),)
+        return converted_folder(path, announce=announce), (_FROM_GGUF.format(path.name),)
     if path.is_dir():
         return path, ()
     if path.exists():

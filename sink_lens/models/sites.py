@@ -124,7 +124,7 @@ def _of_head(family: Family) -> Address:
     return Address(module=_join(family.attention, family.o), side="input", part="heads")
 
 
-def _aggregated(family: Family) -> Address | None:
+def _aggregated_values(family: Family) -> Address | None:
     if family.gated_q:
         return None
     if family.head_out is None:
@@ -193,7 +193,7 @@ _LIST = (
         axes="batch position head d_head",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="aggregated values before a head norm or gate; equal to z where there is none",
-        address=_aggregated,
+        address=_aggregated_values,
     ),
     Site(
         name="z",

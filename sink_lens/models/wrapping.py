@@ -60,7 +60,7 @@ def wrap(
     """
     if isinstance(model, TransformerBridge):
         checks.check_unprocessed(model)
-        plain = _unwrapped(model)
+        plain = _unwrap(model)
         family = checks.check_architecture(plain)
         if family.mixer is not None:
             raise ModelError(f"found a bridge of the hybrid {family.architecture}; need the Hugging Face model itself")
@@ -238,7 +238,7 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, memo).eval()
 
 
-def _unwrapped(bridge: TransformerBridge) -> PreTrainedModel:
+def _unwrap(bridge: TransformerBridge) -> PreTrainedModel:
     """Rebuild the Hugging Face module of a bridge, with the bridge's parameters and copies of its buffers."""
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):

@@ -30,14 +30,14 @@ from transformer_lens.patching import PatchingResult
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, Where, freeze, part_of, zero
-from ..edits.mean_ablation import averaged
+from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.cells import Cell
 from ..engine.effect_table import effect_table
 from ..engine.engine import Engine
 from ..engine.forward import run_with
-from ..engine.trust import trusted
+from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -197,16 +197,16 @@ def patch(
         raise InputError("screen approximates patches from the other run; leave out screen, or what is put in")
     sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
     if out is None:
-        return _patched(sweep, grid, pair, config=asked, put=put, writer=None, progress=progress)
+        return _patch_cells(sweep, grid, pair, config=asked, put=put, writer=None, progress=progress)
     own = {"put": label_of(put)} if callable(put) else {}
     own |= {"edits": [one.label for one in given]} if given else {}
     with open_run(out, lens, pair, config=asked, metric=sweep.metric, own=own, overwrite=overwrite) as writer:
-        result = _patched(sweep, grid, pair, config=asked, put=put, writer=writer, progress=progress)
+        result = _patch_cells(sweep, grid, pair, config=asked, put=put, writer=writer, progress=progress)
         write_result(writer, result)
     return replace(result, folder=writer.folder)
 
 
-def _patched(
+def _patch_cells(
     sweep: "Sweep",
     grid: list[Part],
     pair: PromptPair,
@@ -218,7 +218,7 @@ def _patched(
 ) -> PatchResult:
     approximations = None
     if config.screen:
-        grid, approximations = _screened(sweep, grid, most=config.screen, steps=config.steps)
+        grid, approximations = _screen_cells(sweep, grid, most=config.screen, steps=config.steps)
     make = put if callable(put) else sweep.maker(config.put)
     at: dict[str, Any] = {"site": sweep.site, "sizes": sweep.sizes, "shortest": int(sweep.run.lengths.min())}
     controls = [drawn_parts(part, **at, draws=config.controls, seed=config.seed) for part in grid]
@@ -234,7 +234,7 @@ def _patched(
     return result
 
 
-def _screened(sweep: "Sweep", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
+def _screen_cells(sweep: "Sweep", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
     """The cells with the largest effects to first order, in the order of the grid, and these effects."""
     found = first_order(sweep, grid, steps=steps).double()
     by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
@@ -367,7 +367,7 @@ class Sweep:
             return None
         if put == "zero":
             return zero
-        over = averaged(self.lens, self.run, put)  # type: ignore[arg-type]  # checked by PatchConfig
+        over = tokens_to_average(self.lens, self.run, put)  # type: ignore[arg-type]  # checked by PatchConfig
 
         def mean(site: str, **where: Unpack[Where]) -> Edit:
             layers = where.get("layers") or (0,)
@@ -448,7 +448,7 @@ class Sweep:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
         options = {} if kept is None else {"keep_plan": kept.keep_plan}
         whole = self._is_whole
-        return trusted(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
+        return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
 def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:

@@ -39,7 +39,7 @@ from ..engine.forward import run_with
 from ..engine.ground import Ground
 from ..engine.needs import Needs
 from ..engine.plan import even_plan_of
-from ..engine.trust import checked
+from ..engine.trust import check_plan
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -162,7 +162,8 @@ def path_patch(
     for one in senders:
         if _moment(one, lens) >= _moment(end, lens):
             raise InputError(
-                f"the sender {_shown(one)} is not computed before the receiver {_shown(end)}; need a path forwards"
+                f"the sender {_node_words(one)} is not computed before the receiver {_node_words(end)}; need a path "
+                "forwards"
             )
     sites = {"attn_out", "mlp_out", end.site, *(one.site for one in senders)}
     held = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
@@ -237,7 +238,7 @@ def _grounds(
     at = {"keys": needs.keys or (0,), "layers": (receiver.layer,), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some, name=str(number)) for number, some in enumerate(edits)]
-    plan, _ = checked(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
+    plan, _ = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
     ground = Ground(lens, run, plan=plan, needs=needs)
     return ground, ground.under((), needs=of_receiver)
 
@@ -257,5 +258,5 @@ def _moment(node: Node, lens: LensModel) -> tuple[int, int]:
     return (node.layer if SITES[node.site].per_layer else lens.n_layers, ORDER[node.site])
 
 
-def _shown(node: Node) -> str:
+def _node_words(node: Node) -> str:
     return f"{node.site} of layer {node.layer}"

@@ -85,7 +85,7 @@ class Tables(Mapping[str, pd.DataFrame]):
                 return checked_table(read_log(path)[name], kind=self._kind, name=name)
             return read_table(path, kind=self._kind)
         except (OSError, ValueError) as error:
-            raise damaged(path, error) from error
+            raise damaged_file(path, error) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
@@ -157,7 +157,7 @@ class Run:
         try:
             return safetensors.numpy.load_file(path)
         except (OSError, safetensors.SafetensorError) as error:
-            raise damaged(path, error) from error
+            raise damaged_file(path, error) from error
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -232,7 +232,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         _check_record(record)
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file(path, error) from error
     return record
 
 
@@ -291,6 +291,6 @@ def whole(path: Path, entry: Mapping[str, Any]) -> bool:
     return len(content) == entry["bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 
-def damaged(path: Path, error: Exception) -> RunError:
+def damaged_file(path: Path, error: Exception) -> RunError:
     """Make the error for a file of a run that cannot be read."""
     return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")

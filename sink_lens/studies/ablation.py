@@ -15,7 +15,7 @@ from ..schema import LOST_FRAC
 from ..text import named_parts, percent, span
 from .config import AblateConfig
 from .neuron_sets import Found, find_sets, names
-from .study import Study, config_of_study, prepared, write_study
+from .study import Study, config_of_study, prepare, write_study
 
 
 def ablate(
@@ -39,7 +39,7 @@ def ablate(
     """
     check_free(out, overwrite=overwrite)
     config = config_of_study(AblateConfig, model, config=config, tokens=tokens, fields=fields)
-    setting, question = prepared(model, config, tokens=tokens, target_position=None)
+    setting, question = prepare(model, config, tokens=tokens, target_position=None)
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
     headline = "\n".join([*map(_set_sentence, summary.to_dict("records")), setting.averaged.words])

@@ -18,10 +18,10 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.load import ModelLike
 from ..records import check_free
-from ..stats import studentised
+from ..stats import studentised_interval
 from ..text import span
 from .config import AmplifyConfig
-from .study import Study, config_of_study, prepared, sentence, summary_row, write_study
+from .study import Study, config_of_study, prepare, sentence, summary_row, write_study
 
 
 def amplify(
@@ -52,7 +52,7 @@ def amplify(
     check_free(out, overwrite=overwrite)
     config = config_of_study(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
     factors, centres, layers = config.factors, cast("tuple[Centre, ...]", config.centres), config.layers
-    setting, question = prepared(model, config, tokens=tokens, target_position=config.target_position)
+    setting, question = prepare(model, config, tokens=tokens, target_position=config.target_position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
     after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]
     reads = setting.next_layers if layers is None else after[:5]
@@ -109,7 +109,7 @@ def _change(baseline: Outcome, edited: Outcome, *, position: int, reads: Sequenc
     if edited is baseline:  # the factor 1
         return {"change": 0.0, "change_low": 0.0, "change_high": 0.0}
     after, before = (run.mass_at(position, layers=reads) for run in (edited, baseline))
-    found = studentised((after - before).numpy(), generator=np.random.default_rng(seed))
+    found = studentised_interval((after - before).numpy(), generator=np.random.default_rng(seed))
     return {"change": found.estimate, "change_low": found.low, "change_high": found.high}
 
 

@@ -120,7 +120,7 @@ def streaming(
                 row = {"part": name, "kept": kept, "tokens": counts.get(kept) if kept in counts else float(kept)}
                 rows.append(row | {"draw": None} | loss_row(losses, **known))
             if name == "choose":
-                recommended = _recommended(means, config=config)
+                recommended = _recommend(means, config=config)
                 continue
             n_kept = counts["sink_mask"] if "sink_mask" in means else math.nan
             by_position += [_by_position(kept, losses) for kept, losses in found.items()]
@@ -232,11 +232,11 @@ def _losses(lens: LensModel, part: TokenBatch, *, change: Any) -> Float[Tensor, 
     return torch.nn.functional.pad(losses, (0, 1), value=math.nan)
 
 
-def _unread(layer: int, name: str, tensor: Tensor) -> None:
+def _ignore(layer: int, name: str, tensor: Tensor) -> None:
     pass
 
 
-def _watch(*, change: Any = None, names: Sequence[str] = (), put: Put = _unread) -> Watch:
+def _watch(*, change: Any = None, names: Sequence[str] = (), put: Put = _ignore) -> Watch:
     wanted = frozenset(names)
     return Watch(kernel="eager", names=lambda _: wanted, keys=(), rows=None, put=put, change=change)
 
@@ -358,7 +358,7 @@ class _Evicting:
         return changed
 
 
-def _recommended(means: Mapping[str, Tensor], *, config: StreamingConfig) -> int:
+def _recommend(means: Mapping[str, Tensor], *, config: StreamingConfig) -> int:
     """The fewest first tokens that gain the goal's share of what any number of them gains; 0 where that is little."""
     mean = {int(kept): float(losses.mean()) for kept, losses in means.items() if kept.isdecimal()}
     best = min(mean, key=lambda n: (mean[n], n))

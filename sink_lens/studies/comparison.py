@@ -240,7 +240,7 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
     mass, ratio = (tuple(by_sequence(name, one) for one in (a, b)) for name in ("first_token_share", "norm_ratio"))
     less = _pair(*mass, seed=a.seed)
     fell = less.high < 0 and float(mass[1].nanmean()) < FELL * float(mass[0].nanmean())
-    moved = not by_bos and _moved(_sinks(a), _sinks(b)) and (fell or bool(_sinks(b)))
+    moved = not by_bos and _has_moved(_sinks(a), _sinks(b)) and (fell or bool(_sinks(b)))
     alarms: dict[str, dict[str, Any]] = {
         "sink_rate": {"lost": not by_bos and (fell or less.estimate > 0)},
         "first_token_share": {"lost": not by_bos},
@@ -259,7 +259,7 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
             "outlier_dimensions",
             a.outlier_dimensions,
             b.outlier_dimensions,
-            alarm=not by_bos and stands and _moved(a.outlier_dimensions[:1], b.outlier_dimensions),
+            alarm=not by_bos and stands and _has_moved(a.outlier_dimensions[:1], b.outlier_dimensions),
         ),
         _indices(
             "residual_sinks",
@@ -288,7 +288,7 @@ def _writing(seen: Observed) -> list[str]:
         return []
 
 
-def _moved(first: Sequence[Any], second: Sequence[Any]) -> bool:
+def _has_moved(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Whether the first model's first index is gone."""
     return bool(first) and first[0] not in second
 
@@ -389,10 +389,10 @@ def _tensors(first: LensModel, second: LensModel) -> tuple[pd.DataFrame, list[Fi
                 replaced.append(rows[-1] | {"zero": not bool(other.any())})
     table = pd.DataFrame(rows, columns=["tensor", "change"]).astype({"tensor": "str", "change": "float64"})
     table = table.loc[table["change"] > 0].sort_values("change", ascending=False, kind="stable")
-    return table.head(_TENSORS).reset_index(drop=True), _replaced(replaced)
+    return table.head(_TENSORS).reset_index(drop=True), _replaced_tensors(replaced)
 
 
-def _replaced(tensors: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def _replaced_tensors(tensors: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """One finding for all tensors that are zero, or that are no longer what was fine-tuned."""
     if not tensors:
         return [Finding(check="weights", alarm=False, said=f"no matrix changed by {ANOTHER:g} of its norm")]
@@ -486,15 +486,15 @@ def _sentence(
             begins = next((row for row in rows if row["quantity"] == f"loss_positions_1_to_{_FIRST}"), rows[0])
             sure = not begins["change_low"] <= 0 <= begins["change_high"] and begins is not rows[0]
             where = f" but at the first {_FIRST} positions" if sure else ""
-            told = [_said(row) for row in (rows[0], *([begins] if sure else []), sink)]
+            told = [_change(row) for row in (rows[0], *([begins] if sure else []), sink)]
             return f"BOS does not matter{where}: from {found['first']} to {second}, {', '.join(told)}."
         return (
-            f"Nothing is broken from {found['first']} to {second}: {_said(rows[0])}, {_said(sink)}; every check of the "
-            "inputs passed."
+            f"Nothing is broken from {found['first']} to {second}: {_change(rows[0])}, {_change(sink)}; every check of "
+            "the inputs passed."
         )
     parts = [f"{one.said}: change {one.line}" for one in lines[:3]]
     if wrong:
-        told = listed((_said(row) for row in wrong), most=3)
+        told = listed((_change(row) for row in wrong), most=3)
         where = ""
         if tensors is not None and len(tensors) and not lines:
             top = tensors.iloc[0]
@@ -505,7 +505,7 @@ def _sentence(
     return f"Do not use {second} yet, {plural(found['alarms'], 'alarm')}: {'; '.join(parts)}."
 
 
-def _said(row: Mapping[Any, Any]) -> str:
+def _change(row: Mapping[Any, Any]) -> str:
     name = str(row["quantity"]).replace("_", " ")
     if math.isnan(row["first"]) and math.isnan(row["second"]):
         return f"{name} {row['first_indices'] or 'none'} → {row['second_indices'] or 'none'}"

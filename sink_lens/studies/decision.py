@@ -76,7 +76,7 @@ def parts(batch: TokenBatch) -> dict[str, TokenBatch]:
     return {"choose": batch[:half], "judge": batch[half:]}
 
 
-def shared(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interval:
+def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interval:
     """Mean of what was gained over the mean of the whole, with its 95% interval over sequences."""
 
     def ratio(rows: np.ndarray) -> float:
@@ -101,7 +101,7 @@ def loss_row(
     """
     here, none, full, low = (one.double().numpy() for one in (losses, clean, worst, best))
     change = paired_difference(here, none, generator=np.random.default_rng(seed))
-    closed = shared(full - here, full - low, seed=seed) if is_cost(worst, best, seed=seed) else _UNDEFINED
+    closed = share_gained(full - here, full - low, seed=seed) if is_cost(worst, best, seed=seed) else _UNDEFINED
     mean = float(here.mean())
     return {
         "loss_nats": mean,

@@ -9,7 +9,7 @@ from rich.table import Table
 from ..activations.forward import check_tokens
 from ..engine.cost import duration, operations_a_second, peak_bytes, seconds_of, size
 from ..engine.forward import run_with
-from ..models.bundled import unconverted
+from ..models.bundled import unconverted_file
 from ..models.conversion import read_header
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
@@ -104,7 +104,7 @@ def cost_of(config: Estimable) -> StudyCost:
     Raises:
         ModelError, InputError: what the study would refuse before it measures.
     """
-    gguf = unconverted(config.model)
+    gguf = unconverted_file(config.model)
     if gguf is not None and not isinstance(config, VerifyConfig | DiffConfig):  # these read the models themselves
         return _of_header(gguf, config)
     lens = model_of(config)

@@ -44,7 +44,7 @@ class Finding:
     """What to change, and where; empty where nothing is wrong."""
 
 
-def _fine(check: str, said: str) -> Finding:
+def _no_alarm(check: str, said: str) -> Finding:
     return Finding(check=check, alarm=False, said=said)
 
 
@@ -78,7 +78,7 @@ def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedToke
         )
     elif fails[0]:
         found.append(
-            _fine("template", f"the first model's chat template ends with an error ({fails[0]}): not compared")
+            _no_alarm("template", f"the first model's chat template ends with an error ({fails[0]}): not compared")
         )
     else:
         if bos_id(base) == bos_id(tuned) and any(getattr(one, "chat_template", None) for one in (base, tuned)):
@@ -101,7 +101,7 @@ def _same_ids(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> 
             "the same text becomes other tokens",
             "tokenizer.json: take the file of the first model; the embeddings belong to its ids",
         )
-    return _fine("vocabulary", "the same text becomes the same tokens")
+    return _no_alarm("vocabulary", "the same text becomes the same tokens")
 
 
 def _plain_bos(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
@@ -126,7 +126,7 @@ def _plain_bos(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) ->
         return _broken(
             "bos_added", "the tokenizer puts BOS in front of a text, the first model's does not", f"{where}: {line}"
         )
-    return _fine("bos", f"both put {'BOS' if now else 'no BOS'} in front of a text")
+    return _no_alarm("bos", f"both put {'BOS' if now else 'no BOS'} in front of a text")
 
 
 def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
@@ -143,7 +143,7 @@ def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase
             f"padding is {tuned.pad_token!r}, which also stands in texts, so whatever masks padding masks it there",
             f'tokenizer_config.json: "pad_token": "{base.pad_token or base.eos_token}"',
         )
-    return _fine("padding_token", "padding is neither BOS nor a word of a text, or was so before")
+    return _no_alarm("padding_token", "padding is neither BOS nor a word of a text, or was so before")
 
 
 def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
@@ -155,7 +155,7 @@ def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Findi
             "the tokenizer puts EOS behind a text, the first model's does not: a prompt ends before it is continued",
             f'tokenizer.json: "post_processor": no "{tuned.eos_token}" behind the text, or "add_eos_token": false',
         )
-    return _fine("eos", "no EOS is put behind a text, or was so before")
+    return _no_alarm("eos", "no EOS is put behind a text, or was so before")
 
 
 def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
@@ -185,7 +185,7 @@ def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Find
             "the template writes no generation prompt any more",
             "chat_template.jinja: end with {% if add_generation_prompt %}",
         )
-    return _fine("chat", "a chat shows every message, ends and asks as before")
+    return _no_alarm("chat", "a chat shows every message, ends and asks as before")
 
 
 def _template_error(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -232,7 +232,7 @@ def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
             f"the embedding of {plural(len(zero), 'token')}, as {known.convert_ids_to_tokens(zero[0])!r}, is zero",
             "initialise new rows as their mean: model.resize_token_embeddings(n, mean_resizing=True)",
         )
-    return _fine("rows", "every token has an embedding")
+    return _no_alarm("rows", "every token has an embedding")
 
 
 def template_bos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> 
             f"a chat of three turns has {inside} BOS tokens, before {once}",
             "chat_template.jinja: write {{ bos_token }} once, in front of the loop over messages",
         )
-    return _fine("template", f"a chat begins with {plural(now, 'BOS token')} in both")
+    return _no_alarm("template", f"a chat begins with {plural(now, 'BOS token')} in both")
 
 
 def read_batch(path: str | Path) -> dict[str, Tensor]:
@@ -408,7 +408,7 @@ def _batch_bos(batch: Mapping[str, Tensor], pads: Tensor, tokenizer: PreTrainedT
             f"{lacking} of {plural(len(rows), 'sequence')} do not begin with BOS, the others do",
             "put bos_token_id in front of every sequence, also of those that are cut from a longer text",
         )
-    return _fine("batch_bos", f"{len(rows) - lacking} of {plural(len(rows), 'sequence')} begin with one BOS")
+    return _no_alarm("batch_bos", f"{len(rows) - lacking} of {plural(len(rows), 'sequence')} begin with one BOS")
 
 
 def _check_positions(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
@@ -426,7 +426,7 @@ def _check_positions(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | Non
             "position_ids do not count up by one from token to token",
             "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or give none",
         )
-    return _fine("positions", "positions count up by one, from 0 in every document")
+    return _no_alarm("positions", "positions count up by one, from 0 in every document")
 
 
 def _learned_places(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
@@ -445,7 +445,7 @@ def _learned_places(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) 
             f"positions begin at {int(first.max())} instead of 0, which the model's logits change with",
             "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or give none",
         )
-    return _fine("positions_begin", "positions begin above 0, which changes nothing in this model")
+    return _no_alarm("positions_begin", "positions begin above 0, which changes nothing in this model")
 
 
 def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding:
@@ -454,14 +454,14 @@ def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Findin
     late = (torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] // 2).expand_as(ids)
     after = _logits(lens, batch, _other_tokens(ids, where=late, n=lens.d_vocab))
     early = ~late & ~pads
-    seen = _changed(_logits(lens, batch), after) & early
+    seen = _changed_tokens(_logits(lens, batch), after) & early
     if bool(seen.any()):
         return _broken(
             "later_seen",
             f"{float(seen.sum() / early.sum()):.0%} of the tokens in a sequence's first half change with later tokens",
             "a 4-D attention_mask needs the triangle: mask.tril(); a float one is added, with 0 and -inf",
         )
-    return _fine("later_tokens", "no token attends to later ones")
+    return _no_alarm("later_tokens", "no token attends to later ones")
 
 
 def _labels(batch: Mapping[str, Tensor], pads: Tensor, *, end: int | None) -> Finding | None:
@@ -498,7 +498,7 @@ def _labels(batch: Mapping[str, Tensor], pads: Tensor, *, end: int | None) -> Fi
             "the labels are shifted by one already, and the model shifts them again",
             "labels = input_ids.clone()",
         )
-    return _fine("labels", "labels are the tokens themselves, and no padding")
+    return _no_alarm("labels", "labels are the tokens themselves, and no padding")
 
 
 def _logits(lens: LensModel, batch: Mapping[str, Tensor], ids: Tensor | None = None) -> Tensor:
@@ -510,7 +510,7 @@ def _logits(lens: LensModel, batch: Mapping[str, Tensor], ids: Tensor | None = N
         return lens.plain(input_ids=batch["input_ids"] if ids is None else ids, use_cache=False, **given).logits.float()
 
 
-def _changed(before: Tensor, after: Tensor) -> Tensor:
+def _changed_tokens(before: Tensor, after: Tensor) -> Tensor:
     """At which tokens logits changed by more than rounding."""
     return (after - before).abs().amax(-1) > _SEEN * before.std().clamp(min=1e-6)
 
@@ -525,7 +525,7 @@ def _seen_padding(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) ->
         return None
     before = _logits(lens, batch)
     after = _logits(lens, batch, _other_tokens(batch["input_ids"], where=pads, n=lens.d_vocab))
-    seen = _changed(before, after) & ~pads
+    seen = _changed_tokens(before, after) & ~pads
     if bool(seen.any()):
         share = float(seen.sum() / (~pads).sum())
         return _broken(
@@ -541,7 +541,7 @@ def _seen_padding(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) ->
             "real tokens stand at other positions than without the padding",
             'position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or tokenizer.padding_side = "right"',
         )
-    return _fine("padding", "no real token attends to the padding")
+    return _no_alarm("padding", "no real token attends to the padding")
 
 
 def _far(found: Tensor, alone: Tensor) -> Tensor:
@@ -580,7 +580,7 @@ def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Find
     )
     change = (number == first) & packed[:, None] & ~special
     after = _logits(lens, batch, _other_tokens(ids, where=change, n=lens.d_vocab))
-    leaked = _changed(_logits(lens, batch), after) & (number > first)
+    leaked = _changed_tokens(_logits(lens, batch), after) & (number > first)
     if bool(leaked.any()):
         share = float(leaked.sum() / (number > first).sum())
         return _broken(
@@ -589,4 +589,4 @@ def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Find
             "data collator: give a block-diagonal 4-D attention_mask, or position_ids that restart at every document "
             'to a model with attn_implementation="flash_attention_2"',
         )
-    return _fine("packing", f"documents in {plural(int(packed.sum()), 'packed sequence')} do not see each other")
+    return _no_alarm("packing", f"documents in {plural(int(packed.sum()), 'packed sequence')} do not see each other")

@@ -13,7 +13,7 @@ from ..models.load import ModelLike
 from ..records import check_free
 from ..text import span
 from .config import IsolateConfig
-from .study import Study, config_of_study, prepared, sentence, summary_row, write_study
+from .study import Study, config_of_study, prepare, sentence, summary_row, write_study
 
 
 def isolate(
@@ -45,7 +45,7 @@ def isolate(
     check_free(out, overwrite=overwrite)
     config = config_of_study(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
     targets, layers = config.target_positions, config.layers
-    setting, question = prepared(model, config, tokens=tokens, target_position=targets[0] if targets else None)
+    setting, question = prepare(model, config, tokens=tokens, target_position=targets[0] if targets else None)
     chosen = list(targets) or [setting.target_position]
     positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
     edit = isolating(chosen, layers=layers)

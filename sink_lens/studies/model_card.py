@@ -357,13 +357,13 @@ def hook_points(lens: LensModel, seen: Observed) -> dict[str, Any]:
         "dimensions": seen.outlier_dimensions,
         "SINK_DIMS": seen.outlier_dimensions,
         "points": points,
-        "nnsight": [f"model.{_indexed(point['module'])}.{point['side']}" for point in points],
+        "nnsight": [f"model.{_as_python(point['module'])}.{point['side']}" for point in points],
         "vllm": "the same modules; a layer that returns two tensors (hidden states and residual) gives the stream only "
         "as their sum",
     }
 
 
-def _indexed(path: str) -> str:
+def _as_python(path: str) -> str:
     """``model.layers.3.mlp`` as Python writes it: ``model.layers[3].mlp``."""
     parts: list[str] = []
     for part in path.split("."):

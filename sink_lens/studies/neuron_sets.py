@@ -55,7 +55,7 @@ COLUMNS = (
 Neuron = tuple[int, int]
 """Layer and index."""
 Ranking = Callable[..., list[Neuron]]
-"""Signature of ``ranked``."""
+"""Signature of ``rank_neurons``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Found:
     """Neuron of the set -> its rank by contribution within its layer, from 0."""
 
 
-def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
+def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
     """The neurons of some layers by the share of their layer's change of the step's outlier dimension at the sink."""
     shares: list[tuple[float, Neuron]] = []
     clean = setting.clean("neurons", layers=layers)
@@ -91,7 +91,7 @@ def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list
 
 
 def find_sets(
-    setting: Setting, *, most: int = MOST, rank: Ranking = ranked, progress: bool = False
+    setting: Setting, *, most: int = MOST, rank: Ranking = rank_neurons, progress: bool = False
 ) -> tuple[list[Found], pd.DataFrame]:
     """The smallest set of every growth step, and one row for every ablation that was made; see ``COLUMNS``.
 
@@ -133,7 +133,7 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
         run = setting.run(_means(setting, neurons), layers=segment.layers, quiet=True)
-        return _removed(setting, run, segment)
+        return _share_removed(setting, run, segment)
 
     chosen: list[Neuron] = []
     for neuron in order[:most]:
@@ -256,7 +256,7 @@ def _edits(
     )
 
 
-def _removed(setting: Setting, run: Outcome, segment: Segment) -> float:
+def _share_removed(setting: Setting, run: Outcome, segment: Segment) -> float:
     before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
     return 1 - float(run.mass_at(setting.sink_position, layers=segment.layers).mean()) / before if before else math.nan
 

@@ -26,7 +26,7 @@ from ..activations.sink_mask import sink_mask
 from ..activations.views import LayerView
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.quantisation import format_of, linear_paths, quantisation, quantised_weights, rounded
+from ..edits.quantisation import format_of, linear_paths, quantisation, quantised_weights, round_to
 from ..engine.forward import run_with
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -297,7 +297,7 @@ def _reading(site: str, form: str, *, sinks: Bool[Tensor, "batch position"]) -> 
         kept, real = sinks.to(x.device)[..., None], view.valid[..., None]
         x = x.masked_fill(~real, 0.0)
         sizes = x.abs().double()
-        after, after_kept = rounded(x, chosen), rounded(x, chosen, keep=kept)
+        after, after_kept = round_to(x, chosen), round_to(x, chosen, keep=kept)
         squares = [x, x - after, x.masked_fill(kept, 0), (x - after).masked_fill(kept, 0), x - after_kept]
         energies = [one.double().square().sum((1, 2)) for one in squares]
         return torch.cat([sizes.amax(1), sizes.masked_fill(kept, 0).amax(1), torch.stack(energies, dim=1)], dim=1)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..activations.record import Reading, capture, stream
 from ..edits.constructors import Edit, zero
-from ..edits.quantisation import format_of, rounded
+from ..edits.quantisation import format_of, round_to
 from ..errors import InputError
 from ..measures.dimensions import dominance_ratio_fixed
 from ..measures.variance import output_preservation
@@ -206,7 +206,7 @@ def null_mass(seen: Observed, terms: Terms) -> Tensor:
     return seen.core.stacked("null_mass").nanmean(dim=(0, 2))
 
 
-def _left(seen: Observed, terms: Terms, changed: Tensor) -> Tensor:
+def _attention_left(seen: Observed, terms: Terms, changed: Tensor) -> Tensor:
     """Attention under a change over the attention without it, by sequence."""
     layers = _middle(seen, terms)
     return changed / seen.attention_under([], layers=layers)
@@ -215,7 +215,7 @@ def _left(seen: Observed, terms: Terms, changed: Tensor) -> Tensor:
 @_is("number", "share")
 def attention_without_mlp(seen: Observed, terms: Terms) -> Tensor:
     """Share of the middle layers' attention to the first token that is left when no MLP writes to the stream."""
-    return _left(seen, terms, seen.attention_under([zero("mlp_out")], layers=_middle(seen, terms)))
+    return _attention_left(seen, terms, seen.attention_under([zero("mlp_out")], layers=_middle(seen, terms)))
 
 
 @_is("number", "share")
@@ -225,7 +225,7 @@ def attention_without_query_bias(seen: Observed, terms: Terms) -> Tensor:
     if not any(bool(bias.any()) for bias in biases):
         raise UnmeasuredError("the model's queries have no bias")
     change = Edit(site="q", change=lambda x, at: x - biases[at.layer].to(x.device, x.dtype), label="no query bias")
-    return _left(seen, terms, seen.attention_under([change], layers=_middle(seen, terms)))
+    return _attention_left(seen, terms, seen.attention_under([change], layers=_middle(seen, terms)))
 
 
 @_is("number", "share")
@@ -251,7 +251,7 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
         )
 
     edit = Edit(site="k", change=change, reads="attn_in", label="no outlier dimension in the keys")
-    return _left(seen, terms, seen.attention_under([edit], layers=_middle(seen, terms)))
+    return _attention_left(seen, terms, seen.attention_under([edit], layers=_middle(seen, terms)))
 
 
 # --- dimensions and activations ------------------------------------------------------------------------------------
@@ -496,7 +496,7 @@ def sqnr(seen: Observed, terms: Terms) -> float:
 
     def read(view: Any) -> Tensor:
         x = view[site].flatten(2).masked_fill(~view.valid[..., None], 0.0)
-        energies = [one.double().square().sum((1, 2)) for one in (x, x - rounded(x, form))]
+        energies = [one.double().square().sum((1, 2)) for one in (x, x - round_to(x, form))]
         return torch.stack(energies, dim=1)
 
     reading = Reading(name="sqnr", sites=(site,), function=read, layers=frozenset({layer}))

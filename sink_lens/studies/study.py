@@ -84,7 +84,7 @@ def config_of_study(
     return with_fields(kind, None, same | given, where=where)
 
 
-def prepared(
+def prepare(
     model: ModelLike | Question, config: StudyConfig, *, tokens: TokenBatch | str | None, target_position: int | None
 ) -> tuple[Setting, TraceConfig]:
     """The setting of a study: model, sequences, where the sink is, the clean run."""

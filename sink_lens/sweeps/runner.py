@@ -19,20 +19,20 @@ from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
-from ..edits.mean_ablation import MEANS, averaged
+from ..edits.mean_ablation import MEANS, tokens_to_average
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
 from ..engine.named_metrics import Measured, MetricSpec, metric_config, metrics_on
 from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
-from ..engine.trust import checked
+from ..engine.trust import check_plan
 from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display, read_table
-from ..records.reading import damaged
+from ..records.reading import damaged_file
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig, check_mode
 from .estimate import cost_of, estimate
@@ -266,7 +266,7 @@ class _Asked:
             InputError: it leaves no token.
         """
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
-        return [averaged(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
+        return [tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
 
 
 def _run_blocks(
@@ -287,7 +287,7 @@ def _run_blocks(
         total=total, initial=done, desc="sweep", unit="cell", disable=not progress, leave=False, mininterval=0.5
     ) as bar:
         whole = {block.number: block.cells for block in blocks}
-        computed = _computed(job, own, todo, bar=bar, **where)
+        computed = _compute(job, own, todo, bar=bar, **where)
         with contextlib.closing(computed):
             for block, frame in computed:
                 writer.write_table(_part(block), _join_rows(writer, block, frame, cells=whole[block.number]))
@@ -313,7 +313,7 @@ def dry_run(
     read = metrics_on(asked.metrics, lens, tokens=batch)
 
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
-        return checked(lens, batch, cells, read, plan=plan)[0]
+        return check_plan(lens, batch, cells, read, plan=plan)[0]
 
     return estimate(cost_of(lens, batch, asked.what, read, check=check))
 
@@ -376,12 +376,12 @@ def _plan(
         return read_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
-    plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
+    plan, deviation = check_plan(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", plan.as_json(deviation=deviation))
     return plan
 
 
-def _computed(
+def _compute(
     job: Job,
     own: Engine,
     todo: Sequence[Block],
@@ -423,7 +423,7 @@ def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.D
     """
     found = _table(writer, part, columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(cells):
-        raise damaged(writer.folder / f"{part}.parquet", ValueError("it holds cells of another block"))
+        raise damaged_file(writer.folder / f"{part}.parquet", ValueError("it holds cells of another block"))
     return found
 
 
@@ -434,7 +434,7 @@ def _table(writer: RunWriter, name: str, *, columns: Sequence[str]) -> pd.DataFr
         if absent := [one for one in columns if one not in found]:
             raise ValueError(f"it lacks {', '.join(absent)}")
     except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file(path, error) from error
     return found
 
 

@@ -12,7 +12,7 @@ from ..data.cache import cache_folder, locked, new_folder, write_manifest
 from ..data.packing import pack, texts_of
 from ..data.vocabulary import train_vocabulary
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL, bundled_gguf, converted
+from ..models.bundled import DEFAULT_MODEL, bundled_gguf, converted_folder
 from .config import TrainConfig
 from .model import check_vocabulary
 
@@ -115,7 +115,7 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
                     trained.save_pretrained(part)
                     write_manifest(part, {"text_sha256": source, "vocab_size": config.vocab_size})
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    name = str(converted(bundled_gguf())) if config.tokenizer == DEFAULT_MODEL else config.tokenizer
+    name = str(converted_folder(bundled_gguf())) if config.tokenizer == DEFAULT_MODEL else config.tokenizer
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a bare Exception

@@ -107,7 +107,7 @@ def compare(
     for variant, curve, one in found:
         told = one.told and one.n >= FEWEST_SEEDS
         said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
-        said.append(_reaching(variant, curve, finals) if told else _untold(variant, curve, finals))
+        said.append(_reaching(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
     side, why_not = sides(variants)
     if why_not:
         notes.append(why_not)
@@ -194,7 +194,7 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"{variant} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
 
 
-def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
+def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
     ratio = _value_of(finals, variant, curve)["acceleration"].to_numpy()
     if np.isnan(ratio).all():
@@ -287,7 +287,7 @@ def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
     frames, hashes = [], set()
     for variant, runs in variants.runs.items():
         for seed, run in runs.items():
-            frame = watched(run)
+            frame = measured_checkpoints(run)
             if frame is None:
                 return pd.DataFrame(), f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
             hashes |= set(frame["tokens_sha256"].tolist())
@@ -297,7 +297,7 @@ def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
     return pd.concat(frames, ignore_index=True), ""
 
 
-def watched(run: Run) -> pd.DataFrame | None:
+def measured_checkpoints(run: Run) -> pd.DataFrame | None:
     """What was measured on a run's checkpoints; None where nothing was."""
     if "watch" not in run.tables:
         return None
@@ -371,7 +371,7 @@ def birth_table(variants: Variants, *, threshold: float) -> tuple[pd.DataFrame, 
     rows = []
     for variant, runs in variants.runs.items():
         for seed, run in runs.items():
-            frame = watched(run)
+            frame = measured_checkpoints(run)
             assert frame is not None  # sides() has looked
             born = births(frame, threshold=threshold)
             found.setdefault(variant, []).append(born)

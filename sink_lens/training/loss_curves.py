@@ -17,7 +17,7 @@ CURVES = {"evaluation": "eval_loss", "training": "loss"}
 _MOST_POINTS = 400
 
 
-def smoothed(loss: np.ndarray, *, window: int) -> np.ndarray:
+def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
     """Mean of each loss and the ``window - 1`` before it; of fewer at the beginning.
 
     It looks backwards only, so that no loss is seen before it was reached.
@@ -29,7 +29,7 @@ def smoothed(loss: np.ndarray, *, window: int) -> np.ndarray:
     return (total[ends] - total[starts]) / (ends - starts)
 
 
-def reached(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> float:
+def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> float:
     """Tokens from which a loss stays at or under a target, on straight lines between the points; nan if never.
 
     That it stays, not that it once touches: a noisy curve touches early, and the baseline is asked the same.
@@ -63,7 +63,7 @@ def losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[n
     if not np.isfinite(loss).all():
         raise RunError(f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge.")
     if curve == "training":
-        loss = smoothed(loss, window=round(smooth_frac * len(loss)))
+        loss = smooth(loss, window=round(smooth_frac * len(loss)))
     return tokens, loss
 
 
@@ -147,8 +147,8 @@ def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
                 base_tokens, base = losses(variants.runs[variants.baseline][seed], curve, smooth_frac=smooth_frac)
                 if len(loss) == 0 or len(base) == 0:
                     continue
-                own = reached(tokens, loss, target=base[-1])
-                baseline = reached(base_tokens, base, target=base[-1])
+                own = tokens_to_reach(tokens, loss, target=base[-1])
+                baseline = tokens_to_reach(base_tokens, base, target=base[-1])
                 rows.append(
                     {
                         "variant": variant,

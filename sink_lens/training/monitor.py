@@ -34,7 +34,7 @@ from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, uncached_autocast
-from .monitor_keys import ON_REQUEST, KeySums, Reading, logged
+from .monitor_keys import ON_REQUEST, KeySums, Reading, names_for_trackers
 from .monitor_readings import ReadingLog, Readings
 
 __all__ = ["SinkMonitor"]
@@ -103,7 +103,7 @@ class SinkMonitor:
         self.compiled = False
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
         self._rules = Alarms(threshold=threshold)
-        self._outer, self._model = model, _unwrapped(model)
+        self._outer, self._model = model, _unwrap(model)
         self._family = _family(self._model)
         self._layers = [_bare(one) for one in _children(self._model.get_submodule(self._family.layers))]
         self._every, self._tokens, self._sequences = every, tokens, sequences
@@ -195,7 +195,7 @@ class SinkMonitor:
             with self._guarded():
                 reading = self._collect()
         self._step += 1
-        return reading if reading is None else logged(reading)
+        return reading if reading is None else names_for_trackers(reading)
 
     def frame(self) -> pd.DataFrame:
         """All readings: step, key, layer (missing for the whole model), value, unit."""
@@ -210,7 +210,7 @@ class SinkMonitor:
         before = self._within(self._before)
         self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
         self._end = self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True)
-        if not (self.compiled or _compiled(self._outer)):
+        if not (self.compiled or _has_compiled(self._outer)):
             self._listen()
 
     def _collect(self) -> Reading | None:
@@ -313,10 +313,10 @@ class SinkMonitor:
         """Hooks on the layers and their attention modules."""
         first_hook = self._within(self._stream_before(iter([-1])))
         self._hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
-        for layer, numbers in _numbered(self._layers):
+        for layer, numbers in _number_calls(self._layers):
             self._hook(layer.register_forward_hook(self._within(self._stream_after(numbers))))
         modules = [_bare(layer.get_submodule(self._family.attention)) for layer in self._layers]
-        for module, numbers in _numbered(modules):
+        for module, numbers in _number_calls(modules):
             after = self._within(self._attention_after(numbers))
             self._hook(module.register_forward_hook(after, with_kwargs=True))
 
@@ -470,7 +470,7 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
     return (one for one in module._modules.values() if one is not None)
 
 
-def _numbered(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
+def _number_calls(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
     """Each module once, and the layers that its calls within one forward are, round after round."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
@@ -484,7 +484,7 @@ def _bare(module: nn.Module) -> nn.Module:
     return module
 
 
-def _unwrapped(model: nn.Module) -> PreTrainedModel:
+def _unwrap(model: nn.Module) -> PreTrainedModel:
     """The Hugging Face model within the wrappers of parallel training, compiling and adapters.
 
     Raises:
@@ -517,7 +517,7 @@ def _family(model: PreTrainedModel) -> Family:
     return family
 
 
-def _compiled(model: nn.Module) -> bool:
+def _has_compiled(model: nn.Module) -> bool:
     """Whether some part of the model is compiled, so that hooks within it are not called."""
     return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in model.modules())
 

@@ -51,7 +51,7 @@ class Alarm:
     sentence: str
 
 
-def alarmed(alarms: Sequence[Alarm]) -> dict[str, float]:
+def alarms_for_trackers(alarms: Sequence[Alarm]) -> dict[str, float]:
     """Alarms as a tracker takes them: ``sinks/alarm_RULE`` is 1 at the reading at which the rule went off."""
     return {f"sinks/alarm_{one.rule}": 1.0 for one in alarms}
 

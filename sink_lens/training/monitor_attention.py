@@ -83,10 +83,10 @@ class _SeenError(Exception):
 def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    raise _SeenError(_seen(query, key, attention_mask, **given))
+    raise _SeenError(_attend_and_read(query, key, attention_mask, **given))
 
 
-def _seen(
+def _attend_and_read(
     query: Tensor,
     key: Tensor,
     attention_mask: Any,

@@ -10,7 +10,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from ..arguments import checked
 from .monitor import SinkMonitor, check_options
-from .monitor_alarms import alarmed
+from .monitor_alarms import alarms_for_trackers
 
 __all__ = ["SinkMonitorCallback"]
 
@@ -67,7 +67,7 @@ class SinkMonitorCallback(TrainerCallback):
         reading = None if self.monitor is None else self.monitor.finish()
         if self.monitor is None or reading is None:
             return
-        logs = dict(reading) | alarmed(self.monitor.alarms[before:])
+        logs = dict(reading) | alarms_for_trackers(self.monitor.alarms[before:])
         if state.epoch is not None:
             logs["epoch"] = state.epoch
         step = state.global_step

@@ -194,7 +194,7 @@ class KeySums:
         length = length.to(device)
         distributed.all_reduce(length, op=distributed.ReduceOp.MAX)
         padded = {
-            key: _padded(tensor, int(length)) if "by_key" in key[0] else tensor for key, tensor in self.added.items()
+            key: _pad(tensor, int(length)) if "by_key" in key[0] else tensor for key, tensor in self.added.items()
         }
         added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
@@ -280,7 +280,7 @@ def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
     return (some > COVERAGE_FACTOR * some.median(dim=-1, keepdim=True).values).sum(0)
 
 
-def _padded(tensor: Tensor, length: int) -> Tensor:
+def _pad(tensor: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1]))
 
 
@@ -322,7 +322,7 @@ def _reading(
     return found
 
 
-def logged(reading: Reading) -> dict[str, float]:
+def names_for_trackers(reading: Reading) -> dict[str, float]:
     """A reading under the names that trackers show: ``sinks/NAME`` and ``sinks/NAME/layer_N``."""
     return {
         PREFIX + name + ("" if layer is None else f"/layer_{layer}"): value for (name, layer), value in reading.items()

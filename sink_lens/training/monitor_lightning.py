@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ..arguments import checked
 from ..errors import ModelError
 from .monitor import SinkMonitor, check_options
-from .monitor_alarms import alarmed
+from .monitor_alarms import alarms_for_trackers
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer  # pyright: ignore[reportMissingImports]
@@ -71,7 +71,7 @@ class SinkMonitorLightning(Callback):
         reading = self.monitor.finish()
         try:
             for logger in trainer.loggers if reading is not None else ():
-                logs = dict(reading or {}) | alarmed(self.monitor.alarms[before:])
+                logs = dict(reading or {}) | alarms_for_trackers(self.monitor.alarms[before:])
                 logger.log_metrics(logs, step=self._begun)
         except Exception as error:  # noqa: BLE001  # the training goes on
             _LOGGER.warning("the sink monitor: a logger takes no readings (%s: %s)", type(error).__name__, error)

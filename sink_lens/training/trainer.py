@@ -319,7 +319,7 @@ def _open_run(
         if args.should_save:
             try:
                 writer = stack.enter_context(_writer(config, corpus, args, folder=folder, overwrite=overwrite))
-                said = [None, _prepared(config, corpus, writer, overwrite=overwrite)]
+                said = [None, _prepare(config, corpus, writer, overwrite=overwrite)]
             except SinkLensError as error:
                 said = [error, None]
         if args.world_size > 1:
@@ -355,7 +355,7 @@ def _writer(
     )
 
 
-def _prepared(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
+def _prepare(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
     """Put what a run begins with into its folder, and find where it goes on."""
     folder = writer.folder / "checkpoints"
     if overwrite:

@@ -67,9 +67,9 @@ def group(
     """
     if len(folders) < 2:
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
-    runs = [_finished(read_run(folder)) for folder in folders]
+    runs = [_check_finished(read_run(folder)) for folder in folders]
     configs = [flat(run.config) for run in runs]
-    names = _compared(runs, configs, by=by)
+    names = _compared_fields(runs, configs, by=by)
     variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         variant = "/".join(_text(config.get(name)) for name in names)
@@ -82,7 +82,7 @@ def group(
                 "once. Leave one out."
             )
         variants[variant][seed] = run
-    first = _baseline(variants, names, asked=baseline)
+    first = _choose_baseline(variants, names, asked=baseline)
     if len(variants) < 2:
         raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {listed(names)}.")
     _check_seeds(variants)
@@ -109,7 +109,7 @@ def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
     return found
 
 
-def _finished(run: Run) -> Run:
+def _check_finished(run: Run) -> Run:
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
     if run.status != "finished":
@@ -122,7 +122,7 @@ def _finished(run: Run) -> Run:
     return run
 
 
-def _compared(
+def _compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
     """The fields that are compared; whatever else differs is refused."""
@@ -176,7 +176,7 @@ def _what_differs(
     return f"the runs also differ in {'; '.join(parts)}; need {need}"
 
 
-def _baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
+def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
     if asked is not None:
         if asked not in variants:
             raise InputError(f"no variant is {asked!r}; need one of {', '.join(variants)}")

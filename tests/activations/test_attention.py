@@ -202,8 +202,8 @@ def test_an_unknown_kernel_is_refused():
     ],
 )
 def test_a_fused_kernel_that_lies_is_found(monkeypatch, lie, text):
-    honest = attention._fused
-    monkeypatch.setattr(attention, "_fused", lambda *args, **options: lie(*honest(*args, **options)))
+    honest = attention._fused_attention
+    monkeypatch.setattr(attention, "_fused_attention", lambda *args, **options: lie(*honest(*args, **options)))
     attention._check_fused.cache_clear()
     with pytest.raises(KernelError, match=rf"the fused kernel on cpu in torch.float32 .*{text}.*kernel='eager'"):
         read("llama", "mass")
@@ -215,7 +215,7 @@ def test_a_fused_kernel_that_does_not_take_the_heads_is_found(monkeypatch):
     def fused(*args, **options):
         raise RuntimeError("head_dim should be a multiple of 8\nat kernel.cu")
 
-    monkeypatch.setattr(attention, "_fused", fused)
+    monkeypatch.setattr(attention, "_fused_attention", fused)
     attention._check_fused.cache_clear()
     with pytest.raises(
         KernelError, match=r"does not take torch.float32 with heads of 12 \(head_dim should be a mul.*8\)"
@@ -227,7 +227,7 @@ def test_a_fused_kernel_that_does_not_take_the_heads_is_found(monkeypatch):
 @pytest.mark.parametrize("length", [1, 16, 27])
 def test_the_rows_of_an_aligned_mask_begin_at_multiples_of_16(length):
     mask = torch.randn(2, 1, length, length, generator=torch.Generator().manual_seed(0))
-    aligned = attention._aligned(mask)
+    aligned = attention._align_rows(mask)
     assert torch.equal(aligned, mask)
     assert all(stride % 16 == 0 for stride in aligned.stride()[:-1])
 

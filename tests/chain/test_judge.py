@@ -17,7 +17,7 @@ from sink_lens.chain.judge import (
     Answers,
     answers_of,
     chain_table,
-    derived,
+    derive_verdict,
     intervention_verdict,
     link_table,
     link_values,
@@ -227,12 +227,12 @@ def test_a_costly_intervention_is_undecided_and_cost_alone_never_says_no():
 )
 def test_the_verdict_follows_from_the_answers(answers, decided):
     names = ("present", "necessary_or_sufficient", "carries")
-    assert derived(Answers(**dict(zip(names, answers, strict=True)))) == decided
+    assert derive_verdict(Answers(**dict(zip(names, answers, strict=True)))) == decided
 
 
 def test_every_three_answers_have_a_verdict():
     for answers in itertools.product(schema.ANSWERS, repeat=3):
-        assert derived(Answers(present=answers[0], necessary_or_sufficient=answers[1], carries=answers[2])) in (
+        assert derive_verdict(Answers(present=answers[0], necessary_or_sufficient=answers[1], carries=answers[2])) in (
             "holds",
             "fails",
             "undecided",
@@ -251,7 +251,7 @@ def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
     given = {"floor": 1.0, "necessary": effect("x", low=0.0, high=0.1), "carries": None, "has_sink": True}
     found = answers_of(absent, intervened=True, **given)
     assert set(dataclasses.astuple(found)) == {"not applicable"}
-    assert derived(found) == "not applicable"
+    assert derive_verdict(found) == "not applicable"
 
 
 def test_what_is_not_there_makes_no_sink_and_carries_may_still_be_yes():

@@ -10,9 +10,9 @@ from analyses.zoo import build
 from sink_lens.chain import makers
 from sink_lens.chain import setting as places_of
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.inputs import aligned
+from sink_lens.chain.inputs import align_sinks
 from sink_lens.chain.locate import writing_layers
-from sink_lens.chain.measure import aimed
+from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.setting import Part, setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -42,14 +42,14 @@ def places(name, *, family, seed=0, sequences=14):
     zoo = build(name, seed=seed, family=family)
     lens = replace(wrap(zoo.model), name=name)
     tokens = from_tensor(zoo.draw(sequences, length=40, generator=torch.Generator().manual_seed(seed)))
-    panel = aimed(lens, tokens, config=CONFIG)
+    panel = scout_and_measure(lens, tokens, config=CONFIG)
     rate, position = panel["rate_by_key"], panel.location.sink_position
-    moved = aligned(tokens, rate, position=position, min_sink_rate=CONFIG.min_sink_rate)
+    moved = align_sinks(tokens, rate, position=position, min_sink_rate=CONFIG.min_sink_rate)
     if moved is not None:
-        tokens, panel = moved, aimed(lens, moved, config=CONFIG)
+        tokens, panel = moved, scout_and_measure(lens, moved, config=CONFIG)
     settings = [
         setting_of(lens, tokens, location=panel.location, config=CONFIG, chosen=some(tokens.n_sequences, config=CONFIG))
-        for some in (places_of.selected, places_of.tested)
+        for some in (places_of.sequences_to_choose_by, places_of.sequences_to_test)
     ]
     return zoo, panel, settings
 

@@ -11,7 +11,7 @@ from lenses import lens_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location, MeasuringPlan
-from sink_lens.chain.measure import CONDITION_READINGS, aimed, aims, measure, scout
+from sink_lens.chain.measure import CONDITION_READINGS, aims, measure, scout, scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -187,9 +187,9 @@ def test_links_add_their_own_readings():
 
 def test_a_scout_that_looked_elsewhere_is_put_right():
     tokens = tokens_with_bos(at=5)
-    right = aimed(planted_lens(), tokens, config=CONFIG, own=OWN)
+    right = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN)
     wrong = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
-    found = aimed(planted_lens(), tokens, config=CONFIG, own=OWN, aim=wrong)
+    found = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN, aim=wrong)
     assert found.location == right.location
     assert found.location.sink_positions == (5,)
     assert found.location.sink_found
@@ -201,11 +201,11 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
     tokens = tokens_with_bos()
     tokens.tokens[:, 4] = truth().bos_id  # a second BOS takes part of the mass
     config = replace(CONFIG, threshold=0.2)
-    right = aimed(planted_lens(), tokens, config=config)
+    right = scout_and_measure(planted_lens(), tokens, config=config)
     assert set(right.location.sink_positions) == {0, 4}
     aim = scout(planted_lens(), tokens, config=config)
     blind = replace(aim, sink_positions=aim.sink_positions[:1])
-    assert aimed(planted_lens(), tokens, config=config, aim=blind).location == right.location
+    assert scout_and_measure(planted_lens(), tokens, config=config, aim=blind).location == right.location
 
 
 def test_an_aim_is_good_where_position_steps_and_dimensions_agree():

@@ -13,7 +13,7 @@ from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.amplification import amplification_curve
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.judge import off_distribution
-from sink_lens.chain.measure import CONDITION_READINGS, aimed
+from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
@@ -50,7 +50,9 @@ def traced(lens, tmp_path_factory):
 def measured(lens, *, tokens):
     """Where the sinks are on other tokens, and the share of heads that have theirs at the first position."""
     config = TraceConfig(model=DEFAULT_MODEL, tokens=tokens, sequences=16)
-    panel = aimed(lens, tokens_of(lens, config=config, bos=config.bos), config=config, only=CONDITION_READINGS)
+    panel = scout_and_measure(
+        lens, tokens_of(lens, config=config, bos=config.bos), config=config, only=CONDITION_READINGS
+    )
     return panel.location, float(panel.sink_rate(config.threshold).nanmean())
 
 

@@ -13,12 +13,12 @@ from sink_lens.chain.setting import (
     interior_position,
     random_dimensions,
     segments,
-    selected,
+    sequences_to_choose_by,
     setting_of,
     why_no_interventions,
 )
 from sink_lens.chain.setting import (
-    tested as held_out,
+    sequences_to_test as held_out,
 )
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
@@ -305,7 +305,7 @@ def test_random_dimensions_are_as_many_others():
 @pytest.mark.parametrize("n", [24, 32, 100])
 def test_no_sequence_chooses_and_tests(n, config):
     asked = dataclasses.replace(config, intervention_sequences=20)
-    test, choose = held_out(n, config=asked), selected(n, config=asked)
+    test, choose = held_out(n, config=asked), sequences_to_choose_by(n, config=asked)
     assert len(test) == 20
     assert (test[0], test[-1]) == (0, n - 1)  # spread over the text
     assert 4 <= len(choose) <= 12
@@ -314,4 +314,4 @@ def test_no_sequence_chooses_and_tests(n, config):
 
 def test_where_every_sequence_tests_they_choose_as_well(config):
     asked = dataclasses.replace(config, intervention_sequences=20)
-    assert selected(8, config=asked) == held_out(8, config=asked) == list(range(8))
+    assert sequences_to_choose_by(8, config=asked) == held_out(8, config=asked) == list(range(8))

@@ -13,7 +13,7 @@ from sink_lens.activations.sink_mask import sink_rates
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.measure import CONDITION_READINGS, aimed
+from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.readings import attention_readings
 from sink_lens.chain.trace import trace
 from sink_lens.cli.trace_table import short_table
@@ -59,7 +59,7 @@ def few_delimiters():
 def test_where_all_sequences_show_no_sink_the_studied_position_is_0_whatever_the_scout_saw(only):
     lens, tokens = few_delimiters()
     assert measure.scout(lens, tokens, config=CONFIG).sink_position == 20
-    panel = aimed(lens, tokens, config=CONFIG, own=[link.readings for link in LINKS], only=only)
+    panel = scout_and_measure(lens, tokens, config=CONFIG, own=[link.readings for link in LINKS], only=only)
     assert panel.sinks(min_rate=CONFIG.min_sink_rate) == ()
     assert (panel.location.sink_positions, panel.location.sink_found, panel.sink_positions) == ((0,), False, (0,))
 
@@ -72,8 +72,8 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     shown = text_of(short_table(result))
     assert "position" in shown[shown.index("With and without BOS") :]
     page = result.report().read_text("utf-8")
-    assert '<th scope="col" class="number">sink position</th>' in page[page.index("With and without BOS") :]
-    late = aimed(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
+    assert ">sink position</th>" in page[page.index("With and without BOS") :]
+    late = scout_and_measure(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
     assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
 
 
@@ -137,7 +137,7 @@ def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, 
     _, lens, batch = lens_and_tokens(name, family=family, seed=seed, length=64)
     rate = sink_rates(lens, batch, threshold=0.3).nanmean(dim=(0, 1))
     assert rate.nan_to_num(0.0).max() == 0.0
-    panel = aimed(lens, batch, config=CONFIG, own=[link.readings for link in LINKS])
+    panel = scout_and_measure(lens, batch, config=CONFIG, own=[link.readings for link in LINKS])
     assert panel.location.sink_positions == (0,)
     assert not panel.location.sink_found
     # Shares of nearly equal weights: those of uniform attention, whatever the rows sum to.

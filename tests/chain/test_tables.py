@@ -11,7 +11,7 @@ from sink_lens.chain import tables
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import GrowthStep, Location
-from sink_lens.chain.measure import aimed, measure
+from sink_lens.chain.measure import measure, scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny
@@ -27,7 +27,7 @@ def planted_lens():
 
 @functools.cache
 def planted_panel():
-    return aimed(planted_lens(), planted_tokens(), config=CONFIG, own=OWN)
+    return scout_and_measure(planted_lens(), planted_tokens(), config=CONFIG, own=OWN)
 
 
 def planted_tokens():

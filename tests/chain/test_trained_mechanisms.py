@@ -11,7 +11,7 @@ from sink_lens import findings
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.measure import aimed
+from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.neurons import phase_table
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -34,7 +34,7 @@ def drawn(name, family, *, sequences):
 def measured(name, family):
     """The model and what one measuring pass gives."""
     zoo, lens, tokens = drawn(name, family, sequences=12)
-    panel = aimed(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
+    panel = scout_and_measure(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
     return zoo, gather(lens, panel, config=CONFIG)
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sink_lens.data.tasks import Example, agreement, answer_examples, batches, genres, padded, questions
+from sink_lens.data.tasks import Example, agreement, answer_examples, batches, genres, pad_prompts, questions
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
@@ -66,7 +66,7 @@ def test_the_right_answers_are_right():
 def test_only_answers_have_labels_and_padding_is_masked():
     tokenizer = tiny_tokenizer(adds_bos=True)
     pairs = [("a", " bc"), ("a longer prompt", " b")]
-    batch = padded(pairs, tokenizer)
+    batch = pad_prompts(pairs, tokenizer)
     for row, (prompt, answer) in enumerate(pairs):
         n = int(batch["attention_mask"][row].sum())
         whole = batch["input_ids"][row, :n].tolist()

@@ -7,7 +7,7 @@ from sink_lens import TokenBatch, capture, edits, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
 from sink_lens.chain.setting import setting_of
-from sink_lens.edits.mean_ablation import MEANS, Averaged, averaged
+from sink_lens.edits.mean_ablation import MEANS, Averaged, tokens_to_average
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
@@ -53,7 +53,7 @@ def test_the_three_means_by_hand(lens, batch):
 
 
 def test_a_sink_makes_up_most_of_a_mean_over_all(lens, batch):
-    size = {mean: averaged(lens, batch, mean) for mean in ("mean_all", "mean_ordinary")}
+    size = {mean: tokens_to_average(lens, batch, mean) for mean in ("mean_all", "mean_ordinary")}
     stream = capture(lens, batch, sites=["resid_post"], layers=[4], path="bridge")["resid_post", 4]
     outlier = int(stream[0, 0].abs().argmax())
     large, small = (float(one.of(stream)[0, 0, outlier].abs()) for one in size.values())
@@ -79,19 +79,19 @@ def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_pat
 
 def test_of_a_short_pair_nothing_but_the_sink_is_left_out(lens, batch):
     pair = TokenBatch.from_tensor(batch.tokens[:2, :14])
-    assert averaged(lens, pair, "mean_ordinary").mask.tolist() == [[False] + [True] * 13] * 2
+    assert tokens_to_average(lens, pair, "mean_ordinary").mask.tolist() == [[False] + [True] * 13] * 2
 
 
 def test_where_there_is_no_sink_it_says_so():
     tokens = TokenBatch.from_tensor(torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1)))
-    found = averaged(wrap(tiny("llama")), tokens, "mean_ordinary")
+    found = tokens_to_average(wrap(tiny("llama")), tokens, "mean_ordinary")
     assert found.words == "mean_ordinary: no sink was found among 24 tokens, so all of them"
     assert found.mask.all()
 
 
 def test_refusals(lens, batch):
     with pytest.raises(InputError, match="no position is left for mean_ordinary: all 57 tokens are sinks"):
-        averaged(lens, batch, "mean_ordinary", sinks=torch.ones_like(batch.valid))
+        tokens_to_average(lens, batch, "mean_ordinary", sinks=torch.ones_like(batch.valid))
     with pytest.raises(InputError, match=r"no kind of edit 'mean'; need .* mean_ordinary, mean_all, mean_aligned"):
         Grid.of(EditGrid(kind="mean", site="mlp_out")).cells(lens, n_positions=24)
     for make in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):

@@ -16,7 +16,7 @@ from sink_lens.engine.cells import Cell, cell_of, cone
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
-from sink_lens.engine.trust import checked
+from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
@@ -142,7 +142,7 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
     plan = Plan(path="plain", prompts=3, pack=4)
-    kept, deviation = checked(lens_of(family), tokens_of(), cells_of(family), METRICS, plan=plan)
+    kept, deviation = check_plan(lens_of(family), tokens_of(), cells_of(family), METRICS, plan=plan)
     assert kept == plan
     assert deviation < 1e-5 * 50  # of the largest norm
 

@@ -13,7 +13,7 @@ from sink_lens.engine import passes
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.passes import Passes
-from sink_lens.engine.trust import checked
+from sink_lens.engine.trust import check_plan
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
@@ -374,7 +374,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
         return out
 
     monkeypatch.setattr(passes, "partial_pass", other_numbers)
-    plan, deviation = checked(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan, deviation = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert (plan.pack, plan.path) == (pack, "plain")
     assert (1e-7 < deviation < 6 * CLOSE) if pack == 2 else deviation < 6 * CLOSE
 

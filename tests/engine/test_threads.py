@@ -11,8 +11,8 @@ from sink_lens.edits.constructors import edit, scale
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads as lanes
 from sink_lens.engine.cells import cell_of
-from sink_lens.engine.threads import Lanes, copied
-from sink_lens.engine.trust import checked
+from sink_lens.engine.threads import Lanes, copy_for_thread
+from sink_lens.engine.trust import check_plan
 
 
 def cells(n, *more):
@@ -52,7 +52,7 @@ def test_where_one_lane_fails_the_others_stop(two):
 
 def test_a_copy_shares_the_weights_and_no_module(lens_of):
     lens = lens_of("llama")
-    copy = copied(lens)
+    copy = copy_for_thread(lens)
     inner, inner_copy = lens.bridge.original_model, copy.bridge.original_model
     own, theirs = dict(inner.named_parameters()), dict(inner_copy.named_parameters())
     assert own.keys() == theirs.keys()
@@ -79,16 +79,16 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
 
 def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, tokens_of, engine_of, monkeypatch):
     def off(lens):
-        found = copied(lens)
+        found = copy_for_thread(lens)
         layer = found.bridge.blocks[2].attn.original_component
         layer.scaling = layer.scaling * 2
         return found
 
-    monkeypatch.setattr(lanes, "copied", off)
+    monkeypatch.setattr(lanes, "copy_for_thread", off)
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
     assert made.deviation(0) > CLOSE
-    found, deviation = checked(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
+    found, deviation = check_plan(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
     assert (found.lanes, found.pack) == (1, 2)
     assert deviation < CLOSE
 
@@ -96,6 +96,6 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
 def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
-    assert checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
+    assert check_plan(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
     monkeypatch.setattr(lens.bridge.blocks[0], "guard", Lock(), raising=False)
-    assert checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1
+    assert check_plan(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1

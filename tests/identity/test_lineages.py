@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.identity.lineages import auc, calibration_table, matrix, related, score_table, true_positives
+from sink_lens.identity.lineages import are_related, auc, calibration_table, matrix, score_table, true_positives
 from sink_lens.identity.nulls import NULLS
 
 
@@ -63,8 +63,8 @@ def test_a_score_needs_both_kinds_of_pairs():
     ],
 )
 def test_what_is_known_of_a_pair(a, b, expected):
-    assert related(a, b) is expected
-    assert related(b, a) is expected
+    assert are_related(a, b) is expected
+    assert are_related(b, a) is expected
 
 
 def test_calibration_by_hand():

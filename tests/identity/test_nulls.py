@@ -46,7 +46,7 @@ def test_the_conventions_differ_by_a_factor_of_two_and_at_one():
 def test_relabelling_has_the_moments_of_all_permutations():
     matrix = np.random.default_rng(0).standard_normal((5, 5))
     every = np.array([matrix[np.arange(5), list(order)].mean() for order in permutations(range(5))])
-    null = nulls.relabelled(matrix, draws=300, generator=np.random.default_rng(1))
+    null = nulls.relabelled_null(matrix, draws=300, generator=np.random.default_rng(1))
     assert null.mean == pytest.approx(every.mean(), abs=1e-12)
     assert null.sd == pytest.approx(every.std(), abs=1e-12)
     assert null.draws.mean() == pytest.approx(every.mean(), abs=5 * every.std() / 300**0.5)
@@ -56,7 +56,7 @@ def test_relabelling_has_the_moments_of_all_permutations():
 @pytest.mark.parametrize("name", ["matrices", "pipeline"])
 def test_simulations_agree_with_the_formula_where_all_is_independent(name):
     count = 12 if name == "matrices" else 24
-    null = nulls.simulated(
+    null = nulls.simulate_null(
         name,
         n=100,
         width=count if name == "matrices" else 48,
@@ -75,7 +75,7 @@ def test_shuffled_inputs_keep_how_coordinates_go_together():
     # One factor moves all coordinates of a model: their taus are one number, and the mean is no surer than one of them.
     generator = np.random.default_rng(0)
     x, y = (generator.standard_normal((200, 1)) + 0.01 * generator.standard_normal((200, 30)) for _ in range(2))
-    null = nulls.shuffled(x, y, draws=200, generator=generator)
+    null = nulls.shuffled_null(x, y, draws=200, generator=generator)
     assert null.sd == pytest.approx(nulls.sigma(200), rel=0.2)
     assert null.sd > 4 * nulls.analytical(200, shared=30).sd
 
@@ -87,7 +87,7 @@ def test_the_softmax_is_scipys_order():
     coordinates = np.array([0, 2, 3, 7])
     soft = [np.exp(one[:, coordinates] / 10) for one in (x, y)]
     soft = [one / one.sum(1, keepdims=True) for one in soft]
-    found = tau(*(nulls.softened(one, coordinates=coordinates, temperature=10.0) for one in (x, y)))
+    found = tau(*(nulls.soften(one, coordinates=coordinates, temperature=10.0) for one in (x, y)))
     assert found.tolist() == [kendalltau(a, b).statistic for a, b in zip(soft[0].T, soft[1].T, strict=True)]
 
 
@@ -97,7 +97,7 @@ def test_the_smallest_means_are_chosen():
 
 
 def test_no_p_is_under_that_of_the_only_matching_relabelling():
-    null = nulls.relabelled(np.eye(9), draws=10, generator=np.random.default_rng(0))
+    null = nulls.relabelled_null(np.eye(9), draws=10, generator=np.random.default_rng(0))
     assert 10 ** null.log10_p(1.0) == pytest.approx(1 / 362_880)  # 9!
     assert nulls.analytical(2000, shared=81).log10_p(1.0) < -10_000
 
@@ -115,6 +115,6 @@ def test_the_diagonal_of_unrelated_models_is_one_relabelling_of_many():
     factor = generator.standard_normal((400, 1))
     x, y = (factor * generator.choice([-1, 1], 20) + generator.standard_normal((400, 20)) for _ in range(2))
     matrix = tau_matrix(x, y)
-    null = nulls.relabelled(matrix, draws=99, generator=generator)
+    null = nulls.relabelled_null(matrix, draws=99, generator=generator)
     assert abs(null.z(float(np.diag(matrix).mean()))) < 3
     assert null.sd > 3 * nulls.analytical(400, shared=20).sd

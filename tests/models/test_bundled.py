@@ -85,7 +85,7 @@ def test_a_damaged_default_model_is_refused_before_conversion(tmp_path, monkeypa
     some_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF with one byte changed")
     monkeypatch.syspath_prepend(tmp_path / "site")
     with pytest.raises(ModelError, match=r"damaged or of another version.*--force-reinstall"):
-        bundled.converted(bundled.bundled_gguf())
+        bundled.converted_folder(bundled.bundled_gguf())
     assert stubbed == []
 
 
@@ -103,7 +103,7 @@ def test_a_converted_gguf_gives_the_same_logits_as_the_file(tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf")
     state = torch.get_rng_state()
     said = []
-    folder = bundled.converted(file, announce=said.append)
+    folder = bundled.converted_folder(file, announce=said.append)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(said) == 1
     assert "done once" in said[0]
@@ -119,7 +119,7 @@ def test_a_converted_gguf_gives_the_same_logits_as_the_file(tmp_path):
 
 
 def test_only_safetensors_and_json_are_written(tmp_path):
-    folder = bundled.converted(write_gguf(tmp_path / "tiny.gguf"))
+    folder = bundled.converted_folder(write_gguf(tmp_path / "tiny.gguf"))
     assert {path.suffix for path in folder.iterdir()} <= {".safetensors", ".json", ".jinja"}
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
@@ -133,13 +133,13 @@ def test_files_beside_the_gguf_and_in_the_working_directory_are_not_read(tmp_pat
     for name in ("config.json", "tokenizer_config.json", "adapter_config.json", "generation_config.json"):
         (models / name).write_text("no json at all")
     monkeypatch.chdir(work)
-    model = AutoModelForCausalLM.from_pretrained(bundled.converted(file))
+    model = AutoModelForCausalLM.from_pretrained(bundled.converted_folder(file))
     embedding = np.random.default_rng(1).standard_normal((len(VOCABULARY), WIDTH)).astype(np.float32)
     assert np.array_equal(model.get_input_embeddings().weight.detach().numpy(), embedding)
 
 
 def test_a_gguf_without_tokenizer_is_converted_without_one(tmp_path):
-    folder = bundled.converted(write_gguf(tmp_path / "tiny.gguf", tokenizer=False))
+    folder = bundled.converted_folder(write_gguf(tmp_path / "tiny.gguf", tokenizer=False))
     assert (folder / "model.safetensors").exists()
     assert not (folder / "tokenizer.json").exists()
 
@@ -165,7 +165,7 @@ def test_two_processes_convert_once(tmp_path, cache):
 
 @pytest.mark.real
 def test_the_default_model_is_converted_bit_equal():
-    folder = bundled.converted(bundled.bundled_gguf())
+    folder = bundled.converted_folder(bundled.bundled_gguf())
     model = AutoModelForCausalLM.from_pretrained(folder)
     tensor = next(
         tensor for tensor in gguf.GGUFReader(bundled.bundled_gguf()).tensors if tensor.name == "blk.11.ffn_down.weight"
@@ -193,7 +193,7 @@ def test_the_default_model_is_converted_bit_equal():
 def test_what_is_no_gguf_file_is_refused_by_name(tmp_path, cache, content, found):
     file = some_gguf(tmp_path / "broken.gguf", content)
     with pytest.raises(ModelError, match=r"broken\.gguf.*fetch it again") as caught:
-        bundled.converted(file)
+        bundled.converted_folder(file)
     assert found in str(caught.value)
     assert parts(cache) == []
     assert cache_entries() == []
@@ -204,38 +204,38 @@ def test_a_truncated_gguf_is_refused(tmp_path, cache, kept):
     file = write_gguf(tmp_path / "cut.gguf")
     os.truncate(file, int(file.stat().st_size * kept))
     with pytest.raises(ModelError, match=r"cut\.gguf.*cut short"):
-        bundled.converted(file)
+        bundled.converted_folder(file)
     assert parts(cache) == []
 
 
 def test_an_absent_gguf_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"no file .*away\.gguf"):
-        bundled.converted(tmp_path / "away.gguf")
+        bundled.converted_folder(tmp_path / "away.gguf")
 
 
 def test_an_unknown_architecture_is_refused(tmp_path, cache):
     file = write_gguf(tmp_path / "other.gguf", architecture="perceptron")
     with pytest.raises(ModelError, match=r"other\.gguf.*perceptron"):
-        bundled.converted(file)
+        bundled.converted_folder(file)
     assert parts(cache) == []
 
 
 def test_a_part_of_a_split_gguf_is_refused(tmp_path):
     with pytest.raises(ModelError, match="one of 3 parts"):
-        bundled.converted(write_gguf(tmp_path / "part.gguf", split=3))
+        bundled.converted_folder(write_gguf(tmp_path / "part.gguf", split=3))
 
 
 def test_a_gguf_that_lacks_a_weight_is_refused(tmp_path):
     file = write_gguf(tmp_path / "lacking.gguf", skip=("blk.1.ffn_down",))
     with pytest.raises(ModelError, match=r"lacking\.gguf.*layers\.1\.mlp\.down_proj"):
-        bundled.converted(file)
+        bundled.converted_folder(file)
 
 
 def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypatch):
     file = write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000))
     with pytest.raises(ModelError, match=r"1 MB are free; need about .*SINK_LENS_CACHE"):
-        bundled.converted(file)
+        bundled.converted_folder(file)
     assert parts(cache) == []
 
 
@@ -246,7 +246,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, cache, monke
 
     monkeypatch.setattr(bundled, "convert", full)
     with pytest.raises(ModelError, match="No space left on device"):
-        bundled.converted(some_gguf(tmp_path / "a.gguf"))
+        bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
     assert parts(cache) == []
     assert cache_entries() == []
 
@@ -258,7 +258,7 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path, cache, monkeypatch):
 
     monkeypatch.setattr(bundled, "convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bundled.converted(some_gguf(tmp_path / "a.gguf"))
+        bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
     assert parts(cache) == []
 
 
@@ -266,7 +266,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch, stubbe
     (tmp_path / "file").touch()
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "file" / "below"))
     with pytest.raises(ModelError, match=r"cannot be written.*SINK_LENS_CACHE"):
-        bundled.converted(some_gguf(tmp_path / "a.gguf"))
+        bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
 
 
 # --- made once, and checked
@@ -274,25 +274,25 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch, stubbe
 
 def test_a_second_call_converts_nothing_and_hashes_nothing(tmp_path, stubbed, monkeypatch):
     file = some_gguf(tmp_path / "a.gguf")
-    folder = bundled.converted(file)
+    folder = bundled.converted_folder(file)
     for module in (bundled, cache_module):
         monkeypatch.setattr(module, "sha256_of", lambda path: pytest.fail(f"hashed {path}"))
-    assert bundled.converted(file) == folder
+    assert bundled.converted_folder(file) == folder
     assert len(stubbed) == 1
 
 
 def test_content_decides_and_not_the_name(tmp_path, stubbed):
-    first = bundled.converted(some_gguf(tmp_path / "a.gguf"))
-    assert bundled.converted(some_gguf(tmp_path / "b.gguf")) == first
-    assert bundled.converted(some_gguf(tmp_path / "a.gguf", b"GGUF of another model")) != first
+    first = bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
+    assert bundled.converted_folder(some_gguf(tmp_path / "b.gguf")) == first
+    assert bundled.converted_folder(some_gguf(tmp_path / "a.gguf", b"GGUF of another model")) != first
     assert len(stubbed) == 2
 
 
 def test_a_copied_cache_is_hashed_and_kept(tmp_path, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
-    weights = bundled.converted(file) / "model.safetensors"
+    weights = bundled.converted_folder(file) / "model.safetensors"
     os.utime(weights, ns=(1, 1))  # as a copy has another time
-    bundled.converted(file)
+    bundled.converted_folder(file)
     assert len(stubbed) == 1
 
 
@@ -315,11 +315,11 @@ def flip_byte(folder):
 )
 def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage, named):
     file = some_gguf(tmp_path / "a.gguf")
-    folder = bundled.converted(file)
+    folder = bundled.converted_folder(file)
     whole = (folder / "model.safetensors").read_bytes()
     damage(folder)
     with pytest.warns(UserWarning, match=named):
-        assert bundled.converted(file) == folder
+        assert bundled.converted_folder(file) == folder
     assert (folder / "model.safetensors").read_bytes() == whole
     assert len(stubbed) == 2
     assert [entry.complete for entry in cache_entries()] == [True]
@@ -327,10 +327,10 @@ def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage,
 
 def test_a_damaged_cache_whose_gguf_is_gone_is_an_error(tmp_path, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
-    flip_byte(bundled.converted(file))
+    flip_byte(bundled.converted_folder(file))
     file.unlink()
     with pytest.raises(ModelError, match=r"no file .*a\.gguf"):
-        bundled.converted(file)
+        bundled.converted_folder(file)
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
@@ -341,7 +341,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
     left.with_suffix(".lock").touch()
     (left / "half.safetensors").write_bytes(b"half")
     assert [(entry.name, entry.bytes, entry.complete) for entry in cache_entries()] == [(f"{digest}.part", 4, False)]
-    folder = bundled.converted(file)
+    folder = bundled.converted_folder(file)
     assert parts(cache) == []
     assert not (folder / "half.safetensors").exists()
 
@@ -363,7 +363,7 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
     thread.start()
     assert held.wait(30)
     said = []
-    assert bundled.converted(file, announce=lambda text: (said.append(text), asked.set())) == folder
+    assert bundled.converted_folder(file, announce=lambda text: (said.append(text), asked.set())) == folder
     thread.join()
     assert len(said) == 1
     assert "waiting" in said[0]

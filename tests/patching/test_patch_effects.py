@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from rounding import assert_close
 
 from sink_lens import TokenBatch, edits, metrics, patching, run_with, wrap
 from sink_lens.engine.engine import Engine
@@ -112,7 +113,7 @@ def test_a_function_of_logits_is_a_metric():
         return logits[:, -1, 5] - logits[:, -1, 7]
 
     by_hand, ours = patched(metric=difference), patched()
-    torch.testing.assert_close(by_hand.values, ours.values)
+    assert_close(by_hand.values, ours.values)
     assert by_hand.metric == "difference"
     assert patched(metric=lambda run: run.logits[:, -1, 5]).values.shape == (2 * T, N)  # of an Outcome
 

@@ -166,7 +166,7 @@ def decided(kept, *, chosen=None, sequences=8):
         {one: torch.full((sequences,), loss) + noise * (index + 1) for index, (one, loss) in enumerate(some.items())}
         for some in (kept, chosen or kept)
     )
-    recommended = module._recommended(first, config=config)
+    recommended = module._recommend(first, config=config)
     known = {"clean": means["full"], "worst": means["0"], "best": means["full"], "seed": 0}
     rows = [
         {"part": "judge", "kept": one, "tokens": 0.0} | module.loss_row(loss, **known) for one, loss in means.items()

@@ -11,7 +11,7 @@ from sink_lens.chain.setting import segments
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.studies.neuron_sets import COLUMNS, find_sets, names, ranked
+from sink_lens.studies.neuron_sets import COLUMNS, find_sets, names, rank_neurons
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_random_sets_are_of_the_same_layer_and_of_the_same_rank_outside(planted_
 def test_neurons_are_ranked_by_what_they_write(planted_at):
     place = planted_at()
     step = place.location.steps[0]
-    order = ranked(place.setting, layers=[step.first_layer], step=step)
+    order = rank_neurons(place.setting, layers=[step.first_layer], step=step)
     assert len(order) == 80
     assert order[0] == (place.truth.layer, place.truth.neuron)
     active = run_with(place.lens, place.setting.tokens, sites=("neurons",)).tensors["neurons", place.truth.layer][:, 0]
@@ -83,7 +83,7 @@ def test_neurons_are_ranked_by_what_they_write(planted_at):
 def test_in_the_first_layer_the_change_is_over_the_embedding(tiny_at):
     place = tiny_at("llama")
     step = GrowthStep(first_layer=0, last_layer=1, ratio_before=1.0, ratio_after=2.0, dimension=7)
-    order = ranked(place.setting, layers=[0, 1], step=step)
+    order = rank_neurons(place.setting, layers=[0, 1], step=step)
     old, model = place.setting.sink_position, place.lens.plain
     found = run_with(place.lens, place.setting.tokens, sites=("neurons", "resid_pre", "resid_post")).tensors
     shares = {}

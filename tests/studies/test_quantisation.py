@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.quantisation import format_of, rounded
+from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
@@ -175,7 +175,7 @@ def test_the_noise_of_a_site_is_that_of_its_rounded_values(tmp_path):
         lens.plain(tokens.tokens[:4])  # the half that sets are chosen on
     hook.remove()
     x = kept["z"].double()
-    off = rounded(kept["z"], format_of("int8_tensor")).double() - x
+    off = round_to(kept["z"], format_of("int8_tensor")).double() - x
     decibels = 10 * torch.log10(x.square().sum() / off.square().sum())
     ordinary = 10 * torch.log10(x[:, 1:].square().sum() / off[:, 1:].square().sum())
     assert found["sqnr_db"] == pytest.approx(float(decibels), abs=1e-3)

@@ -724,7 +724,7 @@ def test_a_dry_run_counts_what_is_run_and_writes_nothing(tmp_path, monkeypatch):
             Passes, name, lambda *args, call=call, **options: (counted.append(1), call(*args, **options))[1]
         )
     # The sweep's own check runs forwards too: what is counted is what comes after it.
-    monkeypatch.setattr(runner, "checked", lambda *args, plan: (plan, 0.0))
+    monkeypatch.setattr(runner, "check_plan", lambda *args, plan: (plan, 0.0))
     swept(tmp_path / "run")
     assert cost.forwards == len(counted)
     for words, count in (

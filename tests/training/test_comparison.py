@@ -12,7 +12,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.stats import difference
 from sink_lens.training.comparison import compare, write
-from sink_lens.training.loss_curves import reached, smoothed
+from sink_lens.training.loss_curves import smooth, tokens_to_reach
 from sink_lens.training.variants import flat, group
 
 from .runs import EACH, write_run
@@ -45,14 +45,14 @@ def variants(tmp_path, *, seeds=(0, 1, 2), norm=None, masses=None, other=None, *
 
 
 def test_a_moving_mean_looks_backwards_only():
-    assert smoothed(np.array([4.0, 2.0, 6.0, 0.0]), window=2).tolist() == [4.0, 3.0, 4.0, 3.0]
-    assert smoothed(np.array([4.0, 2.0]), window=0).tolist() == [4.0, 2.0]
-    assert smoothed(np.array([4.0, 2.0, 0.0]), window=9).tolist() == [4.0, 3.0, 2.0]
+    assert smooth(np.array([4.0, 2.0, 6.0, 0.0]), window=2).tolist() == [4.0, 3.0, 4.0, 3.0]
+    assert smooth(np.array([4.0, 2.0]), window=0).tolist() == [4.0, 2.0]
+    assert smooth(np.array([4.0, 2.0, 0.0]), window=9).tolist() == [4.0, 3.0, 2.0]
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.integers(1, 25))
 def test_a_moving_mean_stays_within_its_window(values, window):
-    found = smoothed(np.array(values), window=window)
+    found = smooth(np.array(values), window=window)
     for index, one in enumerate(found):
         seen = values[max(0, index - window + 1) : index + 1]
         assert one == pytest.approx(np.mean(seen), abs=1e-9)
@@ -71,7 +71,7 @@ def test_a_moving_mean_stays_within_its_window(values, window):
 )
 def test_a_target_is_reached_where_the_loss_stays_under_it(losses, target, tokens):
     at = 10.0 * np.arange(1, len(losses) + 1)
-    assert reached(at, np.array(losses), target=target) == pytest.approx(tokens, nan_ok=True)
+    assert tokens_to_reach(at, np.array(losses), target=target) == pytest.approx(tokens, nan_ok=True)
 
 
 def test_a_paired_difference_by_hand():

@@ -15,7 +15,7 @@ from ...measures.reductions import mean_where
 from ...models.lens import LensModel
 from ...models.weights import attention_weights, norm_weights
 from ...schema import ALL_BUT
-from ..evidence import Evidence, Statistic, ratio_of_means, undefined
+from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
 from ..setting import Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
@@ -136,7 +136,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     """
     panel = evidence.panel
     if "key_cosine" not in panel:
-        return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
+        return [undefined_statistic("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
     known = panel.layers("key_cosine")
     layers = tuple(sorted({*known} & {*panel.sink_layers()})) if panel.location.sink_found else ()
     layers = layers or tuple(known)

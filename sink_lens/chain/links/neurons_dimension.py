@@ -12,7 +12,7 @@ from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
 from ...schema import RESCALED, SPAN
-from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, undefined, weakest
+from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, undefined_statistic, weakest
 from ..locate import GrowthStep, matched_random
 from ..neurons import LayerSplit, super_neurons
 from ..setting import Edits, Kept, Segment, Setting, random_dimensions
@@ -43,7 +43,7 @@ def _no_dimension(evidence: Evidence) -> Statistic | None:
         if layer >= step.first_layer
     ):
         return None
-    return undefined("contribution_share", "no dimension dominates after a growth step", absent=True)
+    return undefined_statistic("contribution_share", "no dimension dominates after a growth step", absent=True)
 
 
 def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -204,7 +204,7 @@ def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.
     """The outlier dimensions after growth steps, against other dimensions; None without a growth step."""
     if not segment.steps:
         return None
-    written = {step.last_layer: _written(setting, step) for step in segment.steps}
+    written = {step.last_layer: _written_dimensions(setting, step) for step in segment.steps}
     drawn = {layer: _others(setting, dims, generator) for layer, dims in written.items()}
     at = {"position": position, "mean": position == setting.sink_position}
     controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
@@ -215,7 +215,7 @@ def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.
     )
 
 
-def _written(setting: Setting, step: GrowthStep) -> list[int]:
+def _written_dimensions(setting: Setting, step: GrowthStep) -> list[int]:
     """The outlier dimensions after a growth step, else its strongest dimension."""
     return list(setting.location.outliers.get(step.last_layer, ())) or [step.dimension]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...schema import ALL_STEPS
 from ...text import plural
-from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined, weakest
+from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined_statistic, weakest
 from ..locate import matched_random
 from ..neurons import super_neurons
 from ..setting import Kept, Segment, Setting
@@ -46,7 +46,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
             random.append([both[..., some] for some in matched_random(supers, **draws)])
         at_step = torch.cat(chosen, dim=-1)
         if not at_step.shape[-1]:
-            return [undefined("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
+            return [undefined_statistic("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
         found = evidence.interval(at_step, generator=rng, statistic=_spike)
         controls = [_defined_rows(torch.cat(draw, dim=-1)) for draw in zip(*random, strict=True)]
         nulls = {"random_neurons": largest(_spike(rows) for rows in controls if len(rows))}
@@ -69,7 +69,7 @@ def _defined_rows(values: Tensor) -> np.ndarray:
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the super neurons at the sink, against other neurons of the same layers."""
     setting, position = trial.setting, trial.setting.sink_position
-    kept = _kept(setting, setting.super_neurons, position=position, generator=trial.generator)
+    kept = _with_others(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
         return []
     added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
@@ -82,10 +82,12 @@ def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.
     known = setting.super_neurons
     layers = known if segment.number == ALL_STEPS else segment.growth_layers  # makers may stand in other layers
     masks = {layer: known[layer] for layer in layers if layer in known}
-    return _kept(setting, masks, position=position, generator=generator)
+    return _with_others(setting, masks, position=position, generator=generator)
 
 
-def _kept(setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator) -> Kept | None:
+def _with_others(
+    setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
+) -> Kept | None:
     """The neurons of a mask by layer, against others of the same layers; None where there are none."""
     draws, mean = setting.n_controls, position == setting.sink_position
     chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}

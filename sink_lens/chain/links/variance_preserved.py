@@ -12,7 +12,7 @@ from ...measures.variance import output_preservation
 from ...models.lens import LensModel
 from ...models.weights import attention_weights
 from ...stats import Interval
-from ..evidence import Evidence, Statistic, other_positions, too_short, undefined
+from ..evidence import Evidence, Statistic, other_positions, too_short, undefined_statistic
 from ..locate import Location, MeasuringPlan
 from ..readings import MeasuringPass, control_positions
 from .link import Intervention, Link, Trial, removal
@@ -57,9 +57,12 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     at_sink, *at_others = (one[~one.isnan().flatten(1).any(1)] for one in values.unbind(2))
     after = _after_w_o(evidence, rng)
     if len(at_sink) < 2:
-        return [after, undefined("kendall_tau", "one sequence has no standard deviation over sequences")]
+        return [after, undefined_statistic("kendall_tau", "one sequence has no standard deviation over sequences")]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
-        return [after, undefined("kendall_tau", "the token and those before it are the same in every sequence")]
+        return [
+            after,
+            undefined_statistic("kendall_tau", "the token and those before it are the same in every sequence"),
+        ]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
     if len(at_sink) >= _FEWEST_FOR_TAU:  # of fewer, many a draw holds next to nothing but copies of one
         drawn = evidence.interval(

@@ -75,7 +75,7 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
-def calibrated(
+def calibrate(
     z: Float[Tensor, "batch position head d_head"], positions: Int[Tensor, "#batch position"]
 ) -> Float[Tensor, "batch position head d_head"]:
     """Compute ``z * sqrt(position + 1)``: averaging t independent values divides their standard deviation by sqrt(t).
@@ -110,7 +110,7 @@ class HeadOutput(nn.Module):
         """
         z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
         if positions is not None:
-            z = calibrated(z, positions)
+            z = calibrate(z, positions)
         if gate is not None:
             z = z * gate.sigmoid().unflatten(-1, (z.shape[-2], -1))
         return z.flatten(-2)
