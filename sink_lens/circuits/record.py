@@ -26,6 +26,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from ..stats import interval
+from .attention import attention_of
 from .circuit import Circuit, exact_circuit_scores, pick, span_masks
 from .config import Ablation, Choice, CircuitConfig, Method, without_files
 from .files import every_edge
@@ -34,8 +35,9 @@ from .runs import Runs
 from .scores import Scores, score
 from .tasks import Task, task_of
 
-FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "summary")
-"""What a finished run holds; with a check ``check``, with core ``core``."""
+FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
+"""What a finished run holds; with a check ``check``, with core ``core``. ``attention`` says where the circuit's heads
+look in the first ``prompt``."""
 _PART, _LEFT_PAIRS = 32, 8
 _CORE = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
@@ -220,6 +222,12 @@ def _written(
             check = made.frame
             writer.write_table("check", check)
     core = _core(lens, task, circuit, config=config, writer=writer, progress=progress) if config.core else None
+    if not writer.has("attention"):
+        attention, patterns = attention_of(circuit)
+        if patterns:
+            writer.write_tensors("attention_patterns", patterns)
+        writer.write_table("prompt", _prompt(lens, task.clean))
+        writer.write_table("attention", attention)
     summary = _summary(circuit, completeness, areas, curve_frame, judged, check, core)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
@@ -334,6 +342,13 @@ def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
             "corrupted_value": runs.corrupted_values.double().numpy(),
         }
     )
+
+
+def _prompt(lens: LensModel, batch: TokenBatch) -> pd.DataFrame:
+    """The tokens of the first prompt, by position."""
+    ids = batch.tokens[0, : int(batch.lengths[0])].tolist()
+    texts = [str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in ids]
+    return pd.DataFrame({"position": list(range(len(ids))), "text": texts})
 
 
 def _core(

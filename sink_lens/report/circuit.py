@@ -32,7 +32,7 @@ from sink_lens.records import Run, read_run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.edges import EdgeCircuit, edge_circuit, saved
-from sink_lens.report.explorer import Explorer, chain_graph
+from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
@@ -76,6 +76,8 @@ _FORMAT = "sink_lens circuit 1"
 _NUMBERS = ("step", "value", "frozen_share", "input_share", "ci_low", "ci_high", "control", "statistic_value")
 _FROZEN = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
 """What a mediation freezes -> the kind of its node."""
+_SPLIT = {"dimension": "the outlier dimensions", "rest": "all other dimensions", "bias": "the bias"}
+"""Column of a run's table ``key_split`` -> what it is."""
 _MOST_HEADS = 8
 _BOX, _GAP, _FAN, _EDGE = 0.98, 0.4, 0.22, 0.06
 """Inches: a box, the room between two, what is more where lanes part, the margin."""
@@ -120,6 +122,10 @@ class ChainCircuit:
     nodes: pd.DataFrame = field(repr=False)
     """One row a node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` the share of the
     sink that goes when the node is frozen, ``input_share`` when all that it reads is."""
+    attention: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Head -> where it looks in the first sequence, as the explorer shows it; empty where the run kept no patterns."""
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    """The first sequence."""
     edges: pd.DataFrame = field(repr=False)
     """One row an edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
     link), contribution_share (of a neuron, of its layer's change of the dimension) or sink_score (of a head)."""
@@ -155,7 +161,8 @@ class ChainCircuit:
             "An edge is the share of the sink that is lost without it; into a head it is the head's sink score, out of "
             "a neuron the neuron's share of its layer's change of the dimension."
         )
-        return chain_graph(self.nodes, self.edges, model=model, title=title, meaning=meaning, **known)
+        known |= {"title": title, "meaning": meaning, "attention": self.attention}
+        return chain_graph(self.nodes, self.edges, model=model, tokens=self.tokens, **known)
 
     def explore(self) -> Explorer:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
@@ -246,7 +253,42 @@ def chain_circuit(run: Run) -> ChainCircuit:
         "made_at": effect_of.get(joined[0].name if joined else "", {}).get("position"),
         "read_layers": effect_of.get(into.get("heads", ""), {}).get("read_layers"),
     }
-    return ChainCircuit(about=said, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
+    return ChainCircuit(
+        about=said,
+        nodes=_frame(nodes, NODE_COLUMNS),
+        edges=_frame(edges, EDGE_COLUMNS),
+        tokens=_first_tokens(run),
+        attention=_attention(run, [str(node["id"]) for node in nodes if node["kind"] == "head"], position=position),
+    )
+
+
+def _first_tokens(run: Run) -> tuple[str, ...]:
+    table = run.optional("tokens", columns=["sequence", "position", "text"])
+    if table is None or not len(table):
+        return ()
+    own = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position")
+    return tuple(str(text) for text in own["text"])
+
+
+def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, Any]:
+    """The patterns of the heads in the first sequence, and what makes the logit of the sink's key in their layers."""
+    if not (run.folder / "patterns.safetensors").is_file():
+        return {}
+    patterns = next((one for one in run.tensors("patterns").values() if one.ndim == 4), np.zeros((0, 0, 0, 0)))
+    split = run.optional("key_split", columns=["layer"])
+    rows = {} if split is None else {int(row["layer"]): row for row in split.to_dict("records")}
+    found = {}
+    for name in heads:
+        layer, head = (int(one) for one in name.partition(":")[2].split("."))
+        if layer >= patterns.shape[0] or head >= patterns.shape[1] or position >= patterns.shape[2]:
+            continue
+        own = rows.get(layer, {})
+        parts = [(part, own.get(column)) for column, part in _SPLIT.items()]
+        by = {"side": "key", "by": "dimensions, mean over the heads of the layer"}
+        why = [by | {"part": part, "value": value} for part, value in parts if value is not None and not pd.isna(value)]
+        pattern = patterns[layer, head] / 255.0
+        found[name] = {"query": len(pattern) - 1, "key": position, "pattern": bytes_of(pattern), "why": why}
+    return found
 
 
 def _kind(node: str) -> str:

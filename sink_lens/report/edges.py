@@ -15,7 +15,7 @@ from sink_lens.errors import InputError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
-from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, curve_rows, edge_graph
+from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, PAPER, canvas, finished, png, save_figure
 from sink_lens.text import number, percent, plural, token, visible, words
@@ -122,7 +122,7 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
-    pairs = run.optional("pairs", columns=["clean"])
+    prompt = run.optional("prompt", columns=["position", "text"])
     config = run.config
     layers = config.get("metric_layers")
     attention = (config.get("metric") or ("sink_mass" if config.get("task") == "text" else "")) == "sink_mass"
@@ -134,7 +134,7 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
     return edge_graph(
         largest,
         model=visible(run.provenance.get("model") or "a model", limit=80),
-        tokens=() if pairs is None or not len(pairs) else (str(pairs["clean"].iloc[0]),),
+        tokens=() if prompt is None else prompt["text"].astype(str).tolist(),
         title=title,
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
@@ -144,7 +144,24 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
         method=config.get("method"),
         outputs=read if attention else ["logits"],
         curve=[] if curve is None else curve_rows(curve),
+        attention=_attention(run),
     )
+
+
+def _attention(run: Run) -> dict[str, Any]:
+    """Where each of the largest heads looks in the first prompt, and what of query and key makes it."""
+    parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
+    if parts is None or not len(parts):
+        return {}
+    patterns = run.tensors("attention_patterns")
+    found = {}
+    for head, own in parts.groupby("head", sort=False):
+        rows = own.to_dict("records")
+        if str(head) in patterns:
+            where = {name: float(rows[0][name]) for name in ("query", "key", "advantage")}
+            why = [{name: row[name] for name in ("side", "by", "part", "value")} for row in rows]
+            found[str(head)] = where | {"pattern": bytes_of(patterns[str(head)]), "why": why}
+    return found
 
 
 def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "") -> Figure:

@@ -465,7 +465,55 @@ window.exploreCircuits = async (packed) => {
     }
     const out = graph.ranked.filter((link) => ids.includes(link.source));
     if (out.length) panel.append(element("h4", { textContent: "Out of it" }), element("ul", {}, ...out.slice(0, 8).map((link) => linkItem(pane, link, link.target, inside))));
+    if (!node?.isGroup) panel.append(...attention(graph, id));
     groupList();
+  }
+
+  const SIDES = { key: "what its key reads", query: "what its query reads" };
+  /** Where a head looks in the first prompt, cell by cell, and which parts of query and key make it look there. */
+  function attention(graph, id) {
+    const kept = graph.about.attention ?? {}, found = Object.hasOwn(kept, base(graph, id)) ? kept[base(graph, id)] : null;
+    if (!found) return [];
+    const bytes = Uint8Array.from(atob(found.pattern), (one) => one.charCodeAt(0)), size = (Math.sqrt(8 * bytes.length + 1) - 1) / 2;
+    const share = (query, key) => bytes[(query * (query + 1)) / 2 + key] / 255, tokens = graph.raw.metadata?.prompt_tokens ?? [];
+    const token = (at) => `${at}${tokens.length === size ? ` “${text(tokens[at], 20).replaceAll(" ", "·")}”` : ""}`;
+    const canvas = element("canvas", { className: "pattern", width: size, height: size, tabIndex: 0 }), cell = element("p", { className: "cell" });
+    const pen = canvas.getContext("2d");
+    canvas.setAttribute("role", "img");
+    cell.setAttribute("aria-live", "polite");
+    let at = [found.query, found.key];
+    const told = (query, key) => `Query ${token(query)} gives key ${token(key)} ${percent(share(query, key))} of its attention.`;
+    function go(query, key) {
+      at = [Math.max(0, Math.min(size - 1, query)), 0];
+      at[1] = Math.max(0, Math.min(at[0], key));
+      for (let row = 0; row < size; row++)
+        for (let column = 0; column <= row; column++) {
+          pen.fillStyle = row === at[0] && column === at[1] ? PALETTES.light.lowers : d3.interpolateViridis(share(row, column));
+          pen.fillRect(column, row, 1, 1);
+        }
+      cell.textContent = told(...at);
+      canvas.setAttribute("aria-label", `Attention pattern, queries down and keys across. Arrow keys move. ${cell.textContent}`);
+    }
+    canvas.addEventListener("pointermove", (event) => {
+      const box = canvas.getBoundingClientRect();
+      go(Math.floor(((event.clientY - box.top) / box.height) * size), Math.floor(((event.clientX - box.left) / box.width) * size));
+    });
+    canvas.addEventListener("keydown", (event) => {
+      const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      go(at[0] + move[0], at[1] + move[1]);
+    });
+    go(...at);
+    const why = d3.group(found.why ?? [], (row) => row.side, (row) => row.by), made = [element("h4", { textContent: "Where it looks in the first prompt" }), canvas, cell];
+    const over = Number.isFinite(found.advantage) ? `, whose score is ${number(found.advantage)} over the mean of the other keys` : "";
+    if (why.size) made.push(element("h4", { textContent: `Why query ${token(found.query)} looks at key ${token(found.key)}${over}` }));
+    for (const [side, kinds] of why)
+      for (const [by, rows] of kinds) {
+        const items = rows.map((row) => element("li", {}, element("span", { textContent: row.part === "rest" ? "all else" : by === "dimension" ? `dimension ${row.part}` : labelled(graph, row.part) }), element("span", { className: "number", textContent: number(row.value) })));
+        made.push(element("p", { className: "quiet", textContent: `${SIDES[side] ?? text(side)}, by ${text(by)}` }), element("ul", {}, ...items));
+      }
+    return made;
   }
 
   function groupList() {
@@ -662,7 +710,7 @@ window.exploreCircuits = async (packed) => {
     describe(id);
     if (scene.nodes.has(id)) {
       const canvas = stage.querySelector("canvas"), view = sizeOf(canvas), [x, y] = place(id, view);
-      if (x < 30 || y < 30 || x > view.width - 30 || y > view.height - 30) zoom("translateBy", (view.width / 2 - x) / turn.k, (view.height / 2 - y) / turn.k);
+      if (x < 5 || y < 5 || x > view.width - 5 || y > view.height - 5) zoom("translateBy", (view.width / 2 - x) / turn.k, (view.height / 2 - y) / turn.k);
     }
     say(scene.nodes.has(id) ? spoken(id) : `${labelled(graphs.find((graph) => graph.nodes.has(id)), id)} is not among the edges shown.`);
     draw();
@@ -683,7 +731,9 @@ window.exploreCircuits = async (packed) => {
   function search(go = true) {
     const asked = find("find").value.trim().toLowerCase();
     const head = /^\D*(\d+)\D+(\d+)$/.exec(asked), named = head && [`a${head[1]}.h${head[2]}`, `head:${head[1]}.${head[2]}`, `neuron:${head[1]}.${head[2]}`];
-    const found = asked ? graphs.flatMap((graph) => [...graph.nodes.keys()].filter((id) => named?.includes(base(graph, id)) || (!head && `${id}\n${labelled(graph, id)}`.toLowerCase().includes(asked)))) : [];
+    const those = (fits) => graphs.flatMap((graph) => [...graph.nodes.keys()].filter((id) => fits(graph, id)));
+    const exact = named ? those((graph, id) => named.includes(base(graph, id))) : [];
+    const found = exact.length || !asked ? exact : those((graph, id) => `${id}\n${labelled(graph, id)}`.toLowerCase().includes(asked));
     matches = new Set(found.map((id) => shownAs(id) ?? id));
     if (!go) return;
     say(asked ? `${new Set(found).size} found.` : "");

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 
 from sink_lens.errors import InputError
@@ -80,6 +81,12 @@ def explorer_of(graph: dict[str, Any], *, curve: pd.DataFrame | None = None) -> 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
     """A curve as a graph holds it."""
     return [{name: _plain(row[name]) for name in CURVE} for row in curve.to_dict("records")]
+
+
+def bytes_of(pattern: np.ndarray) -> str:
+    """The lower triangle of a pattern as a graph holds it: row by row, a byte for each (255 is all), in base64."""
+    past = pattern[np.tril_indices(len(pattern))].astype(float)
+    return base64.b64encode((255 * past).round().clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
 def title_of(graph: Mapping[str, Any]) -> str:

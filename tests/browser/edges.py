@@ -6,6 +6,13 @@ import pandas as pd
 from sink_lens.records import create_run
 
 LAYERS, HEADS, GROUP, EDGES = 6, 4, 2, 200
+PATTERN = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.2, 0.6, 0], [0.1, 0.7, 0.1, 0.1]], dtype=np.float32)
+PARTS = [
+    {"head": "a5.h1", "query": 3, "key": 1, "share": 0.7, "advantage": 2.5, "side": "key", "by": by}
+    | {"part": part, "value": value}
+    for by, part, value in (("writer", "m0", 2.0), ("writer", "rest", 0.5), ("dimension", "7", 2.25))
+]
+"""Where the head 5.1 looks: its last query at key 1, which the first MLP makes."""
 
 
 def every_edge(seed=0):
@@ -42,6 +49,9 @@ def a_run(folder, *, seed=0, edges=None, model="tiny", config=None):
     circuit = edges.loc[edges["in_circuit"]].sort_values("score", key=abs, ascending=False)
     core = pd.DataFrame({"edge": circuit["edge"].head(20), "core": [True] * 5 + [False] * 15})
     with create_run(folder, kind="circuit", config=config, provenance=known, expects=("edges",)) as writer:
+        writer.write_table("prompt", pd.DataFrame({"position": range(4), "text": ["The", " cat", " <b>", " sat"]}))
+        writer.write_table("attention", pd.DataFrame(PARTS))
+        writer.write_tensors("attention_patterns", {"a5.h1": PATTERN})
         for name, frame in {"edges": edges, "circuit": circuit, "curve": curve, "core": core}.items():
             writer.write_table(name, frame)
     return folder

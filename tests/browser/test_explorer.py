@@ -14,7 +14,7 @@ from sink_lens.report.circuit import circuit_of
 from sink_lens.report.explorer import Explorer
 from sink_lens.report.html import render
 
-from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
+from .edges import EDGES, GROUP, LAYERS, PATTERN, a_run, every_edge
 
 HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "\u202eevil", "__proto__")
 TRACE = Path(__file__).parent / "default_model"
@@ -182,6 +182,21 @@ def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
     assert found.quiet, vars(found)
 
 
+def test_a_head_shows_where_it_looks_and_why(explored):
+    found = explored()
+    page = found.page
+    find(page, "5.1")
+    panel = page.locator("[data-panel]")
+    assert panel.locator(".cell").inner_text() == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
+    assert "whose score is 2.5 over the mean of the other keys" in panel.inner_text()
+    rows = panel.locator("p", has_text="what its key reads, by writer").locator("+ ul li").all_inner_texts()
+    assert [row.split() for row in rows] == [["m0", "2"], ["all", "else", "0.5"]]
+    panel.locator("canvas").press("ArrowUp")
+    panel.locator("canvas").press("ArrowRight")
+    assert panel.locator(".cell").inner_text() == "Query 2 “·<b>” gives key 2 “·<b>” 60% of its attention."
+    assert found.quiet, vars(found)
+
+
 def saved_state(page):
     return json.loads(saved(page).read_text())["qParams"]
 
@@ -312,6 +327,81 @@ def test_two_circuits_stand_side_by_side_with_what_differs(explored, run, tmp_pa
     assert found.quiet, vars(found)
 
 
+def test_runs_beside_each_other_are_compared_on_their_page(opened, run, tmp_path):
+    found = opened(render(run, a_run(tmp_path / "other", seed=1), out=tmp_path / "runs.html"))
+    found.page.locator("#explorer[data-state=drawn]").wait_for()
+    assert found.page.locator("#explorer .stage canvas").count() == 2
+    assert "only in the second" in found.page.locator("[data-difference]").inner_text()
+    assert found.quiet, vars(found)
+
+
+def test_ten_questions_are_answered_from_the_page(explored, run, tmp_path):
+    page = explored().page
+    panel, edges = page.locator("[data-panel]"), every_edge()
+
+    def first(heading):
+        return panel.locator("h4", has_text=heading).locator("+ ul li button").first.inner_text()
+
+    def strongest(rows, column="writer"):
+        return largest(rows, 1)[column].item().partition("<")[0]
+
+    answers, truths = {}, {}
+    find(page, "5.1")
+    answers["which edge feeds head 5.1's key most"] = first("Into its key")
+    truths["which edge feeds head 5.1's key most"] = strongest(edges.loc[edges["reader"].eq("a5.kv0<k>")])
+    answers["and its query"] = first("Into its query")
+    truths["and its query"] = strongest(edges.loc[edges["reader"].eq("a5.h1<q>")])
+    answers["where does it look"] = panel.locator(".cell").inner_text().partition(" gives ")[2][:5]
+    truths["where does it look"] = f"key {PATTERN[3].argmax()}"
+    answers["which writer makes that key"] = (
+        panel.locator("p", has_text="by writer").locator("+ ul li").first.inner_text()
+    )
+    truths["which writer makes that key"] = "m0\n2"
+    find(page, "m0")
+    answers["what does the first MLP feed most"] = first("Out of it")
+    truths["what does the first MLP feed most"] = strongest(edges.loc[edges["writer"].eq("m0")], "reader")
+    find(page, "logits")
+    answers["what feeds the logits most"] = first("Into it")
+    truths["what feeds the logits most"] = strongest(edges.loc[edges["reader"].eq("logits")])
+    rows = listed(page)
+    shown = on_path(largest(edges, EDGES)).head(100)
+    answers["which edge lowers the metric most"] = next(row[:2] for row in rows if row[3].startswith("−"))
+    lowest = shown.loc[shown["score"].idxmin()]
+    truths["which edge lowers the metric most"] = [lowest["writer"], lowest["reader"].partition("<")[0]]
+    answers["how often do bootstraps choose the largest edge"] = rows[0][5]
+    truths["how often do bootstraps choose the largest edge"] = f"{100 * shown['inclusion'].iloc[0]:.3g}%"
+    n = round(0.01 * len(edges))
+    page.select_option("[data-size]", str(n))
+    text = page.locator("[data-faithfulness]").inner_text()
+    answers["what is left at 1% of the edges"] = re.search(r"1% of the edges: [\d.]+", text)[0]
+    truths["what is left at 1% of the edges"] = "1% of the edges: 0.25"
+    other = circuit_of(a_run(tmp_path / "other", seed=1)).explore().graphs[0]
+    page = explored(Explorer(graphs=[circuit_of(run).explore().graphs[0], other]).save(tmp_path / "both.html")).page
+    differ = {tuple(row[:3]): row[5] for row in listed(page, "difference")}
+    own, theirs = ({*on_path(largest(every_edge(seed), EDGES))["edge"]} for seed in (0, 1))
+    truths["what differs between these two circuits"] = answers["what differs between these two circuits"] = True
+    for (writer, node, reads), where in differ.items():
+        name = f"{writer}->{node}" + (f"<{reads[0]}>" if reads else "")
+        within = {"both": (True, True), "first only": (True, False), "second only": (False, True)}[where]
+        assert (name in own, name in theirs) == within, name
+    assert answers == truths
+    assert len(answers) == 10
+
+
+def test_a_long_prompt_has_columns_of_positions(explored, tmp_path):
+    graph = neuronpedia()
+    node = graph["nodes"][1]
+    graph["nodes"] += [node | {"node_id": f"1_{at}", "layer": "1", "ctx_idx": at} for at in range(512)]
+    graph["links"] += [{"source": "0_253_1", "target": f"1_{at}", "weight": 1.0 + at} for at in range(512)]
+    found = explored(Explorer(graphs=[graph]).save(tmp_path / "long.html"))
+    page = found.page
+    page.check("[data-positions]")
+    assert "516 of 516 edges" in page.locator("[data-faithfulness]").inner_text()
+    find(page, "1_511")
+    assert page.locator("[data-panel] h4", has_text="Into it").locator("+ ul li .number").first.inner_text() == "512"
+    assert found.quiet, vars(found)
+
+
 def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     found = explored()
     page = found.page
@@ -328,6 +418,7 @@ def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     page.emulate_media(media="print")
     assert page.locator("[data-printed] > svg").is_visible()
     assert not page.locator("[data-stage]").is_visible()
+    assert page.pdf().startswith(b"%PDF")
     assert found.quiet, vars(found)
 
 

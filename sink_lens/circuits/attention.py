@@ -1,0 +1,126 @@
+"""Where the heads of a circuit look, and what of query and key makes them.
+
+Of one prompt, at its last token: the key that a head attends to most, and the advantage A of that key's attention score
+over the mean of the scores of all other keys that the query sees. With the gradients of A for the projected query and
+keys, and with the divisor of the norm before the attention held, what a writer adds, w, has the part
+
+    A_w = sum over positions of  w g / s . W' dA/d(projected)
+
+on the side of the query or of the key, and so has each dimension of the stream. Where scores are products of
+projections, the parts of a side and what its biases add sum to A; the row ``rest`` is the difference, of the parts that
+are not listed too. A norm of queries and keys makes parts that say what turns them and sum to 0, a cap on the scores
+makes parts smaller: ``rest`` shows both.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from ..engine.gradients import zero_added
+from ..models.weights import Norm
+from .circuit import Circuit
+from .stream import hook_of
+
+MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
+"""Heads, tokens of the prompt, and parts of each kind that are kept."""
+COLUMNS = ("head", "query", "key", "share", "advantage", "side", "by", "part", "value")
+
+
+def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.ndarray, "query key"]]]:
+    """Parts and patterns of the largest heads of a circuit on its first prompt.
+
+    Cost: two forward passes of one prompt, and a backward pass through one layer's scores for each head.
+
+    Returns:
+        One row a part (``head``, ``query``, ``key``, ``share`` of the attention, ``advantage``, ``side`` query or key,
+        ``by`` writer, dimension or rest, ``part`` and its ``value``), and head -> its pattern. Both are empty where the
+        prompt has more than 128 tokens, or only one.
+    """
+    runs, graph = circuit.runs.some([0]), circuit.graph
+    length = int(runs.clean.lengths[0])
+    nodes = circuit.nodes
+    used = nodes["kind"].eq("head") & (nodes["edges_in"].gt(0) | nodes["edges_out"].gt(0))
+    heads = [(int(row["layer"]), int(row["head"])) for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")]
+    if not 1 < length <= LONGEST or not heads:
+        return pd.DataFrame(columns=list(COLUMNS)), {}
+    added, _ = runs.writings(slice(0, 1))
+    zeros: dict[tuple[str, int], Tensor] = {}
+    seen: dict[tuple[str, int], Tensor] = {}
+    hooks: list[tuple[str, Callable[..., Any]]] = []
+    for layer in sorted({layer for layer, _ in heads}):
+        for site in ("q", "k"):
+            hooks.append((hook_of(runs.lens, site, layer), partial(zero_added, into=zeros, key=(site, layer))))
+        for site in ("resid_pre", "scores", "pattern"):
+            hooks.append((hook_of(runs.lens, site, layer), partial(_seen, into=seen, key=(site, layer))))
+    rows: list[dict[str, object]] = []
+    patterns: dict[str, np.ndarray] = {}
+    with torch.enable_grad():
+        runs.outcome(runs.part(slice(0, 1)), slice(0, 1), hooks)
+        for layer, head in heads:
+            if ("pattern", layer) not in seen:
+                continue  # behind everything that the metric reads
+            name = f"a{layer}.h{head}"
+            pattern = seen["pattern", layer][0, head, :length, :length].detach().float().cpu()
+            patterns[name] = pattern.numpy()
+            query, key = length - 1, int(pattern[-1].argmax())
+            scores = seen["scores", layer][0, head, query, :length]
+            others = torch.arange(length, device=scores.device) != key
+            reach = others & (scores > torch.finfo(scores.dtype).min / 2)
+            if not bool(reach.any()):
+                continue
+            advantage = scores[key] - scores[reach].mean()
+            given = torch.autograd.grad(advantage, [zeros[site, layer] for site in ("q", "k")], retain_graph=True)
+            about = {"head": name, "query": query, "key": key, "share": float(pattern[-1, key])}
+            about["advantage"] = float(advantage.detach())
+            first = graph.before(graph.places["attention", layer][0])
+            x = seen["resid_pre", layer].detach()[0].to(runs.weights.dtype)
+            own = runs.weights.layers[layer]
+            for side, gradient in zip("qk", given, strict=True):
+                weight, _ = own.by_head[side]
+                gradient = gradient[0].to(runs.weights.dtype)
+                gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
+                back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
+                back = _held(back, x, own.attn_norm)
+                by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
+                by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
+                named = about | {"side": {"q": "query", "k": "key"}[side]}
+                writers = [writer.name for writer in graph.writers[:first]]
+                rows += _parts(named, "writer", writers, by_writer)
+                rows += _parts(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
+    return pd.DataFrame(rows, columns=list(COLUMNS)), patterns
+
+
+def _parts(
+    about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " part"]
+) -> Iterator[dict[str, Any]]:
+    """The largest parts and the rest, which sum to the advantage."""
+    order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
+    for at in order:
+        yield about | {"by": by, "part": names[at], "value": float(values[at])}
+    rest = about["advantage"] - float(values[order].sum())
+    yield about | {"by": by, "part": "rest", "value": rest}
+
+
+def _held(
+    u: Float[Tensor, "position d_model"], x: Float[Tensor, "position d_model"], norm: Norm | None
+) -> Float[Tensor, "position d_model"]:
+    """Gradients for the normed stream -> those for the stream, were the norm's divisor a constant."""
+    if norm is None:
+        return u
+    u = u * norm.gain
+    if not norm.divides:
+        return u
+    if norm.centred:
+        x, u = x - x.mean(-1, keepdim=True), u - u.mean(-1, keepdim=True)
+    return u * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+
+
+def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> None:
+    into[key] = x
