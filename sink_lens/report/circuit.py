@@ -122,10 +122,8 @@ class ChainCircuit:
     nodes: pd.DataFrame = field(repr=False)
     """One row a node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` the share of the
     sink that goes when the node is frozen, ``input_share`` when all that it reads is."""
-    attention: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Head -> where it looks in the first sequence, as the explorer shows it; empty where the run kept no patterns."""
-    tokens: tuple[str, ...] = field(default=(), repr=False)
-    """The first sequence."""
+    run: Run | None = field(default=None, repr=False)
+    """Where it comes from; None of a circuit that was read from JSON."""
     edges: pd.DataFrame = field(repr=False)
     """One row an edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
     link), contribution_share (of a neuron, of its layer's change of the dimension) or sink_score (of a head)."""
@@ -161,8 +159,12 @@ class ChainCircuit:
             "An edge is the share of the sink that is lost without it; into a head it is the head's sink score, out of "
             "a neuron the neuron's share of its layer's change of the dimension."
         )
-        known |= {"title": title, "meaning": meaning, "attention": self.attention}
-        return chain_graph(self.nodes, self.edges, model=model, tokens=self.tokens, **known)
+        known |= {"title": title, "meaning": meaning}
+        if self.run is not None:
+            heads = self.nodes.loc[self.nodes["kind"].eq("head"), "id"].tolist()
+            known |= {"tokens": _first_tokens(self.run)}
+            known |= {"attention": _attention(self.run, heads, position=int(self.about["sink_position"]))}
+        return chain_graph(self.nodes, self.edges, model=model, **known)
 
     def explore(self) -> Explorer:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
@@ -257,8 +259,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
         about=said,
         nodes=_frame(nodes, NODE_COLUMNS),
         edges=_frame(edges, EDGE_COLUMNS),
-        tokens=_first_tokens(run),
-        attention=_attention(run, [str(node["id"]) for node in nodes if node["kind"] == "head"], position=position),
+        run=run,
     )
 
 

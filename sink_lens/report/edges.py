@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,8 +37,17 @@ class EdgeCircuit:
     """Title, what a share is of, layers, and heads that share a key-value head."""
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
-    graph: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The run's largest edges as Neuronpedia's JSON."""
+    run: Run = field(repr=False)
+    """Where they come from."""
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The run's largest edges as Neuronpedia's JSON.
+
+        Raises:
+            RunError: the run has no table of all edges.
+        """
+        return _graph(self.run, title=self.about["title"], group=self.about["group"])
 
     def explore(self) -> Explorer:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
@@ -114,7 +123,7 @@ def edge_circuit(run: Run) -> EdgeCircuit:
         "group": max(1, heads // kv_heads),
     }
     circuit = run.need("circuit", columns=["writer", "reader", "score"])
-    return EdgeCircuit(about=about, edges=circuit, graph=_graph(run, title=about["title"], group=about["group"]))
+    return EdgeCircuit(about=about, edges=circuit, run=run)
 
 
 def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:

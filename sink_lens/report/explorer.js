@@ -15,7 +15,7 @@ window.exploreCircuits = async (packed) => {
   const FONT = '11px system-ui, "DejaVu Sans", sans-serif';
   const MANY = 3000; // links beyond which none is dashed, and a gesture moves a picture of them
   const MOST_ROWS = 100;
-  const number = d3.format(".3~g"), percent = (share) => `${number(100 * share)}%`;
+  const number = d3.format(".3~g"), rounded = d3.format(".3~f"), percent = (share) => `${number(100 * share)}%`;
 
   // Graphs
 
@@ -135,7 +135,7 @@ window.exploreCircuits = async (packed) => {
       const reads = { q: "queries", k: "keys", v: "values", g: "gates" }[one.via];
       return `feeds ${reads ?? (graph.nodes.get(one.target).feature_type === "logit" ? "the logits" : "MLPs")}`;
     });
-    return (id) => (sums.has(id) ? d3.greatest(sums.get(id), ([, sum]) => sum)[0] : "feeds nothing shown");
+    return (id) => (graph.nodes.get(id).feature_type === "key-value head" ? "shared keys and values" : sums.has(id) ? d3.greatest(sums.get(id), ([, sum]) => sum)[0] : "feeds nothing shown");
   }
 
   /** The name of the group that a node is drawn as, where it is. */
@@ -416,14 +416,14 @@ window.exploreCircuits = async (packed) => {
     const rows = (about.curve ?? []).filter((row) => row.by === "edges");
     if (about.meaning) said.push(text(about.meaning, 400));
     if (!rows.length) return said.join(" ");
-    const tell = (row) => `${percent(row.share)} of the edges: ${number(row.faithfulness)} [${number(row.low)}, ${number(row.high)}]`;
+    const tell = (row) => `${percent(row.share)} of the edges: ${rounded(row.faithfulness)} [${rounded(row.low)}, ${rounded(row.high)}]`;
     if (rows.every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model is not told from that of no edge.");
     else if (state.which !== "all" && state.which !== "circuit") said.push("Faithfulness was measured of the largest edges, not of this choice of them.");
     else {
       const exact = rows.find((row) => row.n === state.n), below = rows.findLast((row) => row.n < state.n), above = rows.find((row) => row.n > state.n);
       said.push(`Faithfulness on other pairs, ${exact ? tell(exact) : [below, above].filter(Boolean).map(tell).join("; ")}.`);
       const at = exact ?? below ?? above, random = (about.curve ?? []).filter((row) => row.by === "random" && row.n === at.n);
-      if (random.length) said.push(`Random circuits of ${percent(at.share)}: ${number(d3.mean(random, (row) => row.faithfulness))}.`);
+      if (random.length) said.push(`Random circuits of ${percent(at.share)}: ${rounded(d3.mean(random, (row) => row.faithfulness))}.`);
     }
     return said.join(" ");
   }

@@ -68,7 +68,7 @@ class Explorer:
         return path
 
     def _repr_html_(self) -> str:
-        return views.framed(self.html, height=900, title="Circuit explorer")
+        return views.framed(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 
 def explorer_of(graph: dict[str, Any], *, curve: pd.DataFrame | None = None) -> Explorer:

@@ -335,10 +335,19 @@ def closed_page(body: str, *, code: str, bundle: str, title: str) -> str:
     )
 
 
-def framed(text: str, *, height: int, title: str) -> str:
-    """A page in a frame that may run its scripts and nothing else, as a notebook shows it; its height in pixels."""
+def framed(text: str, *, height: int, title: str, also: str = "") -> str:
+    """A page in a frame that may run its scripts and nothing else, as a notebook shows it; its height in pixels.
+
+    Args:
+        text: the page.
+        height: pixels.
+        title: what a screen reader says.
+        also: what else the frame may do, in HTML's words, such as allow-downloads.
+    """
     style = "width: 100%; border: 0; resize: vertical; background: #fff"
-    about = f'title="{html.escape(title)}" sandbox="allow-scripts" style="{style}" height="{height}"'
+    about = (
+        f'title="{html.escape(title)}" sandbox="allow-scripts{also and f" {also}"}" style="{style}" height="{height}"'
+    )
     return f'<iframe {about} srcdoc="{html.escape(text)}"></iframe>'
 
 

@@ -148,7 +148,7 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
         for name in ("talk.png", "talk.svg", "talk.pdf", "a.json"):
             file = circuit.save(tmp_path / "new" / folder.name / name, style="talk")
             assert file.stat().st_size > 500
-        with pytest.raises(InputError, match=r"need \.json, \.png, \.svg or \.pdf"):
+        with pytest.raises(InputError, match=r"need (\.html, )?\.json, \.png, \.svg or \.pdf"):
             circuit.save(tmp_path / "circuit.doc")
         assert faults(circuit.draw("page")) == []
         figure = circuit.draw("talk")
