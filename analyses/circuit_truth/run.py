@@ -1,0 +1,339 @@
+"""How often a circuit is wrong, on models whose mechanism is known edge by edge; see claim.md.
+
+``answers.csv`` holds a row for each mechanism, architecture, ablation and method, ``circuits.csv`` one for each
+circuit, both over all seeds; ``table.md`` is the documentation's table of them. ``--retrain`` scores all again, a
+second or two a model; a stopped run goes on.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import binomtest
+from transformer_lens.tools.analysis import attribution_patching as theirs
+
+from analyses.claims import Measured, Work, main
+from analyses.zoo.mechanisms import MECHANISMS, Mechanism, wire
+from analyses.zoo.wiring import WIRED, vocabulary
+from sink_lens import wrap
+from sink_lens.circuits.circuit import Circuit, found
+from sink_lens.circuits.exact import exact_scores
+from sink_lens.circuits.graph import Graph
+from sink_lens.circuits.runs import Runs
+from sink_lens.models.lens import LensModel
+from sink_lens.records import write_whole
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.stats import Interval
+
+SEEDS = range(1_000, 1_010)
+"""Each mechanism in each architecture on each. What the weights are was settled on seeds below 10."""
+WHOLE = SEEDS[:3]
+"""Seeds that zero, exact patches under means, gradients along activations and fresh pairs are run on too."""
+PAIRS, PATCHED, MOST_STEPS = 10, 3, 10
+"""Pairs that edges are scored on; of these, the first that have every edge really patched; points of a pair."""
+ABLATIONS = ("resample", "mean_ordinary", "zero")
+METHODS = ("eap-ig", "eap", "eap-corrupted", "eap-ig-left", "eap-ig-activations")
+"""Under resampling; means and zero have the first two."""
+EXACT, THEIRS, RANDOM = "exact", "TransformerLens", "random"
+CHECKED = ("eap-ig", "eap")
+"""Methods whose circuits have a sample of real patches beside them."""
+SMALL = 0.03
+"""Part of the difference between the prompts from which on an edge changes the answer."""
+LOW, WORSE = 0.95, 0.02
+TINY = (("copy", "gpt2"), ("gate", "llama"))
+BY = ["mechanism", "family"]
+
+
+def measure(work: Work) -> Measured:
+    """How well each method ranks the edges, and what core edges, bootstraps and samples of patches are worth."""
+    folder = work.folder
+    if work.retrain or work.tiny:
+        seeds = SEEDS[:1] if work.tiny else SEEDS
+        asked = [(*each, seed) for seed in seeds for each in (TINY if work.tiny else combinations())]
+        rows, circuits = scored(asked, folder=None if work.tiny else work.shared / "circuit_truth")
+        if not work.tiny:
+            rows.to_csv(folder / "answers.csv", index=False, float_format="%.4g", lineterminator="\n")
+            circuits.to_csv(folder / "circuits.csv", index=False, float_format="%.4g", lineterminator="\n")
+            (folder / "table.md").write_text(markdown(rows, circuits), encoding="utf-8")
+    else:
+        rows, circuits = (pd.read_csv(folder / f"{name}.csv") for name in ("answers", "circuits"))
+    return Measured(numbers=numbers_of(rows, circuits, work=work), figure=drawn(rows))
+
+
+def combinations() -> list[tuple[str, str]]:
+    """Every mechanism in every architecture."""
+    return [(name, family) for name in MECHANISMS for family in WIRED]
+
+
+def scored(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables of all models, as means over seeds; what the folder has is read."""
+    tables: tuple[list[pd.DataFrame], list[pd.DataFrame]] = [], []
+    for each in asked:
+        files = [folder / f"{'-'.join(map(str, each))}-{name}.csv" for name in ("a", "c")] if folder else []
+        if not files or not all(file.exists() for file in files):
+            found = judged(*each)
+            for file, table in zip(files, found, strict=False):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, table.to_csv(index=False).encode())
+        else:
+            found = [pd.read_csv(file) for file in files]
+        for rows, table in zip(tables, found, strict=True):
+            rows.append(table)
+    key = [*BY, "ablation", "method"]
+    together = [pd.concat(rows, ignore_index=True) for rows in tables]
+    for table in together:
+        table["seeds"] = 1
+    sums = dict.fromkeys(("seeds", "core", "core_false", "sure", "sure_lost"), "sum")
+    sums |= {"auroc_least": "min", "confirmed": "min"}
+    first, second = (
+        table.groupby(key, sort=False)
+        .agg({name: sums.get(name, "mean") for name in table.columns if name not in [*key, "seed"]})
+        .reset_index()
+        for table in together
+    )
+    return first, second
+
+
+def judged(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """One model: how each method ranks its edges, and what is said of its circuits."""
+    torch.set_num_threads(1)
+    mechanism = wire(name, seed=seed, family=family)
+    lens = wrap(mechanism.model)
+    graph, generator = Graph.of(lens), torch.Generator().manual_seed(seed)
+    rows, circuits, whole = [], [], 1.0
+    kept: dict[str, Circuit] = {}
+    drawn = mechanism.rows(PAIRS, generator=generator)
+    for ablation in ABLATIONS if seed in WHOLE else ABLATIONS[:2]:
+
+        def runs_of(pairs: list[Any], ablation: Any = ablation) -> Runs:
+            clean, corrupted, metric = mechanism.prompts(pairs)
+            return Runs.of(lens, clean, corrupted, graph=graph, metric=metric, ablation=ablation)
+
+        runs, of, real = runs_of(drawn), Edges(mechanism, graph, ablation), None
+        whole = float(runs.gap.mean()) if ablation == "resample" else whole
+        rows.append(of.row(RANDOM, np.random.default_rng(seed).normal(size=graph.n_edges)))
+        if ablation == "resample" or seed in WHOLE:
+            real = exact_scores(runs.some(range(PATCHED)), range(graph.n_edges)).mean(0)
+            rows.append(of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))})
+        for method in METHODS if ablation == "resample" else CHECKED:
+            if method == "eap-ig-activations" and seed not in WHOLE:
+                continue
+            circuit = found(runs, method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
+            rows.append(of.row(method, circuit.scores.mean))
+            if method == "eap-ig":
+                kept[ablation] = circuit
+            if method in CHECKED and real is not None:
+                circuits.append(of.sampled(circuit, real) | {"method": method})
+        if ablation == "resample" and seed in WHOLE:
+            again = found(runs_of(mechanism.rows(PAIRS, generator=generator)), edges=of.size, most_steps=MOST_STEPS)
+            circuits[0] |= of.repeated(kept["resample"], again)
+            if family == "gpt2" and mechanism.sink_layer is None:
+                answers = [(vocabulary(right), vocabulary(wrong)) for _, right, _, wrong in drawn]
+                rows.append(of.row(THEIRS, of_transformer_lens(lens, runs, answers)))
+    resample = Edges(mechanism, graph, "resample")
+    circuits[0] |= resample.core(kept["resample"], {"mean_ordinary": kept["mean_ordinary"]})
+    key = {"mechanism": name, "family": family, "seed": seed}
+    return tuple(pd.DataFrame([key | row for row in table]) for table in (rows, circuits))
+
+
+class Edges:
+    """The truth about the edges of one model under one ablation."""
+
+    def __init__(self, mechanism: Mechanism, graph: Graph, ablation: str) -> None:
+        self.ablation = ablation
+        self.needed = np.isin(graph.names, list(mechanism.needed(ablation)))
+        self.carrying = np.isin(graph.names, list(mechanism.carrying(ablation)))
+        self.others = ~self.needed & ~np.isin(graph.names, list(mechanism.unjudged(ablation, graph.names)))
+        self.size = int(self.carrying.sum())
+
+    def row(self, method: str, values: np.ndarray) -> dict[str, Any]:
+        """How a method ranks the edges that are needed before the others."""
+        size = np.abs(values)
+        one, other = size[self.needed], size[self.others]
+        auroc = float(((one[:, None] > other).mean() + (one[:, None] >= other).mean()) / 2)
+        order = np.argsort(-np.where(self.needed | self.others, size, -1), kind="stable")
+        share = float(self.needed[order[: self.needed.sum()]].mean())
+        return {"ablation": self.ablation, "method": method, "auroc": auroc, "auroc_least": auroc, "found": share}
+
+    def confirmed(self, effects: np.ndarray) -> bool:
+        """Whether exact patches agree with the construction."""
+        return bool(effects[self.needed].min() >= SMALL and effects[self.others].max() < SMALL)
+
+    def sampled(self, circuit: Circuit, real: np.ndarray) -> dict[str, Any]:
+        """What 20 real patches say, drawn as `Circuit.check` draws them, and what real patches of all edges do."""
+        generator = np.random.default_rng(circuit.seed)
+        inside, outside = np.flatnonzero(circuit.chosen), np.flatnonzero(~circuit.chosen)
+        some = [generator.choice(part, min(len(part), 10), replace=False) for part in (inside, outside)]
+        numbers, scores = np.concatenate(some), circuit.scores.values[:PATCHED].mean(0)
+        frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
+        frame["error"] = frame["score"] - frame["exact"]
+        frame["drawn"] = ["circuit"] * len(some[0]) + ["other"] * len(some[1])
+        check = circuit.checked(frame, n_pairs=PATCHED)
+        order = np.argsort(-np.abs(circuit.scores.mean), kind="stable")[: self.size]
+        return {
+            "ablation": self.ablation,
+            "missed_sampled": check.missed,
+            "missed_true": float(np.abs(scores - real).sum() / np.abs(real).sum()),
+            "lost": 1 - float(self.needed[order].sum() / self.needed.sum()),
+            "bound": check.at_most / check.n_outside,
+            "bound_holds": float((np.abs(real[outside]) > check.weakest).sum() <= check.at_most),
+        }
+
+    def repeated(self, circuit: Circuit, again: Circuit) -> dict[str, float]:
+        """Edges that at least 95% of the bootstraps have, and those of them that other pairs do not choose."""
+        sure = circuit.inclusion >= 0.95
+        chosen = np.zeros(len(sure), dtype=bool)
+        chosen[np.argsort(-np.abs(again.scores.mean))[: self.size]] = True
+        return {"sure": float(sure.sum()), "sure_lost": float((sure & ~chosen).sum())}
+
+    def core(self, circuit: Circuit, others: dict[str, Circuit]) -> dict[str, float]:
+        """Edges in the core, those of them that the mechanism does not have, and what the core lacks."""
+        core = circuit.core(others) == "core"
+        lacks = float((self.needed & ~core).sum() / self.needed.sum())
+        return {"core": float(core.sum()), "core_false": float((core & ~self.carrying).sum()), "core_lacks": lacks}
+
+
+def of_transformer_lens(lens: LensModel, runs: Runs, answers: list[tuple[int, int]]) -> np.ndarray:
+    """The scores of TransformerLens's own edge attribution, as means over pairs."""
+    total = np.zeros(runs.graph.n_edges)
+    for row, (right, wrong) in enumerate(answers):
+        found = theirs.attribution_patch(
+            lens.bridge,
+            runs.clean.tokens[row : row + 1],
+            runs.part(slice(row, row + 1), corrupted=True).tokens,
+            lambda logits, right=right, wrong=wrong: logits[0, -1, right] - logits[0, -1, wrong],
+            theirs.EdgeAttributionConfig(granularity="edge"),
+        )
+        for (writer, reader), value in found.edge_scores.items():
+            total[runs.graph.index[f"{named(writer)}->{named(reader)}"]] += value / runs.n_pairs
+    return total
+
+
+def named(node: theirs.Node) -> str:
+    """Our name of a node of theirs."""
+    letter = {"q_input": "<q>", "k_input": "<k>", "v_input": "<v>"}.get(node.kind, "")
+    if node.head is not None:
+        return f"a{node.layer}.h{node.head}{letter}"
+    return {"embed": "input", "logits": "logits"}.get(node.kind, f"m{node.layer}")
+
+
+def share(found: int, n: int) -> Interval:
+    """A share of mechanisms and architectures, whose seeds are not independent, with its exact 95% interval."""
+    test = binomtest(found, n)
+    bounds = test.proportion_ci()
+    return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=n)
+
+
+def ratio(table: pd.DataFrame, above: str, below: str, *, work: Work) -> Interval:
+    """A sum over another, with its bootstrap interval over combinations; where all are 0, that of their share."""
+    if not table[above].any():
+        return share(0, len(table))
+    return work.ratio(table[above].to_numpy(float), table[below].to_numpy(float))
+
+
+def correlation(table: pd.DataFrame, *, work: Work) -> Interval:
+    """Rank correlation of two columns over circuits; without an interval for a few."""
+    values = table.rank().to_numpy()
+    if len(values) < 50:
+        return Interval(estimate=np.corrcoef(values.T)[0, 1], low=np.nan, high=np.nan, n=len(values))
+    return work.interval(values, statistic=lambda drawn: np.corrcoef(drawn.T)[0, 1])
+
+
+def numbers_of(rows: pd.DataFrame, circuits: pd.DataFrame, *, work: Work) -> dict[str, Interval]:
+    """Every number that claim.md has a rule for."""
+    exact = rows[rows["method"] == EXACT]
+    core, sure = circuits.dropna(subset=["core"]), circuits.dropna(subset=["sure"])
+    numbers = {"core_false": ratio(core, "core_false", "core", work=work)}
+    numbers["core_lacks"] = work.interval(core["core_lacks"].to_numpy(float))
+    for ablation, of in exact.groupby("ablation", sort=False):
+        numbers[f"confirmed @ {ablation}"] = share(int((of["confirmed"] == 1).sum()), len(of))
+    ceiling = exact.set_index([*BY, "ablation"])["auroc"]
+    for (method, ablation), of in rows.groupby(["method", "ablation"], sort=False):
+        auroc, at = of["auroc"].to_numpy(float), f"{method}, {ablation}"
+        kind = "_zero" if ablation == "zero" else "" if method == "eap-ig" else "_others"
+        if method not in (EXACT, RANDOM):
+            best = ceiling.loc[list(of[[*BY, "ablation"]].itertuples(index=False, name=None))].to_numpy(float)
+            numbers[f"short{kind} @ {at}"] = share(int((auroc < LOW).sum()), len(of))
+            numbers[f"worse @ {at}"] = share(int((auroc < best - WORSE).sum()), len(of))
+        numbers[f"auroc @ {at}"] = work.interval(auroc)
+        numbers[f"found @ {at}"] = work.interval(of["found"].to_numpy(float))
+    ours = rows[(rows["method"] == "eap-ig") & (rows["ablation"] == "resample")].set_index(BY)["auroc"]
+    theirs_ = rows[rows["method"] == THEIRS].set_index(BY)["auroc"]
+    numbers["below_theirs"] = share(int((ours.loc[theirs_.index] < theirs_ - 1e-9).sum()), len(theirs_))
+    numbers["sure_lost"] = ratio(sure, "sure_lost", "sure", work=work)
+    numbers["bound_holds"] = work.interval(circuits["bound_holds"].to_numpy(float))
+    numbers["bound"] = work.interval(circuits["bound"].to_numpy(float))
+    off = (circuits["missed_sampled"] - circuits["missed_true"]).abs()
+    numbers["sample_off"] = work.interval(off.to_numpy(float), statistic=np.median)
+    numbers["foretold"] = correlation(circuits[["missed_sampled", "lost"]], work=work)
+    return numbers
+
+
+def worst(rows: pd.DataFrame, method: str, ablation: str) -> str:
+    """The mechanisms on which a method falls short, with the number of architectures."""
+    of = rows[(rows["method"] == method) & (rows["ablation"] == ablation) & (rows["auroc"] < LOW)]
+    counts = of["mechanism"].value_counts(sort=False)
+    return ", ".join(f"`{name}` ({n})" for name, n in counts.items())
+
+
+def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
+    """Two tables: each method, and each mechanism with the default method."""
+    n = len(rows[BY].drop_duplicates())
+    lines = [
+        f"Means over {n} combinations of mechanism and architecture, {int(rows['seeds'].max())} seeds each. *Found*:",
+        "of the needed edges, those among as many of the largest. *Short*: combinations with an AUROC below .95, and",
+        "on which mechanisms (in how many architectures).",
+        "",
+        "| method | ablation | AUROC, mean | AUROC, lowest combination | found | short |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for (method, ablation), of in rows.groupby(["method", "ablation"], sort=False):
+        short = int((of["auroc"] < LOW).sum())
+        said = f"{short} of {len(of)}"
+        if short and method != RANDOM:
+            said += f": {worst(rows, method, ablation)}"
+        cells = [method, ablation, f"{of['auroc'].mean():.3f}", f"{of['auroc'].min():.3f}", f"{of['found'].mean():.0%}"]
+        lines.append(f"| {' | '.join([*cells, said])} |")
+    lines += [
+        "",
+        "AUROC of `eap-ig`, the default, and of exact patches in brackets: means over architectures and seeds. The",
+        "last three columns are of its circuits under resampling and means: core edges, those of them that are not the",
+        "mechanism's, and the share of the needed edges that the core lacks.",
+        "",
+        "| mechanism | resample | mean | zero | core edges | false | lacks |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    core = circuits.dropna(subset=["core"])
+    for name in rows["mechanism"].unique():
+        cells = []
+        for ablation in ABLATIONS:
+            of = rows[(rows["mechanism"] == name) & (rows["ablation"] == ablation)].groupby("method")["auroc"].mean()
+            cells.append(f"{of['eap-ig']:.3f} ({of[EXACT]:.3f})")
+        own = core[core["mechanism"] == name]
+        cells += [f"{own['core'].sum():.0f}", f"{own['core_false'].sum():.0f}", f"{own['core_lacks'].mean():.0%}"]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def drawn(rows: pd.DataFrame):
+    """AUROC of the default method beside exact patches, mechanism by mechanism, a mark for each architecture."""
+    figure = canvas(width=7.4, height=3.4)
+    axes = panel(figure, place=(1, 1, 1), xlabel="AUROC of the needed edges, a mark for each architecture")
+    names = list(rows["mechanism"].unique())
+    styles = (("resample", BLUE), ("mean_ordinary", OCHRE), ("zero", ORANGE))
+    for at, (ablation, colour) in enumerate(styles):
+        of = rows[(rows["method"] == "eap-ig") & (rows["ablation"] == ablation)]
+        places = [names.index(name) + 0.22 * (at - 1) for name in of["mechanism"]]
+        label = ablation.replace("_ordinary", "")
+        axes.scatter(of["auroc"], places, s=12, color=colour, edgecolors=INK, linewidths=0.3, label=label)
+    axes.axvline(LOW, color=INK, linewidth=0.6, linestyle="--")
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.invert_yaxis()
+    legend(axes, columns=3)
+    return finished(figure)
+
+
+if __name__ == "__main__":
+    main(measure)
