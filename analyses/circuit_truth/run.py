@@ -244,7 +244,7 @@ def correlation(table: pd.DataFrame, *, work: Work) -> Interval:
 def numbers_of(rows: pd.DataFrame, circuits: pd.DataFrame, *, work: Work) -> dict[str, Interval]:
     """Every number that claim.md has a rule for."""
     exact = rows[rows["method"] == EXACT]
-    core, sure = circuits.dropna(subset=["core"]), circuits.dropna(subset=["sure"])
+    core = circuits.dropna(subset=["core_lacks"])
     numbers = {"core_false": ratio(core, "core_false", "core", work=work)}
     numbers["core_lacks"] = work.interval(core["core_lacks"].to_numpy(float))
     for ablation, of in exact.groupby("ablation", sort=False):
@@ -262,7 +262,7 @@ def numbers_of(rows: pd.DataFrame, circuits: pd.DataFrame, *, work: Work) -> dic
     ours = rows[(rows["method"] == "eap-ig") & (rows["ablation"] == "resample")].set_index(BY)["auroc"]
     theirs_ = rows[rows["method"] == THEIRS].set_index(BY)["auroc"]
     numbers["below_theirs"] = share(int((ours.loc[theirs_.index] < theirs_ - 1e-9).sum()), len(theirs_))
-    numbers["sure_lost"] = ratio(sure, "sure_lost", "sure", work=work)
+    numbers["sure_lost"] = ratio(core, "sure_lost", "sure", work=work)
     numbers["bound_holds"] = work.interval(circuits["bound_holds"].to_numpy(float))
     numbers["bound"] = work.interval(circuits["bound"].to_numpy(float))
     off = (circuits["missed_sampled"] - circuits["missed_true"]).abs()
@@ -305,7 +305,7 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
         "| mechanism | resample | mean | zero | core edges | false | lacks |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    core = circuits.dropna(subset=["core"])
+    core = circuits.dropna(subset=["core_lacks"])
     for name in rows["mechanism"].unique():
         cells = []
         for ablation in ABLATIONS:
