@@ -13,6 +13,8 @@ import pytest
 from analyses.__main__ import README, claims, coverage_page
 from analyses.claims import run_claim
 from analyses.verdicts import Covered, coverage, overview, read_claim, read_coverage, read_result, with_table
+from sink_lens.circuits.config import METHODS, CircuitConfig
+from sink_lens.configuration import field_docs
 from sink_lens.errors import InputError
 from sink_lens.schema import ERROR_RATES
 
@@ -167,6 +169,29 @@ def test_the_table_of_the_zoo_is_that_of_its_rows():
     rows = pd.read_csv(folder / "answers.csv", dtype={"said": str}, keep_default_na=False)
     assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
     assert set(zip(rows["model"], rows["family"], strict=True)) == set(functions["combinations"]())
+
+
+@pytest.fixture(scope="module")
+def circuit_truth():
+    folder = ROOT / "circuit_truth"
+    rows, circuits = (pd.read_csv(folder / f"{name}.csv") for name in ("answers", "circuits"))
+    return runpy.run_path(str(folder / "run.py")), rows, circuits
+
+
+def test_the_table_of_circuits_and_the_sentence_in_the_readme_are_those_of_its_rows(circuit_truth):
+    functions, rows, circuits = circuit_truth
+    assert (ROOT / "circuit_truth" / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows, circuits)
+    assert set(zip(rows["mechanism"], rows["family"], strict=True)) == set(functions["combinations"]())
+    assert set(circuits.loc[circuits["ablation"] == "core", "seeds"]) == {10}
+    told = " ".join((ROOT.parent / "README.md").read_text(encoding="utf-8").split())
+    assert functions["said"](circuits) in told
+
+
+def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
+    _, rows, _ = circuit_truth
+    worse = set(rows.loc[rows["over_exact"] < -0.02, "method"]) & set(METHODS)
+    named = field_docs(CircuitConfig)["method"].partition("miss edges")[0]
+    assert worse == {method for method in METHODS if re.search(rf"\b{method}(?![\w-])", named)}
 
 
 def test_the_error_rates_on_every_page_are_those_of_the_table():
