@@ -48,17 +48,17 @@ BY = ["mechanism", "family"]
 
 def measure(work: Work) -> Measured:
     """How well each method ranks the edges, and what core edges, bootstraps and samples of patches are worth."""
-    folder = work.folder
-    if work.retrain or work.tiny:
-        seeds = SEEDS[:1] if work.tiny else SEEDS
-        asked = [(*each, seed) for seed in seeds for each in (TINY if work.tiny else combinations())]
-        rows, circuits = scored(asked, folder=None if work.tiny else work.shared / "circuit_truth")
-        if not work.tiny:
-            rows.to_csv(folder / "answers.csv", index=False, float_format="%.4g", lineterminator="\n")
-            circuits.to_csv(folder / "circuits.csv", index=False, float_format="%.4g", lineterminator="\n")
-            (folder / "table.md").write_text(markdown(rows, circuits), encoding="utf-8")
-    else:
-        rows, circuits = (pd.read_csv(folder / f"{name}.csv") for name in ("answers", "circuits"))
+    files = [work.folder / f"{name}.csv" for name in ("answers", "circuits")]
+    if work.tiny:
+        rows, circuits = scored([(*each, SEEDS[0]) for each in TINY], folder=None)
+        return Measured(numbers=numbers_of(rows, circuits, work=work), figure=drawn(rows))
+    if work.retrain:
+        asked = [(*each, seed) for seed in SEEDS for each in combinations()]
+        for file, table in zip(files, scored(asked, folder=work.shared / "circuit_truth"), strict=True):
+            table.to_csv(file, index=False, float_format="%.4g", lineterminator="\n")
+    rows, circuits = (pd.read_csv(file) for file in files)
+    if work.retrain:
+        (work.folder / "table.md").write_text(markdown(rows, circuits), encoding="utf-8")
     return Measured(numbers=numbers_of(rows, circuits, work=work), figure=drawn(rows))
 
 
