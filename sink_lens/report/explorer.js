@@ -14,6 +14,7 @@ window.exploreCircuits = async (packed) => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const FONT = '11px system-ui, "DejaVu Sans", sans-serif';
   const MANY = 3000; // links beyond which none is dashed, and a gesture moves a picture of them
+  const WIDE = 400; // links that are wider than a pixel: a browser without a graphics card draws 20,000 of these in 9 s
   const MOST_ROWS = 100;
   const number = d3.format(".3~g"), rounded = d3.format(".3~f"), percent = (share) => `${number(100 * share)}%`;
 
@@ -241,6 +242,11 @@ window.exploreCircuits = async (packed) => {
     pen.bezierCurveTo(x0 + bow, y0 - bend, x1 + bow, y1 + bend, x1, y1 + off);
   }
 
+  function line(pen, [x0, y0], [x1, y1]) {
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+  }
+
   const active = () => new Set([hovered, focused, ...state.pinned.map(shownAs)].filter((id) => id && scene.nodes.has(id)));
   function shownAs(id) {
     if (scene.nodes.has(id)) return id;
@@ -253,9 +259,9 @@ window.exploreCircuits = async (packed) => {
     const at = new Map([...pane.nodes.keys()].map((id) => [id, place(id, view)])), strong = active();
     for (const { source, target } of pane.shared) if (strong.has(target)) strong.add(source); // a head reads there
     const bundles = new Map();
-    for (const link of pane.links) {
+    for (const [rank, link] of pane.links.entries()) {
       const near = !strong.size || strong.has(link.source) || strong.has(link.target);
-      const width = Math.max(0.7, Math.round((18 * Math.abs(link.weight)) / pane.most) / 2), colour = colourOf(link, pane, palette);
+      const width = Math.max(0.7, Math.min(rank < WIDE ? 9 : 1, Math.round((18 * Math.abs(link.weight)) / pane.most) / 2)), colour = colourOf(link, pane, palette);
       const look = `${near ? 1 : 0}${colour}${link.weight < 0 ? "-" : "+"}${width}`;
       if (!bundles.has(look)) bundles.set(look, { colour, width, dash: link.weight < 0 && pane.links.length <= MANY ? [5, 4] : [], alpha: near ? (strong.size ? 0.9 : 0.6) : 0.07, links: [] });
       bundles.get(look).links.push(link);
@@ -286,7 +292,8 @@ window.exploreCircuits = async (packed) => {
     measure: (label) => ((context.font = FONT), context.measureText(label).width),
     lines({ colour, width, dash, alpha, links }, at) {
       const path = new Path2D();
-      for (const link of links) curve(path, at.get(link.source), at.get(link.target));
+      const pen = links.length > MANY / 2 ? line : curve;
+      for (const link of links) pen(path, at.get(link.source), at.get(link.target));
       Object.assign(context, { strokeStyle: colour, lineWidth: width, globalAlpha: alpha });
       context.setLineDash(dash);
       context.stroke(path);
@@ -590,7 +597,7 @@ window.exploreCircuits = async (packed) => {
       for (const [key, value] of Object.entries({ x1: 0, x2: "100%", y1: "50%", y2: "50%", stroke: colour, "stroke-width": 4, "stroke-dasharray": dashed ? "5 4" : "" })) line.setAttribute(key, value);
       svg.setAttribute("aria-hidden", "true");
       return element("li", {}, svg, what);
-    }), element("li", { textContent: "width: magnitude" }));
+    }), element("li", { textContent: `width: magnitude${scene.panes.some((pane) => pane.links.length > WIDE) ? `, of the ${WIDE} largest` : ""}` }));
   }
 
   // Everything again after a change
@@ -865,9 +872,8 @@ window.exploreCircuits = async (packed) => {
   for (const key of ["connected", "positions"]) find(key).addEventListener("change", () => change((of) => (of[key] = find(key).checked)));
   find("table").addEventListener("toggle", tables);
   dark.addEventListener("change", () => (legend(), draw()));
-  new ResizeObserver(() => draw()).observe(stage);
-
   root.dataset.state = "opened";
   for (const one of packed) graphs.push(read(JSON.parse(await inflate(one))));
   show(graphs);
+  new ResizeObserver(() => draw()).observe(stage);
 };
