@@ -83,9 +83,8 @@ def main() -> None:
             frames += tab.evaluate(PAN, FRAMES)
             tab.close()
         browser.close()
-    print(
-        f"from opening the file to the picture: median {statistics.median(drawn):.0f} ms, longest {max(drawn):.0f} ms"
-    )
+    times = f"median {statistics.median(drawn):.0f} ms, {min(drawn):.0f} to {max(drawn):.0f}"
+    print(f"from opening the file to the picture: {times}")
     mean, slowest = statistics.mean(frames), float(np.quantile(frames, 0.95))
     print(f"panning: {1000 / mean:.0f} frames a second, 95% of the frames within {slowest:.0f} ms")
 
