@@ -18,7 +18,7 @@ from analyses.claims import Measured, Work, main
 from analyses.zoo.mechanisms import MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
-from sink_lens.circuits.circuit import Circuit, found
+from sink_lens.circuits.circuit import CONFIRMED, Circuit, found
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
@@ -86,7 +86,7 @@ def scored(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tuple[p
     together[0]["over_exact"], together[0]["over_default"] = (over(together[0], one) for one in (EXACT, METHODS[0]))
     for table in together:
         table["seeds"] = 1
-    sums = dict.fromkeys(("seeds", "core", "core_false", "sure", "sure_lost"), "sum")
+    sums = dict.fromkeys(("seeds", "core", "core_false", "sure", "sure_lost", "real", "real_false"), "sum")
     sums |= {"auroc_least": "min", "confirmed": "min"}
     first, second = (
         table.groupby(key, sort=False)
@@ -112,6 +112,7 @@ def judged(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFram
     graph, generator = Graph.of(lens), torch.Generator().manual_seed(seed)
     rows, circuits, whole = [], [], 1.0
     kept: dict[str, Circuit] = {}
+    effects: np.ndarray | None = None
     drawn = mechanism.rows(PAIRS, generator=generator)
     for ablation in ABLATIONS if seed in WHOLE else ABLATIONS[:2]:
 
@@ -134,13 +135,15 @@ def judged(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFram
                 kept[ablation] = circuit
             if method in CHECKED and real is not None:
                 circuits.append(of.sampled(circuit, real) | {"method": method})
-        if ablation == "resample" and seed in WHOLE:
+        if ablation == "resample" and real is not None:
+            effects = np.abs(real) / whole
             again = found(runs_of(mechanism.rows(PAIRS, generator=generator)), edges=of.size, most_steps=MOST_STEPS)
             circuits.append({"ablation": "repeated", "method": "eap-ig"} | of.repeated(kept["resample"], again))
             if family == "gpt2" and mechanism.sink_layer is None:
                 answers = [(vocabulary(right), vocabulary(wrong)) for _, right, _, wrong in drawn]
                 rows.append(of.row(THEIRS, of_transformer_lens(lens, runs, answers)))
-    core = Edges(mechanism, graph, "resample").core(kept["resample"], {"mean_ordinary": kept["mean_ordinary"]})
+    others = {"mean_ordinary": kept["mean_ordinary"]}
+    core = Edges(mechanism, graph, "resample").core(kept["resample"], others, effects=effects)
     circuits.append({"ablation": "core", "method": "eap-ig"} | core)
     key = {"mechanism": name, "family": family, "seed": seed}
     return tuple(pd.DataFrame([key | row for row in table]) for table in (rows, circuits))
@@ -196,11 +199,18 @@ class Edges:
         chosen[np.argsort(-np.abs(again.scores.mean))[: self.size]] = True
         return {"sure": float(sure.sum()), "sure_lost": float((sure & ~chosen).sum())}
 
-    def core(self, circuit: Circuit, others: dict[str, Circuit]) -> dict[str, float]:
-        """Edges in the core, those of them that the mechanism does not have, and what the core lacks."""
+    def core(self, circuit: Circuit, others: dict[str, Circuit], *, effects: np.ndarray | None) -> dict[str, float]:
+        """Edges in the core, those of them that the mechanism does not have, and what the core lacks.
+
+        With the real effects of all edges, the same of the core edges that their own real patch confirms.
+        """
         core = circuit.core(others) == "core"
+        found = self._counted("core", core)
+        return found | ({} if effects is None else self._counted("real", core & (effects >= CONFIRMED)))
+
+    def _counted(self, name: str, core: np.ndarray) -> dict[str, float]:
         lacks = float((self.needed & ~core).sum() / self.needed.sum())
-        return {"core": float(core.sum()), "core_false": float((core & ~self.carrying).sum()), "core_lacks": lacks}
+        return {name: float(core.sum()), f"{name}_false": float((core & ~self.carrying).sum()), f"{name}_lacks": lacks}
 
 
 def of_transformer_lens(lens: LensModel, runs: Runs, answers: list[tuple[int, int]]) -> np.ndarray:
@@ -255,6 +265,9 @@ def numbers_of(rows: pd.DataFrame, circuits: pd.DataFrame, *, work: Work) -> dic
     core, fresh, sampled = (circuits[circuits["ablation"].isin(names)] for names in (["core"], ["repeated"], ABLATIONS))
     numbers = {"core_false": ratio(core, "core_false", "core", work=work)}
     numbers["core_lacks"] = work.interval(core["core_lacks"].to_numpy(float))
+    real = core.dropna(subset=["real_lacks"])
+    numbers["core_confirmed_false"] = ratio(real, "real_false", "real", work=work)
+    numbers["core_confirmed_lacks"] = work.interval(real["real_lacks"].to_numpy(float))
     for ablation, of in exact.groupby("ablation", sort=False):
         numbers[f"confirmed @ {ablation}"] = share(int((of["confirmed"] == 1).sum()), len(of))
     for (method, ablation), of in rows.groupby(["method", "ablation"], sort=False):

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP = 2000
+CONFIRMED = 0.01
+"""Part of the metric's difference that the real patch of an edge changes at least, if it confirms the edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +248,8 @@ class Circuit:
         inside, outside = np.flatnonzero(self.chosen & scored), np.flatnonzero(~self.chosen & scored)
         some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
         rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
-        rows = np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
         numbers = np.concatenate([some, rest])
-        with tqdm(total=len(numbers), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
-            real = exact_scores(self.runs.some(rows), numbers.tolist(), advance=bar.update).mean(0)
+        rows, real = self.patched(numbers, pairs=pairs, generator=generator, progress=progress)
         found = self.scores.values[rows][:, numbers].mean(0)
         frame = pd.DataFrame(
             {
@@ -261,6 +261,15 @@ class Circuit:
             }
         )
         return self.checked(frame, n_pairs=len(rows))
+
+    def patched(
+        self, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool = False
+    ) -> tuple[list[int], np.ndarray]:
+        """Pairs that are drawn, and the mean over them of the real effect of every edge."""
+        rows = np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
+        with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
+            real = exact_scores(self.runs.some(rows), edges.tolist(), advance=bar.update)
+        return rows, real.mean(0)
 
     def checked(self, frame: pd.DataFrame, *, n_pairs: int) -> Check:
         """The check whose table this is."""

@@ -27,7 +27,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from ..stats import interval
 from .attention import attention_of
-from .circuit import Circuit, exact_circuit_scores, pick, span_masks
+from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, span_masks
 from .config import Ablation, Choice, CircuitConfig, Method, without_files
 from .files import every_edge
 from .graph import Graph
@@ -372,10 +372,21 @@ def _core(
     frame["inclusion"] = circuit.inclusion[either]
     for name, other in others.items():
         frame[f"inclusion_{name}"] = other.inclusion[either]
+    frame["exact"] = np.nan
+    sure = either[frame["core"].to_numpy() & np.array(["<g>" not in name for name in frame["edge"]], dtype=bool)]
+    if len(sure):
+        generator = np.random.default_rng([config.seed, 7])
+        _, real = circuit.patched(sure, pairs=config.check_pairs, generator=generator, progress=progress)
+        frame.loc[np.isin(either, sure), "exact"] = real
     order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
     frame = frame.iloc[order].reset_index(drop=True)
     writer.write_table("core", frame)
     return frame
+
+
+def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
+    gap = abs(float(circuit.runs.gap.double().mean()))
+    return int((core["exact"].abs() >= CONFIRMED * gap).sum())
 
 
 def _summary(
@@ -420,6 +431,7 @@ def _summary(
         "outside_at_most": -1,
         "weakest": np.nan,
         "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
+        "confirmed_edges": -1 if core is None else _confirmed(circuit, core),
         "undecided_edges": -1 if core is None else int(core["undecided"].to_numpy(bool).sum()),
         "contingent_edges": -1 if core is None else int((~core[["core", "undecided"]].to_numpy(bool).any(1)).sum()),
     }

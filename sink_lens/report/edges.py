@@ -364,8 +364,13 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"most {row['outside_at_most']:,} of {outside:,} outside do, at 95% confidence."
         )
     if row["core_edges"] >= 0:
+        real = (
+            f"; a real patch confirms {row['confirmed_edges']} (1% of the difference)"
+            if "confirmed_edges" in row
+            else ""
+        )
         said.append(
-            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template. "
+            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template{real}. "
             f"{row.get('undecided_edges', 0)} are undecided: so sure under some of them and not under others. "
             f"{row['contingent_edges']} more are contingent: in some circuit, and sure in none."
         )

@@ -11,6 +11,7 @@ from sink_lens import circuits
 from sink_lens.circuits import stability
 from sink_lens.circuits.choice import connected, greedy, largest, random_like
 from sink_lens.circuits.curve import area
+from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.tasks import read_pairs, task_of
 from sink_lens.edits import metrics
@@ -255,6 +256,12 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert (core["core"] == inclusion.all(axis=1)).all()
     assert (core["undecided"] == undecided).all()
     assert core["core"].any()
+    assert (core["exact"].notna() == core["core"]).all()
+    some = found.circuit.runs.some(range(4))
+    real = exact_scores(some, [found.circuit.graph.index[core["edge"][0]]]).mean()
+    assert core["exact"][0] == pytest.approx(real, abs=1e-6)
+    confirmed = int((core["exact"].abs() >= 0.01 * abs(found.circuit.runs.gap.mean().item())).sum())
+    assert any(f"a real patch confirms {confirmed} (1%" in one for one in found.sentences)
     assert undecided.any()
     assert any(f"{undecided.sum()} are undecided" in one for one in found.sentences)
     assert found.tables["summary"]["undecided_edges"].item() == undecided.sum()
