@@ -386,7 +386,7 @@ def _core(
 
 def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
     gap = abs(float(circuit.runs.gap.double().mean()))
-    return int((core["exact"].abs() >= CONFIRMED * gap).sum())
+    return int((np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * gap).sum())
 
 
 def _summary(

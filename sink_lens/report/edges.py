@@ -370,8 +370,8 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             else ""
         )
         said.append(
-            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template{real}. "
-            f"{row.get('undecided_edges', 0)} are undecided: so sure under some of them and not under others. "
+            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template"
+            f"{real}. {row.get('undecided_edges', 0)} are undecided: so sure under some of them and not under others. "
             f"{row['contingent_edges']} more are contingent: in some circuit, and sure in none."
         )
     return tuple(said)
