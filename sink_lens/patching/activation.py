@@ -48,7 +48,7 @@ from .cells import MakesEdit, Part, cell_of_edit, cell_of_patch, cells, differs,
 from .config import PatchConfig
 from .first_order import first_order
 from .named_metric import named_metric
-from .pairs import Direction, PromptPair, Sequences, pair_prompts
+from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
 from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:
@@ -110,7 +110,12 @@ class PatchResult:
             "sequence": np.tile(np.arange(n), n_patches),
             "value": self.values.flatten().numpy(),
         }
-        return {"patches": self.frame, "differences": self.differences, "values": pd.DataFrame(values)}
+        return {
+            "patches": self.frame,
+            "tokens": label_table(self.labels),
+            "differences": self.differences,
+            "values": pd.DataFrame(values),
+        }
 
     def patching_result(self) -> PatchingResult:
         """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.

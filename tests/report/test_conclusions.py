@@ -5,7 +5,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.records import create_run, read_run
-from sink_lens.report import fingerprint, survey, sweep, trace
+from sink_lens.report import fingerprint, patch, survey, sweep, trace
 from sink_lens.report.html import content
 
 
@@ -116,3 +116,14 @@ def test_models_of_a_fingerprint_are_named_by_what_tells_them_apart():
     assert shared == ["gpt2", "n_layers=4", "vocab_size=200"]
     alike = ["runs/a step 100", "runs/a, step 100"]
     assert fingerprint.brief(alike) == (dict(zip(alike, alike, strict=True)), [])
+
+
+def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
+    patches = {"layer": [0, 0, 0], "position": [0, 1, 2], "value": 1.0, "effect": [0.0, 0.5, 1.0], "changed": True}
+    tokens = {"position": [0, 1, 2], "text": [" In", " Paris/ Rome", ","]}
+    changed = {"sequence": [0], "position": [1], "clean": [" Paris"], "corrupted": [" Rome"]}
+    run = a_run(tmp_path / "run", "patch", patches=patches, tokens=tokens, differences=changed)
+    figure = patch._map(run)[1]
+    ticks = [label.get_text() for axes in figure.axes for label in (*axes.get_yticklabels(), *axes.get_xticklabels())]
+    assert {"0 ·In", "1 ·Paris/·Rome", "2 ,"} <= set(ticks)
+    assert patch._prompts(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
