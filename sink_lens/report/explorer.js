@@ -16,7 +16,8 @@ window.exploreCircuits = async (packed) => {
   const MANY = 3000; // links beyond which none is dashed, and a gesture moves a picture of them
   const WIDE = 400; // links that are wider than a pixel: a browser without a graphics card draws 20,000 of these in 9 s
   const MOST_ROWS = 100;
-  const number = d3.format(".3~g"), rounded = d3.format(".3~f"), percent = (share) => `${number(100 * share)}%`;
+  const known = (format) => (value) => (Number.isFinite(value) ? format(value) : "undefined"); // null is not 0
+  const number = known(d3.format(".3~g")), rounded = known(d3.format(".3~f")), percent = (share) => `${number(100 * share)}%`;
 
   // Graphs
 

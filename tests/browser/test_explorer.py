@@ -126,6 +126,10 @@ def test_the_slider_says_what_the_stored_curve_says(explored, run):
     text = page.locator("[data-faithfulness]").inner_text()
     assert "1% of the edges: 0.25 [0.2, 0.3]; 10% of the edges: 0.75" in text  # between two sizes: both, and no guess
     assert "Random circuits of 1%: 0.01" in text
+    graph = circuit_of(run).graph
+    graph["metadata"]["sink_lens"]["curve"][1] |= {"faithfulness": None, "low": None, "high": None}
+    partly = explored(Explorer(graphs=[graph]).save(run.parent / "partly.html")).page
+    assert "10% of the edges: undefined [undefined" in partly.locator("[data-faithfulness]").inner_text()
     page.select_option("[data-which]", "core")
     assert "measured of the largest edges, not of this choice" in page.locator("[data-faithfulness]").inner_text()
     page.uncheck("[data-connected]")
