@@ -563,7 +563,7 @@ window.exploreCircuits = async (packed) => {
       const rows = pane.links.slice(0, MOST_ROWS).map((link) => [name(pane, link.source), name(pane, link.target), READS[link.via]?.slice(2) ?? text(link.raw.quantity ?? link.via).replaceAll("_", " "), number(link.weight),
         link.of.length > 1 ? `${link.of.length} edges` : Number.isFinite(link.raw.standard_error) ? `± ${number(link.raw.standard_error)}` : Number.isFinite(link.raw.low) ? `${number(link.raw.low)} to ${number(link.raw.high)}` : "",
         Number.isFinite(link.raw.inclusion) ? percent(link.raw.inclusion) : text(link.raw.verdict), truth(link.raw.core)]);
-      parts.push(element("p", { textContent: `${pane.graph.title}: ${pane.links.length > MOST_ROWS ? `the first ${MOST_ROWS} of ` : ""}${pane.links.length} edges, the largest first.` }), table(["from", "into", "reads as", "score", "spread", "in bootstraps", "core"], rows));
+      parts.push(element("p", { textContent: `${pane.graph.title}: ${pane.links.length > MOST_ROWS ? `the first ${MOST_ROWS} of ` : ""}${pane.links.length} edges, the largest first.` }), table(["from", "into", "reads as", "score", "spread", pane.links.some((link) => link.raw.verdict) ? "verdict" : "in bootstraps", "core"], rows));
     }
     into.replaceChildren(...parts);
   }

@@ -453,6 +453,7 @@ def test_pages_of_circuit_and_trace_runs_hold_it(opened, run, tmp_path):
         assert violations(page) == []
         if folder == TRACE:
             assert any(name in cell for cells in listed(page) for cell in cells)
+            assert "verdict" in page.locator("[data-table] thead").inner_text()
         assert found.quiet, vars(found)
 
 
