@@ -1,7 +1,7 @@
 """Where the heads of a circuit look, and what of query and key makes them.
 
-Of one prompt, at its last token: the key that a head attends to most, and the advantage A of that key's attention score
-over the mean of the scores of all other keys that the query sees. With the gradients of A for the projected query and
+The query is the last token of one prompt, the key is what a head attends to most there, and the advantage A is that
+key's attention score over the mean of the scores of all other keys that the query sees. With the gradients of A for the projected query and
 keys, and with the divisor of the norm before the attention held, what a writer adds, w, has the part
 
     A_w = sum over positions of  w g / s . W' dA/d(projected)
@@ -98,7 +98,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
 
 
 def _parts(
-    about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " part"]
+    about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
     """The largest parts and the rest, which sum to the advantage."""
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
