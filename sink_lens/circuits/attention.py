@@ -1,8 +1,9 @@
 """Where the heads of a circuit look, and what of query and key makes them.
 
 The query is the last token of one prompt, the key is what a head attends to most there, and the advantage A is that
-key's attention score over the mean of the scores of all other keys that the query sees. With the gradients of A for the projected query and
-keys, and with the divisor of the norm before the attention held, what a writer adds, w, has the part
+key's attention score over the mean of the scores of all other keys that the query sees. With the gradients of A for
+the projected query and keys, and with the divisor of the norm before the attention held, what a writer adds, w, has
+the part
 
     A_w = sum over positions of  w g / s . W' dA/d(projected)
 
