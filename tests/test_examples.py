@@ -21,6 +21,7 @@ SMALLER = {
     "06_train_with_head_norm": ["--steps", "4"],
     "07_fingerprint": ["--sequences", "60"],
     "09_watch_your_training": ["--steps", "4"],
+    "10_find_a_circuit": ["--task", "text", "--pairs", "4"],
 }
 PRINTS = "Prints on the default model"
 
