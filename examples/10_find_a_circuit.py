@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Score all edges, judge the largest, and save them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
-    parser.add_argument("--task", default="ioi", choices=["ioi", "greater-than", "agreement", "capitals", "induction", "text"])
+    parser.add_argument(
+        "--task", default="ioi", choices=["ioi", "greater-than", "agreement", "capitals", "induction", "text"]
+    )
     parser.add_argument("--pairs", type=int, default=16, help="pairs of prompts")
     parser.add_argument("--out", default="runs/find-a-circuit", help="folder for the circuit")
     asked = parser.parse_args(arguments)
