@@ -305,8 +305,8 @@ def said(circuits: pd.DataFrame) -> str:
     return (
         f"On {n:,} models whose mechanism was wired by hand ({tasks} tasks in {families} architectures), {false:,} of "
         f"{edges:,} core edges are not the mechanism's, in {wrong} of {len(core)} combinations; {lacks:.0%} of the "
-        f"edges that a task needs are not in the core. A real patch confirms {core['real'].sum():.0f} of one seed's core "
-        f"edges; {core['real_false'].sum():.0f} of these are not the mechanism's."
+        f"edges that a task needs are not in the core. A real patch confirms {core['real'].sum():.0f} of one seed's "
+        f"core edges; {core['real_false'].sum():.0f} of these are not the mechanism's."
     )
 
 
