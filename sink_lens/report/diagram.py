@@ -38,6 +38,8 @@ _KINDS = {
 _SYMBOLS = {"W_O": "$W_O$", "z": "$z$", "q": "$q$", "k": "$k$", "v": "$v$"}
 """Words that a paper sets as formulas."""
 _ENDS = ("source", "target")
+_FULL = 0.98
+"""Share of a line that text may fill: letters of a few pixels are drawn a little wider than they are."""
 _Point = tuple[float, float]
 _Piece = tuple[_Point, _Point, _Point, _Point]
 
@@ -226,7 +228,8 @@ def _placed(
     below = (len(foot) + len(_key(diagram, room, form=form, small=small))) * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _rows(levels)
     per = math.ceil(len(levels) / 2) if wrapped else len(levels)
-    natural = max(_wide(box.text, form=form, size=size, bold=form.heavy) for box in diagram.boxes) + 2 * pad
+    longest = max(_wide(box.text, form=form, size=size, bold=form.heavy) for box in diagram.boxes)
+    natural = longest / _FULL + 2 * pad
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
@@ -273,11 +276,11 @@ def _placed(
         pitch = (room - wide) / max(per - 1, 1)
         x = edge + wide / 2 + column * pitch if per > 1 else form.width / 2
         for box in level:
-            across = (body + (1.3 * em if tallest > 1 else 0)) / (bands * tallest)
+            over = 0.0 if wrapped else _arcs(diagram, levels) * 1.9 * em
+            across = (body - over + (1.3 * em if tallest > 1 else 0)) / (bands * tallest)
             if form.height is None:
                 across = most + 1.6 * em
-            shift = 0.0 if wrapped else -_arcs(diagram, levels) * 0.95 * em
-            y = below + body * (1 - (band + 0.5) / bands) + shift - rows[box.id] * across
+            y = below + body * (1 - (band + 0.5) / bands) - over / 2 - rows[box.id] * across
             boxes[box.id] = Bbox.from_bounds(x - wide / 2, y - tall[box.id] / 2, wide, tall[box.id])
             at[box.id] = (place, band)
     return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot)
@@ -338,7 +341,7 @@ def _wrapped(text: str, width: float, *, form: _Form, size: float, bold: bool = 
 def _filled(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
     """Words in lines, each as full as it gets; None where a word is wider than a line."""
     lines: list[str] = []
-    width *= 0.98  # letters of a few pixels are drawn a little wider than they are
+    width *= _FULL
     for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and _wide(longer, form=form, size=size, bold=bold) <= width:

@@ -388,7 +388,7 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
-    return f"The circuit of {what}: {number(row['edges'])} of {number(row['all_edges'])} edges"
+    return f"The circuit of {what}: {int(row['edges']):,} of {int(row['all_edges']):,} edges"
 
 
 def _headline(run: Run) -> list[str]:
