@@ -196,8 +196,11 @@ def test_readings_as_hooks_give_what_stream_gives():
         Reading(name="mass", sites=("mass",), function=lambda v: v["mass"].mean(1)),
         Reading(name="rows", sites=("rows",), function=lambda v: v["rows"].flatten(1)),
         Reading(name="keys", sites=("key_scores",), function=lambda v: v["key_scores"].clamp(min=-1e4).flatten(1)),
-        Reading(
-            name="both", sites=("z", "v"), function=lambda v: v["z"].sum((1, 2)) + v["v"].sum(), layers=frozenset({1})
+        Reading(  # of squares, which do not cancel
+            name="both",
+            sites=("z", "v"),
+            function=lambda v: v["z"].square().sum((1, 2)) + v["v"].square().sum(),
+            layers=frozenset({1}),
         ),
         Reading(name="final", sites=("final",), function=lambda v: v["final"][:, 0] + v.tokens[:, :1]),
     ]
