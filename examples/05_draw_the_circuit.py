@@ -10,15 +10,15 @@ Prints on the default model, with --interventions:
 
     each link: its statistic, the share of the sink that its intervention moves, its verdict
                     link            statistic  statistic_value  share  ci_low  ci_high   verdict
-    aggregation_variance             s2_ratio             2.25   0.50    0.47     0.53     holds
-      variance_preserved          kendall_tau             0.00   0.50    0.13     0.86     fails
-        variance_neurons          spike_ratio            55.70   0.62    0.53     0.68     holds
-       neurons_dimension   contribution_share             0.96   0.25    0.08     0.49 undecided
-           dimension_key           key_cosine             0.77   0.20    0.17     0.24     fails
-                key_sink logit_advantage_nats             5.58   0.90    0.87     0.93     holds
+    aggregation_variance             s2_ratio             1.83   0.51    0.47     0.55     holds
+      variance_preserved   s2_ratio_after_w_o             1.47   0.58    0.24     0.93 undecided
+        variance_neurons          spike_ratio            47.69   0.64    0.16     1.12 undecided
+       neurons_dimension   contribution_share             0.95   0.35    0.08     0.62 undecided
+           dimension_key           key_cosine             0.77   0.21    0.13     0.29 undecided
+                key_sink logit_advantage_nats             5.77   0.91    0.89     0.92     holds
 
     the neurons that write the dimension (layer.neuron), and their share of it
-    11.1229: 73%  2.90: 66%  1.83: 49%  2.430: 35%  11.1487: 26%
+    L11.N1229: 73%  L2.N90: 68%  L1.N83: 49%  L2.N430: 33%  L11.N1487: 26%
 
     written to runs/circuit: circuit.png, circuit.svg, circuit.json, talk.png, column.pdf, heads.html
 """
