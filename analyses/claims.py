@@ -27,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 
 from analyses.texts import documents
-from analyses.verdicts import judged, keep, read_claim, shown
+from analyses.verdicts import judge, keep, read_claim, shown
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
@@ -269,7 +269,7 @@ def run_claim(
     if (out / RUN_FILE).exists() and not overwrite:
         before = read_run(out)
         if before.status == "finished" and before.config == config and not before.missing:
-            return judged(claim, before.tables["numbers"], model=made_from["model"])
+            return judge(claim, before.tables["numbers"], model=made_from["model"])
         overwrite = before.status == "finished" or before.config != config
     expects = ("numbers", "figure")
     with create_run(
@@ -283,7 +283,7 @@ def run_claim(
         image = io.BytesIO()
         measured.figure.savefig(image, format="png", dpi=110, metadata={"Software": None})
         writer.write_bytes("figure.png", image.getvalue())
-    return judged(claim, pd.read_csv(out / "numbers.csv"), model=made_from["model"])
+    return judge(claim, pd.read_csv(out / "numbers.csv"), model=made_from["model"])
 
 
 def main(measure: Callable[[Work], Measured]) -> None:

@@ -121,7 +121,7 @@ def read_claim(folder: Path) -> Claim:
     return Claim(folder=folder, title=title[2:], paper=fields["paper"], model=fields.get("model"), rules=rules)
 
 
-def judged(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
+def judge(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
     """The result: one row a number, with the paper's, the rule and the verdict.
 
     Raises:
@@ -174,7 +174,7 @@ def read_result(claim: Claim) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame()
     table = pd.read_csv(path, dtype={"number": str})
-    return judged(claim, table, model=str(table["model"].iloc[0]))
+    return judge(claim, table, model=str(table["model"].iloc[0]))
 
 
 def with_table(text: str, result: pd.DataFrame) -> str:

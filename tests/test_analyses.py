@@ -184,7 +184,7 @@ def test_the_table_of_circuits_and_the_sentence_in_the_readme_are_those_of_its_r
     assert set(zip(rows["mechanism"], rows["family"], strict=True)) == set(functions["combinations"]())
     assert set(circuits.loc[circuits["ablation"] == "core", "seeds"]) == {10}
     told = " ".join((ROOT.parent / "README.md").read_text(encoding="utf-8").split())
-    assert functions["said"](circuits) in told
+    assert functions["sentence_of"](circuits) in told
 
 
 def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
@@ -197,7 +197,7 @@ def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
 def test_the_error_rates_on_every_page_are_those_of_the_table():
     functions = runpy.run_path(str(ROOT / "verdict_calibration" / "run.py"))
     rows = pd.read_csv(ROOT / "verdict_calibration" / "answers.csv", dtype={"said": str}, keep_default_na=False)
-    table = functions["judged"](rows)
+    table = functions["judge"](rows)
 
     def told(question, truth):
         of = table[(table["question"] == question) & (table["truth"] == truth)]

@@ -47,19 +47,19 @@ BY = ["mechanism", "family"]
 
 
 def measure(work: Work) -> Measured:
-    """How well each method ranks the edges, and what core edges, bootstraps and samples of patches are worth."""
+    """Measure how well methods rank the edges, and what core edges, bootstraps and samples of patches are worth."""
     files = [work.folder / f"{name}.csv" for name in ("answers", "circuits")]
     if work.tiny:
-        rows, circuits = scored([(*each, SEEDS[0]) for each in TINY], folder=None)
-        return Measured(numbers=numbers_of(rows, circuits, work=work), figure=drawn(rows))
+        rows, circuits = score_all([(*each, SEEDS[0]) for each in TINY], folder=None)
+        return Measured(numbers=numbers_of(rows, circuits, work=work), figure=draw(rows))
     if work.retrain:
         asked = [(*each, seed) for seed in SEEDS for each in combinations()]
-        for file, table in zip(files, scored(asked, folder=work.shared / "circuit_truth"), strict=True):
+        for file, table in zip(files, score_all(asked, folder=work.shared / "circuit_truth"), strict=True):
             table.to_csv(file, index=False, float_format="%.4g", lineterminator="\n")
     rows, circuits = (pd.read_csv(file) for file in files)
     if work.retrain:
         (work.folder / "table.md").write_text(markdown(rows, circuits), encoding="utf-8")
-    return Measured(numbers=numbers_of(rows, circuits, work=work), figure=drawn(rows))
+    return Measured(numbers=numbers_of(rows, circuits, work=work), figure=draw(rows))
 
 
 def combinations() -> list[tuple[str, str]]:
@@ -67,13 +67,13 @@ def combinations() -> list[tuple[str, str]]:
     return [(name, family) for name in MECHANISMS for family in WIRED]
 
 
-def scored(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def score_all(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables of all models, as means over seeds; what the folder has is read."""
     tables: tuple[list[pd.DataFrame], list[pd.DataFrame]] = [], []
     for each in asked:
         files = [folder / f"{'-'.join(map(str, each))}-{name}.csv" for name in ("a", "c")] if folder else []
         if not files or not all(file.exists() for file in files):
-            found = judged(*each)
+            found = judge(*each)
             for file, table in zip(files, found, strict=False):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(file, table.to_csv(index=False).encode())
@@ -104,8 +104,8 @@ def over(rows: pd.DataFrame, method: str) -> pd.Series:
     return rows["auroc"] - rows[key].merge(of, on=key, how="left")["of"]
 
 
-def judged(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One model: how each method ranks its edges, and what is said of its circuits."""
+def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rank the edges of one model by each method, and compare what is said of its circuits with the truth."""
     torch.set_num_threads(1)
     mechanism = wire(name, seed=seed, family=family)
     lens = wrap(mechanism.model)
@@ -160,7 +160,7 @@ class Edges:
         self.size = int(self.carrying.sum())
 
     def row(self, method: str, values: np.ndarray) -> dict[str, Any]:
-        """How a method ranks the edges that are needed before the others."""
+        """Measure how well a method ranks the edges that are needed before the others."""
         size = np.abs(values)
         one, other = size[self.needed], size[self.others]
         auroc = float(((one[:, None] > other).mean() + (one[:, None] >= other).mean()) / 2)
@@ -169,11 +169,11 @@ class Edges:
         return {"ablation": self.ablation, "method": method, "auroc": auroc, "auroc_least": auroc, "found": share}
 
     def confirmed(self, effects: np.ndarray) -> bool:
-        """Whether exact patches agree with the construction."""
+        """Return True where exact patches agree with the construction."""
         return bool(effects[self.needed].min() >= SMALL and effects[self.others].max() < SMALL)
 
     def sampled(self, circuit: Circuit, real: np.ndarray) -> dict[str, Any]:
-        """What 20 real patches say, drawn as `Circuit.check` draws them, and what real patches of all edges do."""
+        """Compare 20 real patches, drawn as `Circuit.check` draws them, with real patches of all edges."""
         generator = np.random.default_rng(circuit.seed)
         inside, outside = np.flatnonzero(circuit.chosen), np.flatnonzero(~circuit.chosen)
         some = [generator.choice(part, min(len(part), 10), replace=False) for part in (inside, outside)]
@@ -225,11 +225,11 @@ def of_transformer_lens(lens: LensModel, runs: Runs, answers: list[tuple[int, in
             theirs.EdgeAttributionConfig(granularity="edge"),
         )
         for (writer, reader), value in found.edge_scores.items():
-            total[runs.graph.index[f"{named(writer)}->{named(reader)}"]] += value / runs.n_pairs
+            total[runs.graph.index[f"{name_of(writer)}->{name_of(reader)}"]] += value / runs.n_pairs
     return total
 
 
-def named(node: theirs.Node) -> str:
+def name_of(node: theirs.Node) -> str:
     """Our name of a node of theirs."""
     letter = {"q_input": "<q>", "k_input": "<k>", "v_input": "<v>"}.get(node.kind, "")
     if node.head is not None:
@@ -296,8 +296,8 @@ def worst(rows: pd.DataFrame, method: str, ablation: str) -> str:
     return ", ".join(f"`{name}` ({n})" for name, n in counts.items())
 
 
-def said(circuits: pd.DataFrame) -> str:
-    """How often a core edge is wrong, in a sentence."""
+def sentence_of(circuits: pd.DataFrame) -> str:
+    """Say in a sentence how often a core edge is wrong."""
     core = circuits[circuits["ablation"] == "core"]
     n, edges, false = (int(core[name].sum()) for name in ("seeds", "core", "core_false"))
     wrong = len(core[core["core_false"] > 0])
@@ -313,7 +313,7 @@ def said(circuits: pd.DataFrame) -> str:
 def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
     """A sentence and two tables: each method, and each mechanism with the default method."""
     lines = [
-        said(circuits),
+        sentence_of(circuits),
         "",
         "AUROC of the needed edges: mean, and mean over the seeds of the lowest combination of task and architecture.",
         "*Found*: of the needed edges, those among as many of the largest. *Short*: combinations with an AUROC below",
@@ -349,7 +349,7 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def drawn(rows: pd.DataFrame):
+def draw(rows: pd.DataFrame):
     """AUROC of the default method beside exact patches, mechanism by mechanism, a mark for each architecture."""
     figure = canvas(width=7.4, height=3.4)
     axes = panel(figure, place=(1, 1, 1), xlabel="AUROC of the needed edges, a mark for each architecture")

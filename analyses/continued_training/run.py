@@ -50,7 +50,7 @@ def measure(work: Work) -> Measured:
         for score in SCORES:
             x, y = (rows[rows["inputs"] == "tokens"][score].to_numpy() for rows in (own, apart))
             numbers[f"{name} @ {score}"] = certain(auc(x, y))
-    return Measured(numbers=dict(sorted(numbers.items(), key=lambda one: _place(one[0]))), figure=drawn(pairs, course))
+    return Measured(numbers=dict(sorted(numbers.items(), key=lambda one: _place(one[0]))), figure=draw(pairs, course))
 
 
 def _place(number: str) -> int:
@@ -132,7 +132,7 @@ def kept(model):
     return wrap(other, name="bytes")
 
 
-def drawn(pairs: pd.DataFrame, course: pd.DataFrame):
+def draw(pairs: pd.DataFrame, course: pd.DataFrame):
     """Each fingerprint's scores of four kinds of pairs, and tau_bar of checkpoints with the last model."""
     figure = canvas(width=10.4, height=3.6)
     rows = pairs[pairs["inputs"] == "tokens"]

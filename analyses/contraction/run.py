@@ -48,7 +48,7 @@ def measure(work: Work) -> Measured:
         "discrepancy": over_seeds(of("ReLU", "discrepancy")),
         "agreement": over_seeds(of("ReLU", "agreement")),
     }
-    return Measured(numbers=numbers, figure=drawn(table))
+    return Measured(numbers=numbers, figure=draw(table))
 
 
 def measured(work: Work, arm: str) -> pd.DataFrame:
@@ -70,7 +70,7 @@ def measured(work: Work, arm: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "seed", "measure", "place", "value"])
 
 
-def drawn(table: pd.DataFrame):
+def draw(table: pd.DataFrame):
     """The gain after every sublayer, mean over seeds: between sequences, and between positions."""
     figure = canvas(width=9.6, height=3.4)
     colours = dict(zip(ARMS, (ORANGE, GREEN, BLUE, ORANGE, ORANGE, INK, INK, INK), strict=True))

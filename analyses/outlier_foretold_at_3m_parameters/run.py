@@ -54,7 +54,7 @@ def measure(work: Work) -> Measured:
         "same_seed": certain(np.mean([same for of_one_seed, same in pairs if of_one_seed])),
         "other_seed": certain(np.mean([same for of_one_seed, same in pairs if not of_one_seed])),
     }
-    return Measured(numbers=numbers, figure=drawn(course[course["arm"] == "softmax"], ranks, tests))
+    return Measured(numbers=numbers, figure=draw(course[course["arm"] == "softmax"], ranks, tests))
 
 
 def asked(work: Work):
@@ -242,7 +242,7 @@ def means_of(place: np.ndarray, k: int, *, generator: np.random.Generator) -> np
     return place[np.argpartition(keys, k - 1, axis=1)[:, :k]].mean(1)
 
 
-def drawn(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
+def draw(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
     """Where what was chosen stood at the initialisation, and the final dimension's rank along training."""
     colours = dict(zip(SEEDS, (BLUE, ORANGE, GREEN), strict=True))
     figure = canvas(width=9.0, height=1.3 + 0.24 * len(tests))

@@ -48,7 +48,7 @@ def measure(work: Work) -> Measured:
     }
     top = pd.concat(cells.values()).query("measure == 'argmax_top_share'").groupby("n")["null"].mean()
     numbers |= {f"ceiling @ N {n:,}": certain(1 / null) for n, null in top.items()}
-    return Measured(numbers=numbers, figure=drawn(numbers, cells))
+    return Measured(numbers=numbers, figure=draw(numbers, cells))
 
 
 def share_over_null(table: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +78,7 @@ def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)[["measure", "value", "null", "n", "seed"]]
 
 
-def drawn(numbers, cells):
+def draw(numbers, cells):
     """The three numbers of each cell on one logarithmic axis."""
     figure = canvas(width=8.4, height=3.4)
     axes = panel(figure, ylabel="times chance, or times uniform")

@@ -66,7 +66,7 @@ def measure(work: Work) -> Measured:
     for name in ("tau_bar", "weights", "cka"):
         numbers[f"told_apart @ {name}"] = certain(auc(own[name].to_numpy(), other[name].to_numpy()))
     numbers["cka_same_data"] = certain(both["cka"].min() - own["cka"].max())
-    return Measured(numbers=numbers, figure=drawn(untrained_pairs, pairs))
+    return Measured(numbers=numbers, figure=draw(untrained_pairs, pairs))
 
 
 def rms_z(pairs: pd.DataFrame) -> float:
@@ -135,7 +135,7 @@ def wanted(a, b) -> bool:
     return later and (b[2] == END or a[2] == 0)
 
 
-def drawn(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):
+def draw(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):
     """Three panels: p of unrelated untrained pairs, tau_bar along training, p of trained pairs of two seeds."""
     figure = canvas(width=12.0, height=3.4)
     axes = panel(figure, place=(1, 3, 1), xlabel="share of untrained pairs of two seeds", ylabel="p")

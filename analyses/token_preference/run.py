@@ -46,7 +46,7 @@ def measure(work: Work) -> Measured:
     last = course[course["step"] == course["step"].max()]
     own, other = (last[last["own"] == is_own].groupby("seed")["spearman"].mean() for is_own in (True, False))
     numbers["persists"] = over_seeds((own - other).to_numpy())
-    return Measured(numbers=numbers, figure=drawn(arms, course))
+    return Measured(numbers=numbers, figure=draw(arms, course))
 
 
 def asked(work: Work, arm: str) -> pd.DataFrame:
@@ -80,7 +80,7 @@ def trained(work: Work) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["seed", "step", "initial", "own", "spearman"])
 
 
-def drawn(arms, course):
+def draw(arms, course):
     """How many tokens cover which share of the predictions; and how long the initial preference lasts."""
     figure = canvas(width=9.6, height=3.3)
     axes = panel(figure, place=(1, 2, 1), xlabel="tokens, the most frequent first", ylabel="share of predictions")

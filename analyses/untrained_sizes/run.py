@@ -61,7 +61,7 @@ def measure(work: Work) -> Measured:
         },
         "preference_llama": certain(np.exp(logs.loc[llamas].mean(axis=1)).max()),
     }
-    return Measured(numbers=numbers, figure=drawn(gain, factor))
+    return Measured(numbers=numbers, figure=draw(gain, factor))
 
 
 def named(arm: str, n_layers: int, d_model: int) -> str:
@@ -121,7 +121,7 @@ def measured(work: Work, name: str, fields: Mapping[str, Any], seed: int) -> dic
     }
 
 
-def drawn(gain: pd.DataFrame, factor: pd.DataFrame):
+def draw(gain: pd.DataFrame, factor: pd.DataFrame):
     """Both by depth and by width, a line an arm, each seed a point."""
     figure = canvas(width=9.6, height=5.8)
     for at, (rows, says) in enumerate(((gain, "gain in cosine"), (factor, "top prediction ÷ null"))):

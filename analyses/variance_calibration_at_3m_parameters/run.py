@@ -32,7 +32,7 @@ def measure(work: Work) -> Measured:
             ends = np.array([found.mean, found.low, found.high])
             mean, low, high = (np.exp(ends) if name in FACTORS else ends).tolist()
             numbers[f"{name} @ {arm}"] = Interval(estimate=mean, low=low, high=high, n=found.n)
-    return Measured(numbers=numbers, figure=drawn(wide))
+    return Measured(numbers=numbers, figure=draw(wide))
 
 
 def trained(work: Work) -> pd.DataFrame:
@@ -78,7 +78,7 @@ def biased(folder, *, step: int, random: dict) -> dict[str, float]:
     }
 
 
-def drawn(wide: pd.DataFrame):
+def draw(wide: pd.DataFrame):
     """A panel a number: a dot a seed, an arm a place."""
     names = list(dict.fromkeys(wide.index.get_level_values("number")))
     figure = canvas(width=11.0, height=4.6)

@@ -56,7 +56,7 @@ def measure(work: Work) -> Measured:
     numbers |= {f"activation_less @ {one}": gap("max_activation", one) for one in others}
     solved = last["loss"] / table[table["step"] == 0].set_index(["variant", "seed"])["loss"]
     numbers |= {f"solved @ {one}": over_seeds(solved[one].to_numpy()) for one in VARIANTS}
-    return Measured(numbers=numbers, figure=drawn(table))
+    return Measured(numbers=numbers, figure=draw(table))
 
 
 def trained(work: Work, variant: str) -> pd.DataFrame:
@@ -109,7 +109,7 @@ def training(work: Work, variant: str, seed: int) -> Iterator[dict[str, float]]:
         optimizer.zero_grad()
 
 
-def drawn(table: pd.DataFrame):
+def draw(table: pd.DataFrame):
     """Sink rate, kurtosis and loss by step, mean over seeds."""
     figure = canvas(width=9.6, height=3.6)
     names = {"rate_first": "share of heads with a sink", "kurtosis": "excess kurtosis", "loss": "loss"}

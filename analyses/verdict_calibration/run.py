@@ -57,7 +57,7 @@ def measure(work: Work) -> Measured:
             (work.folder / "table.md").write_text(markdown(counts), encoding="utf-8")
     else:
         counts = pd.read_csv(committed, dtype={"said": str}, keep_default_na=False)
-    return Measured(numbers=numbers_of(counts), figure=drawn(counts))
+    return Measured(numbers=numbers_of(counts), figure=draw(counts))
 
 
 def combinations() -> list[tuple[str, str]]:
@@ -165,7 +165,7 @@ def right_of(row: Any) -> str:
     return "right" if row.said == right else "wrong" if row.said == wrong else "undecided"
 
 
-def judged(counts: pd.DataFrame) -> pd.DataFrame:
+def judge(counts: pd.DataFrame) -> pd.DataFrame:
     """The counts, with what each answer is worth."""
     return counts.assign(answer=[right_of(row) for row in counts.itertuples()])
 
@@ -187,7 +187,7 @@ def bound(found: int, n: int) -> float:
 
 def numbers_of(counts: pd.DataFrame) -> dict[str, Interval]:
     """Every rate that claim.md has a rule for."""
-    table = judged(counts)
+    table = judge(counts)
     position = table[table["question"] == "position"]
     free = position[position["truth"] == "no"]
     numbers = {
@@ -223,7 +223,7 @@ def numbers_of(counts: pd.DataFrame) -> dict[str, Interval]:
 
 def markdown(counts: pd.DataFrame) -> str:
     """Two tables: each question about each link, and each model."""
-    table = judged(counts)
+    table = judge(counts)
     lines = [
         "Wrong answers of all that have a truth, with the upper bound of the rate at 95% confidence; *undecided* is no",
         "error.",
@@ -275,9 +275,9 @@ def _cell(of: pd.DataFrame) -> str:
     return " ".join([f"{counts['right']}/{sum(counts.values())}", *marks])
 
 
-def drawn(counts: pd.DataFrame):
+def draw(counts: pd.DataFrame):
     """How many verdicts on a link are right, wrong and undecided, where there is something to answer."""
-    table = judged(counts)
+    table = judge(counts)
     asked = table[(table["question"] == "verdict") & table["truth"].isin(["intact", "broken"])]
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, place=(1, 1, 1), xlabel="verdicts on intact and broken links")

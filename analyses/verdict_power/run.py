@@ -48,7 +48,7 @@ def measure(work: Work) -> Measured:
         rows.to_csv(committed, index=False, float_format="%.4g", lineterminator="\n")
     else:
         rows = pd.read_csv(committed, keep_default_na=False)
-    return Measured(numbers=numbers_of(rows), figure=drawn(rows))
+    return Measured(numbers=numbers_of(rows), figure=draw(rows))
 
 
 def answers() -> Iterator[pd.DataFrame]:
@@ -107,7 +107,7 @@ def weakened(link: str, *, strength: float, seed: int) -> ZooModel:
 def numbers_of(rows: pd.DataFrame) -> dict[str, Any]:
     """Every share that claim.md has a rule for."""
     numbers = {}
-    for n, of in judged(rows).groupby("sequences"):
+    for n, of in judge(rows).groupby("sequences"):
         for name, truth, weak in (("intact", "intact", False), ("broken", "broken", False), ("weak", "intact", True)):
             asked = of[(of["truth"] == truth) & ((of["strength"] < 1.0) == weak)]
             numbers[f"{name}_wrong @ {n} sequences"] = share(asked[asked["answer"] == "wrong"], asked)
@@ -117,7 +117,7 @@ def numbers_of(rows: pd.DataFrame) -> dict[str, Any]:
     return numbers
 
 
-def judged(rows: pd.DataFrame) -> pd.DataFrame:
+def judge(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of links that are intact or broken, with what each verdict is worth."""
     rows = rows[rows["truth"].isin(list(RIGHT))]
     right, wrong = (rows["said"] == rows["truth"].map(said) for said in (RIGHT, WRONG))
@@ -133,9 +133,9 @@ def share(part: pd.DataFrame, whole: pd.DataFrame) -> Interval:
     return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=len(whole))
 
 
-def drawn(rows: pd.DataFrame):
+def draw(rows: pd.DataFrame):
     """Verdicts on intact links by the number of sequences, and on the chain of a weak sink by its mass."""
-    rows = judged(rows)
+    rows = judge(rows)
     intact = rows[rows["truth"] == "intact"]
     weak = intact[(intact["strength"] < 1.0) & (intact["sequences"] == 20)]
     figure = canvas(width=9.0, height=3.0)

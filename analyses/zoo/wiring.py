@@ -377,7 +377,7 @@ class Wiring:
         return self._rough(self.layers[layer][name].flatten(0, -2)).T
 
     def embedding(self) -> Float[Tensor, "vocab d_model"]:
-        """What each token begins with."""
+        """The features that each token begins with."""
         rows = torch.zeros(3 + 3 * N_CODES, D_MODEL)
         rows[:, self.at["constant"]] = _LARGE
         rows[BOS, self.at["bos"]] = 1.0
@@ -390,7 +390,7 @@ class Wiring:
         return self._rough(rows)
 
     def unembedding(self) -> Float[Tensor, "vocab d_model"]:
-        """What each plain token is foretold by."""
+        """The features that foretell each plain token."""
         rows = torch.zeros(3 + 3 * N_CODES, D_MODEL)
         for word in range(N_CODES):
             rows[vocabulary(word), self.at["out"].start + word] = _LOGITS * _LARGE / D_MODEL**0.5

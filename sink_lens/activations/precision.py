@@ -6,6 +6,7 @@ sequences, in its own type and with its weights widened to float32, which is exa
 """
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,19 +42,23 @@ class Rounding:
     value: float
     """That value, in the layer where it is largest; mean over sequences."""
     spacing: float
-    """Distance of neighbouring numbers of the type there."""
+    """Distance of neighbouring numbers of the type there; infinite past its largest number."""
 
     @property
     def useless(self) -> bool:
-        """Whether numbers of the token at the position are mostly rounding."""
+        """True where numbers of the token at the position are mostly rounding, or not finite."""
         return not self.at_position < USELESS
 
     def sentence(self) -> str:
-        """What was measured, and what to do about it."""
+        """Say what was measured, and what to do about it."""
+        if math.isfinite(self.at_position):
+            found = f"are off by {self.at_position:.0%} of their spread ({self.elsewhere:.1%} at other positions)"
+        else:
+            found = "are not finite"
         return (
-            f"in {self.dtype} the logits at position {self.position} are off by {self.at_position:.0%} of their spread "
-            f"({self.elsewhere:.1%} at other positions): the stream's dimension {self.dimension} is {self.value:,.0f} "
-            f"there, where {self.dtype}'s numbers are {self.spacing:g} apart"
+            f"in {self.dtype} the logits at position {self.position} {found}: in float32 the stream's dimension "
+            f"{self.dimension} is {self.value:,.0f} there, where {self.dtype}'s numbers "
+            + (f"are {self.spacing:g} apart" if math.isfinite(self.spacing) else "end before")
             + ("; load the model in float32 for numbers of that token" if self.useless else "")
         )
 
@@ -67,11 +72,14 @@ def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding |
         position: the position asked about, such as the sink's.
 
     Returns:
-        None in a wider type, or for a model that does not fit into memory.
+        None in a wider type, for a model that does not fit into memory, or where no sequence has the position.
     """
     if lens.dtype not in HALF or lens.offloaded:
         return None
     part = batch[slice(0, _SEQUENCES)].cut(min(batch.n_positions, max(_LENGTH, position + 2)))
+    has = part.valid[:, position]
+    if not has.any():
+        return None
     own, _ = _run(lens, part)
     with in_float32(lens.plain):
         exact, largest = _run(lens, part)
@@ -79,8 +87,7 @@ def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding |
     off = (own - exact).pow(2).mean(dim=-1).sqrt() / spread
     here = torch.zeros_like(part.valid)
     here[:, position] = True
-    value, dimension = largest[:, position].mean(dim=0).max(dim=-1)
-    kind = torch.finfo(lens.dtype)
+    value, dimension = largest[has, position].mean(dim=0).max(dim=-1)
     found = Rounding(
         dtype=str(lens.dtype).removeprefix("torch."),
         position=position,
@@ -88,7 +95,7 @@ def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding |
         elsewhere=float(off[~here & part.valid].median()),
         dimension=int(dimension),
         value=float(value),
-        spacing=kind.eps * 2.0 ** int(value.log2().floor()),
+        spacing=_spacing(float(value), lens.dtype),
     )
     if found.useless:
         warnings.warn(found.sentence(), stacklevel=2)
@@ -116,6 +123,14 @@ def in_float32(model: nn.Module) -> Iterator[None]:
                 stack.callback(module.register_forward_pre_hook(widen).remove)
                 stack.callback(module.register_forward_hook(give_back, always_call=True).remove)
         yield
+
+
+def _spacing(value: float, dtype: torch.dtype) -> float:
+    """Distance from a number to the next larger one of a type; infinite past its largest number."""
+    kind = torch.finfo(dtype)
+    if value > kind.max:
+        return math.inf
+    return kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))
 
 
 def _run(

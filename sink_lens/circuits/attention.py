@@ -116,11 +116,9 @@ def _held(
     if norm is None:
         return u
     u = u * norm.gain
-    if not norm.divides:
-        return u
     if norm.centred:
-        x, u = x - x.mean(-1, keepdim=True), u - u.mean(-1, keepdim=True)
-    return u * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+        u = u - u.mean(-1, keepdim=True)
+    return u / norm.scale(x)[..., None]
 
 
 def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> None:

@@ -275,7 +275,7 @@ def _circuit(run: Run) -> tuple[str, Figure]:
         "The chain as it is in this model: token, aggregated values, neurons, outlier dimensions, key and heads. "
         "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it."
     )
-    return see, circuit.draw(circuit.chain_circuit(run))
+    return see, circuit.chain_circuit(run).draw()
 
 
 def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:

@@ -68,5 +68,27 @@ def test_what_is_left_of_a_large_value_is_rounding(dtype):
     assert found.elsewhere == pytest.approx(float(others.median()), rel=0.05)
 
 
+def test_a_value_past_the_largest_of_the_type_is_said_not_to_be_finite():
+    model = tiny("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[9, 7] = 60_000
+        model.transformer.h[1].mlp.c_proj.bias[7] = 30_000
+    with pytest.warns(UserWarning, match="are not finite: in float32 the stream's dimension 7 is 90,0.. there"):
+        found = rounding(wrap(model.half().eval()), from_tensor(TOKENS), position=9)
+    assert found.useless
+    assert "float16's numbers end before; load the model in float32" in found.sentence()
+
+
+def test_sequences_without_the_position_count_for_nothing():
+    model = erasing().bfloat16().eval()
+    lengths = torch.tensor([12, 2, 12])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = rounding(wrap(model), from_tensor(TOKENS[::2]), position=5)
+        found = rounding(wrap(model), from_tensor(TOKENS, lengths=lengths), position=5)
+    assert found.at_position == pytest.approx(alone.at_position, rel=0.05)
+    assert rounding(wrap(model), from_tensor(TOKENS[1:2], lengths=lengths[1:2]), position=5) is None
+
+
 def test_a_model_in_float32_is_not_asked():
     assert rounding(wrap(tiny("llama")), from_tensor(TOKENS), position=0) is None

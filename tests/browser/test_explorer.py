@@ -67,7 +67,7 @@ def largest(edges, n):
     return edges.sort_values("score", key=abs, ascending=False).head(n)
 
 
-def said(page):
+def sentence_of(page):
     return page.locator("[data-said]").inner_text()
 
 
@@ -151,7 +151,7 @@ def test_what_feeds_a_head_is_found_by_its_number(explored):
     query = largest(edges.loc[edges["reader"].eq("a5.h1<q>")], 1)["writer"].item()
     assert panel.locator("h4", has_text="Into its query").locator("+ ul li button").first.inner_text() == query
     find(page, "nowhere")
-    assert said(page) == "0 found."
+    assert sentence_of(page) == "0 found."
 
 
 def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
@@ -160,12 +160,12 @@ def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
     stage = page.locator("[data-stage]")
     stage.focus()
     page.keyboard.press("ArrowUp")
-    assert said(page).startswith("logits: ")
+    assert sentence_of(page).startswith("logits: ")
     page.keyboard.press("ArrowDown")
-    assert not said(page).startswith("logits: ")
+    assert not sentence_of(page).startswith("logits: ")
     page.keyboard.press("Enter")
-    assert said(page).endswith("is pinned.")
-    pinned = said(page).split()[0]
+    assert sentence_of(page).endswith("is pinned.")
+    pinned = sentence_of(page).split()[0]
     assert saved_state(page)["pinnedIds"] == [pinned]
     stage.focus()
     before = page.locator("canvas").screenshot()
@@ -180,7 +180,7 @@ def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
     heard = set()
     for share in np.linspace(0, 1, 60):  # up the middle of the picture: nodes, and edges between them
         page.mouse.move(x + width / 2, y + share * height)
-        heard |= {page.locator("[data-panel] h3").inner_text(), said(page)}
+        heard |= {page.locator("[data-panel] h3").inner_text(), sentence_of(page)}
     assert any(re.fullmatch(r"a\d\.(h|kv)\d|m\d", one) for one in heard)
     assert any(" → " in one for one in heard)
     assert found.quiet, vars(found)

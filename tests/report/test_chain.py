@@ -9,7 +9,7 @@ import pytest
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
 from sink_lens.report import notebook
-from sink_lens.report.circuit import ChainCircuit, circuit_of, draw
+from sink_lens.report.circuit import ChainCircuit, circuit_of
 from sink_lens.report.html import page_text
 from sink_lens.report.story import chain, link_rows, nodes, walked
 from sink_lens.schema import LINKS, NODES
@@ -93,11 +93,11 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     pd.testing.assert_frame_equal(
         circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
     )
-    figure = draw(ChainCircuit.from_json(circuit.to_json()))
+    figure = ChainCircuit.from_json(circuit.to_json()).draw()
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert {"a small", "output", "sink output", "removes 50%"} <= set(texts)
-    assert len(figure.axes[0].lines) == len(draw(six).axes[0].lines) + 2
-    assert figure.get_figwidth() > draw(six).get_figwidth()
+    assert len(figure.axes[0].lines) == len(six.draw().axes[0].lines) + 2
+    assert figure.get_figwidth() > six.draw().get_figwidth()
 
 
 def test_a_node_between_the_growth_steps_joins_them(tmp_path):
@@ -106,7 +106,7 @@ def test_a_node_between_the_growth_steps_joins_them(tmp_path):
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
     arrows = circuit.edges[circuit.edges["quantity"] == "intervention_share"]
     assert arrows.loc[arrows["link"] == "neurons_dimension", "source"].tolist() == ["node_a_down_projection"] * 2
-    draw(circuit)
+    circuit.draw()
 
 
 def test_a_branch_starts_again_from_its_node(tmp_path):
@@ -114,14 +114,14 @@ def test_a_branch_starts_again_from_its_node(tmp_path):
     steps = walked(found, {"sink_output": "holds"})
     assert steps[-3:] == [("attention sink", ""), ("super neurons", "holds"), ("a side effect", "")]
     assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [*LINKS, "sink_output"]
-    draw(circuit_of(read_run(tmp_path / "run")))
+    circuit_of(read_run(tmp_path / "run")).draw()
 
 
 def test_a_chain_of_other_names_altogether_is_drawn(tmp_path):
     rows = pd.DataFrame([{"order": 1, "link": "key_sink", "source": "here", "target": "there", "sentence": "It goes."}])
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=tables() | {"chain": rows})))
     assert circuit.nodes["label"].tolist() == ["here", "there"]
-    texts = [text.get_text() for text in draw(circuit).axes[0].texts]
+    texts = [text.get_text() for text in circuit.draw().axes[0].texts]
     assert {"here", "there", "key sink"} <= set(texts)
 
 

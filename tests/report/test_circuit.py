@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
-from sink_lens.report.circuit import ChainCircuit, circuit_of, draw
+from sink_lens.report.circuit import ChainCircuit, circuit_of
 from sink_lens.report.style import GREEN, ORANGE, QUIET, svg
 from sink_lens.schema import LINKS
 
@@ -116,7 +116,7 @@ def test_a_row_with_a_foreign_column_is_refused(circuit):
 
 def test_arrows_are_as_wide_as_their_paths_and_dashed_where_the_sink_grows(circuit):
     lines = {}
-    for line in draw(circuit).axes[0].lines:
+    for line in circuit.draw().axes[0].lines:
         lines.setdefault(line.get_color(), []).append((line.get_linewidth(), line.is_dashed()))
     assert lines.keys() == {GREEN, ORANGE, QUIET}
     assert lines[ORANGE] == [(pytest.approx(1.2 + 7.8 * 0.3), True)] * 2
@@ -128,7 +128,7 @@ def test_arrows_are_as_wide_as_their_paths_and_dashed_where_the_sink_grows(circu
 
 
 def test_the_drawing_says_the_numbers(circuit):
-    said = texts(draw(circuit))
+    said = texts(circuit.draw())
     for text in ("makes 50% ✓", "removes 75% ✓", "? undecided", "freeze: 75%", "all inputs: 90%", "35%", "L7.N100"):
         assert text in said
     assert said.count("40%") == 2
@@ -139,7 +139,7 @@ def test_a_run_that_measured_no_path_says_so(tmp_path):
     run = traced(tmp_path / "run", without=("effects", "mediation", "paths"))
     circuit = circuit_of(read_run(run))
     assert circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all()
-    figure = draw(circuit)
+    figure = circuit.draw()
     said = texts(figure)
     assert said.count("no intervention") == len(LINKS)
     assert "No path was measured in this run, so there are lines and no arrows." in said
@@ -152,7 +152,7 @@ def test_a_run_that_measured_no_path_says_so(tmp_path):
 )
 def test_a_partial_run_still_has_its_circuit(tmp_path, gone):
     circuit = circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))
-    assert {"the sink's", "attention sink", "heads"} & set(texts(draw(circuit)))
+    assert {"the sink's", "attention sink", "heads"} & set(texts(circuit.draw()))
     assert {"position", "z", "attn_out", "neurons:0", "key:0"} <= set(circuit.nodes["id"])
 
 
@@ -167,7 +167,7 @@ def test_without_a_growth_step_there_is_one_lane_that_says_so(tmp_path):
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
     assert row(circuit.nodes, kind="neurons")["layers"] == "no growth step"
     assert row(circuit.nodes, kind="heads")["layers"] == "layers 0–11"
-    assert "no growth step" in texts(draw(circuit))
+    assert "no growth step" in texts(circuit.draw())
 
 
 SIZES = [(4, 4, ((1, 1),), 1), (80, 128, ((0, 9), (12, 30), (40, 41), (50, 50)), 7)]
@@ -179,7 +179,7 @@ def test_it_is_readable_at_every_size(tmp_path, n_layers, n_heads, steps, supers
     frames = tables(n_layers=n_layers, n_heads=n_heads, steps=steps, supers=supers)
     frames["neurons"] = frames["neurons"].assign(neuron=frames["neurons"]["neuron"] + 28_000)
     run = traced(tmp_path / "run", frames=frames, n_layers=n_layers, n_heads=1)
-    figure = draw(circuit_of(read_run(run)))
+    figure = circuit_of(read_run(run)).draw()
     assert figure.get_figwidth() < 9.7
     assert figure.get_figheight() < 16
     canvas = FigureCanvasAgg(figure)
@@ -202,7 +202,7 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
     frames["effects"]["layers"] = "<img src=x onerror=alert(1)>"
     frames["links"]["statistic"] = "<b>$x$"
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
-    drawn = svg(draw(circuit), name="circuit")
+    drawn = svg(circuit.draw(), name="circuit")
     assert not re.search("<(script|img|b)[ >]", drawn)
     assert "&lt;/text&gt;" in drawn
     assert ChainCircuit.from_json(circuit.to_json()).about == circuit.about

@@ -116,7 +116,7 @@ def _one(rng: random.Random, category: str, *, template: Path, folder: Path, sho
         if shown:
             print(f"{plan.label}\n--- stdout\n{outcome.out}\n--- stderr\n{outcome.err}\n--- trace\n{outcome.trace}")
             print(f"exit code {outcome.code}, {outcome.seconds:.1f} s")
-        return judged(outcome, plan, before=before, folder=folder), plan.label, plan.kind
+        return judge(outcome, plan, before=before, folder=folder), plan.label, plan.kind
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -130,7 +130,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def judged(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str], folder: Path) -> str:
+def judge(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str], folder: Path) -> str:
     """How an attempt ended, in a word; or what is wrong with how it ended."""
     lines = [line.rpartition("\r")[2] for line in outcome.err.split("\n")]  # a bar is written over
     lines = [line for line in lines if line.strip()]
