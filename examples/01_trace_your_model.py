@@ -9,12 +9,12 @@ Prints on the default model:
     LlamaForCausalLM: 30 layers of width 576, 9 heads
     sink at position 0; grows in layers 1-2, 11-11
                     link            statistic  value  ci_low  ci_high verdict
-    aggregation_variance             s2_ratio  2.259   2.126    2.363   holds
-      variance_preserved          kendall_tau  0.007  -0.011    0.014   fails
-        variance_neurons          spike_ratio 49.414  43.079   56.151   holds
-       neurons_dimension   contribution_share  0.953   0.945    0.960   holds
-           dimension_key           key_cosine  0.776   0.774    0.778   holds
-                key_sink logit_advantage_nats  5.553   5.424    5.688   holds
+    aggregation_variance             s2_ratio  1.832   1.767    1.916   holds
+      variance_preserved   s2_ratio_after_w_o  1.469   1.316    1.562   holds
+        variance_neurons          spike_ratio 49.414  43.296   56.021   holds
+       neurons_dimension   contribution_share  0.953   0.941    0.963   holds
+           dimension_key           key_cosine  0.765   0.760    0.768   holds
+                key_sink logit_advantage_nats  5.772   5.569    5.956   holds
      layer  neuron  contribution_share
         11    1229                0.73
          2      90                0.68
@@ -23,7 +23,7 @@ Prints on the default model:
     the report: runs/my-model/report.html
 
     standard deviation within a token of what the heads gathered, in the layers where the sink token grows
-    position 0: 0.484  position 1: 0.383  position 3: 0.275  position 15: 0.210  position 63: 0.212
+    position 0: 0.224  position 1: 0.179  position 3: 0.149  position 15: 0.111  position 63: 0.113
 """
 
 import argparse

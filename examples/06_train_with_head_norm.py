@@ -7,16 +7,16 @@ a head start of one seed at 120 steps is no faster convergence.
 
 Prints on the default model:
 
-    toy, softmax, seed 0: 120 steps, 122,880 tokens, 30 s; loss 5.5963 nats, held out 5.5800
-    toy, softmax, value norm shared, seed 0: 120 steps, 122,880 tokens, 32 s; loss 5.4055 nats, held out 5.3867
+    toy, softmax, seed 0: 120 steps, 122,880 tokens, 9 s; loss 5.5962 nats, held out 5.5798
+    toy, softmax, value norm shared, seed 0: 120 steps, 122,880 tokens, 10 s; loss 5.4055 nats, held out 5.3867
 
     value_norm: shared against none, 1 seed each (0), 123k tokens a run, same data in the same order
-    final evaluation loss: shared 5.3867, none 5.5800 nats, difference -0.1933 (one seed: no interval)
-    shared reaches the baseline's final evaluation loss sooner: after 91.9k tokens against 123k, 1.34 times as
-    fast (by seed 1.34x)
-    final training loss: shared 5.4055, none 5.5963 nats, difference -0.1908 (one seed: no interval)
-    shared reaches the baseline's final training loss sooner: after 80.6k tokens against 123k, 1.53 times as fast
-    (by seed 1.53x)
+    final evaluation loss: shared 5.3867, none 5.5798 nats, difference -0.1931 (one seed: no interval)
+    whether shared reaches the baseline's final evaluation loss sooner cannot be told either (the one seed: 1.34x
+    as fast)
+    final training loss: shared 5.4055, none 5.5962 nats, difference -0.1907 (one seed: no interval)
+    whether shared reaches the baseline's final training loss sooner cannot be told either (the one seed: 1.52x as
+    fast)
 
     SmolLM2-135M-Instruct: mean attention to position 0 0.466
     softmax: mean attention to position 0 0.066

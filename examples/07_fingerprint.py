@@ -9,9 +9,9 @@ Prints on the default model:
     b: SmolLM2-135M-Instruct + 0.5 sigma
     c: random init of SmolLM2-135M-Instruct (seed 1)
     pair  shared  tau_bar  z_relabelled  log10_p_relabelled                 verdict
-     a-b     296    0.010         5.309              -7.260            same lineage
+     a-b     296    0.010         5.310              -7.260            same lineage
      a-c     274    0.001         0.415              -0.470 no common lineage shown
-     b-c     276   -0.000        -0.241              -0.225 no common lineage shown
+     b-c     276   -0.000        -0.240              -0.226 no common lineage shown
 """
 
 import argparse
