@@ -621,7 +621,7 @@ window.exploreCircuits = async (packed) => {
     find("connected").checked = state.connected;
     find("positions").checked = state.positions;
     for (const [key, list] of [["undo", past], ["redo", future], ["unpin", state.pinned]]) root.querySelector(`[data-do=${key}]`).disabled = !list.length;
-    find("faithfulness").textContent = panes.map((pane) => (panes.length > 1 ? `${pane.graph.title}: ` : "") + faithfulness(pane)).join(" ");
+    find("faithfulness").textContent = panes.map((pane, index) => (panes.length > 1 ? ["First: ", "Second: "][index] : "") + faithfulness(pane)).join(" ");
     stage.setAttribute("aria-label", described());
     const writing = panel.contains(document.activeElement);
     describe(focused ?? hovered);

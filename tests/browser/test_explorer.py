@@ -311,6 +311,8 @@ def test_two_circuits_stand_side_by_side_with_what_differs(explored, run, tmp_pa
     page = found.page
     assert page.locator("canvas").count() == 2
     own, theirs = (set(on_path(largest(every_edge(seed), EDGES))["edge"]) for seed in (0, 1))
+    told = page.locator("[data-faithfulness]").inner_text()
+    assert re.fullmatch(rf"First: {len(own)} of .* Second: {len(theirs)} of .*", told), told
     text = page.locator("[data-difference] p").first.inner_text()
     both = len(own & theirs)
     assert text.startswith(
