@@ -269,19 +269,19 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """How each super neuron reads each position: cosine with its gate row, gate and up pre-activations (means)."""
+    """Each super neuron at each position: activation, cosine with its gate row, gate and up pre-activations (means)."""
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
-        x = panel.at("mlp_in_by_position", layer)
+        x, activations = panel.at("mlp_in_by_position", layer), panel.at("neurons_by_position", layer)
         for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
             up_row = weights.w_up[neuron].float().cpu()
             gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()
             found = measures.selectivity(x, gate_row=gate_row, up_row=up_row)
             for place, position in enumerate(panel.positions.tolist()):
-                means = [float(values[:, place].nanmean()) for values in found]
+                means = [float(values[:, place].nanmean()) for values in (activations[..., neuron], *found)]
                 rows.append((layer, neuron, position, *means))
-    return pd.DataFrame(rows, columns=["layer", "neuron", "position", *measures.Selectivity._fields])
+    return pd.DataFrame(rows, columns=["layer", "neuron", "position", "activation", *measures.Selectivity._fields])
 
 
 def column_table(lens: LensModel, splits: list[LayerSplit]) -> pd.DataFrame:

@@ -226,9 +226,12 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
         others[:, sinks] = False
         return mean_where(view["neurons"].abs(), where=others[..., None], dim=1)
 
-    def mlp_in(view: LayerView) -> Tensor:
-        x, valid = _sample(view, "mlp_in", positions)
-        return x.masked_fill(~valid[..., None], math.nan)
+    def by_position(site: str) -> Reading:
+        def sampled(view: LayerView) -> Tensor:
+            x, valid = _sample(view, site, positions)
+            return x.masked_fill(~valid[..., None], math.nan)
+
+        return Reading(name=f"{site}_by_position", sites=(site,), function=sampled, layers=layers)
 
     def at_sinks(site: str) -> Reading:
         return Reading(
@@ -240,7 +243,8 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
         at_sinks("neurons"),
         at_sinks("attn_out"),
         at_sinks("mlp_out"),
-        Reading(name="mlp_in_by_position", sites=("mlp_in",), function=mlp_in, layers=layers),
+        by_position("mlp_in"),
+        by_position("neurons"),
         Reading(name="neurons_elsewhere", sites=("neurons",), function=elsewhere, layers=layers),
     ]
 

@@ -227,8 +227,8 @@ def neuron_activations(
 
     Args:
         source: an array of (position, layer, neuron); a ``capture`` of ``neurons``, which are the activations; or a
-            traced run, of whose super neurons the gate and the up-projection are shown by position, before the
-            activation function, means over sequences.
+            traced run, of whose super neurons the activation is shown by position, and before it the gate and the
+            up-projection; means over sequences.
         tokens: see ``attention_heads``; a run shows positions, since its numbers are means.
         sequence: of a capture and a token batch.
         layers: of a capture, None is all; of an array their names.
@@ -456,15 +456,17 @@ def _neurons_of(
 
 
 def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
-    """Gate and up-projection (position, super neuron, quantity) of a run, and the names of both.
+    """Activation, gate and up-projection (position, super neuron, quantity) of a run, and the names of both.
+
+    A run of 0.2 has no activation.
 
     Raises:
         RunError: the run has no such table, or found no super neuron.
     """
-    quantities = ["gate", "up"]
     if run.kind != "trace" and "selectivity" not in run.tables:
         raise RunError(f"{about(run)}, which keeps no activations of neurons; need a run of trace. {MAKES['trace']}")
-    table = run.need("selectivity", columns=["layer", "neuron", "position", *quantities])
+    table = run.need("selectivity", columns=["layer", "neuron", "position", "gate", "up"])
+    quantities = [name for name in ("activation", "gate", "up") if name in table]
     names = [neuron_name(layer, neuron) for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
     table = table.assign(name=names).sort_values("position")
     found = list(dict.fromkeys(names))

@@ -135,8 +135,11 @@ def test_only_the_planted_neuron_is_super():
     assert table.loc[truth.neuron, "gate_norm_rank"] > 0
     selective = selectivity_table(lens, panel, splits)
     assert set(selective["neuron"]) == {truth.neuron}
-    by_position = selective.set_index("position")["gate"]
-    assert by_position[0] > 5 * by_position[1:].abs().max()
+    by_position = selective.set_index("position")
+    assert by_position["gate"][0] > 5 * by_position["gate"][1:].abs().max()
+    fires = panel.at("neurons_at_sinks", truth.layer)[:, 0, truth.neuron].mean()
+    assert by_position["activation"][0] == pytest.approx(float(fires), rel=1e-5)
+    assert by_position["activation"][0] > 5 * by_position["activation"][1:].abs().max()
 
 
 # --- tables

@@ -69,13 +69,15 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
     )
     found["paths"] = path_rows(len(steps))
     rows = [
-        {"layer": at, "neuron": 100 + n, "position": place, "cosine": 0.1, "up": 0.2, "gate": float(place == 0)}
+        {"layer": at, "neuron": 100 + n, "position": place, "activation": 8.0 * (place == 0), "cosine": 0.1, "up": 0.2}
+        | {"gate": float(place == 0)}
         for first, last in steps
         for at in range(first, last + 1)
         for n in range(supers)
         for place in range(length)
     ]
-    found["selectivity"] = pd.DataFrame(rows, columns=["layer", "neuron", "position", "cosine", "up", "gate"])
+    columns = ["layer", "neuron", "position", "activation", "cosine", "up", "gate"]
+    found["selectivity"] = pd.DataFrame(rows, columns=columns)
     return found
 
 

@@ -138,7 +138,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
                 rows.append(row)
     supers = frames["neurons"].query("is_super")[["layer", "neuron"]].to_numpy().tolist()
     selective = pd.DataFrame(supers, columns=["layer", "neuron"]).merge(pd.DataFrame({"position": place}), how="cross")
-    frames["selectivity"] = selective.assign(cosine=0.1, up=1.0, gate=-selective["position"] / length)
+    frames["selectivity"] = selective.assign(activation=1.0, cosine=0.1, up=1.0, gate=-selective["position"] / length)
     entries = [
         (of, neuron, dimension, weight) for of, neuron in supers for dimension, weight in ((378, 4.0), (9, -0.5))
     ]

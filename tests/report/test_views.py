@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -127,10 +128,12 @@ def test_neurons_of_a_capture_are_those_with_the_largest_activations():
 def test_super_neurons_of_a_run_are_shown_by_position(run):
     props = views.neuron_activations(run).props
     names = ["L1.N100", "L1.N101", "L2.N100", "L2.N101", "L7.N100", "L7.N101"]
-    assert props["firstDimensionLabels"] == [*names, "scale:±1"]
-    assert props["secondDimensionLabels"] == ["gate", "up"]
-    assert props["activations"][:, 0, 0].tolist() == [1.0] + [0.0] * 7
-    assert props["activations"][3, 2].tolist() == [0.0, 0.2]
+    assert props["firstDimensionLabels"] == [*names, "scale:±8"]
+    assert props["secondDimensionLabels"] == ["activation", "gate", "up"]
+    assert props["activations"][:, 0, 0].tolist() == [8.0] + [0.0] * 7
+    assert props["activations"][3, 2].tolist() == [0.0, 0.0, 0.2]
+    before = read_run(Path(__file__).parents[1] / "browser" / "default_model")  # its table has no activation
+    assert views.neuron_activations(before).props["secondDimensionLabels"] == ["gate", "up"]
 
 
 def test_hostile_tokens_cannot_leave_their_place():
