@@ -1,9 +1,9 @@
 """Configurations by the names of their fields: what a file, the command line and a Python call have in common.
 
-A configuration is a frozen dataclass with a docstring under each field. Its ``metadata`` says what the type cannot:
+A configuration is a frozen dataclass with a docstring under each field; a text with choices is a ``Literal``. Its
+``metadata`` says what the type cannot:
 
 - ``option``: the name on the command line, where it differs from the field's;
-- ``choices``: the values that a text may have;
 - ``metavar``: what stands for the value in ``--help``;
 - ``written``: ``ranges`` (``0-3,7``) or ``commas`` (``1,2.5``), where several values are written as one text; ``pairs``
   (``NAME=VALUE``), where a table gives such texts too;
@@ -134,16 +134,21 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
 
 
 def bare(kind: Any) -> tuple[Any, bool]:
-    """A type without None, and whether it had it; text for a choice of texts."""
-    if get_origin(kind) is Literal:
-        return str, False
+    """A type without None, and whether it had it."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (one,) = [part for part in get_args(kind) if part is not type(None)]
     return one, True
 
 
-def check_choices(config: Any) -> None:
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The values that a text, or each text of a list, may have; empty if it may be any."""
+    kind, _ = bare(kind)
+    item = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    return get_args(item) if get_origin(item) is Literal else ()
+
+
+def check_types(config: Any) -> None:
     """Refuse a value of another type than its field's, or that is none of its choices; lists become tuples.
 
     Raises:
@@ -152,13 +157,6 @@ def check_choices(config: Any) -> None:
     for field in fields(config):
         if "file_only" not in field.metadata:
             object.__setattr__(config, field.name, value_of(field, field.type, getattr(config, field.name)))
-        value, choices = getattr(config, field.name), field.metadata.get("choices")
-        if choices is not None and value is not None:
-            for one in value if isinstance(value, tuple) else (value,):
-                if one not in choices:
-                    raise InputError(
-                        f"{field.name} is {visible(repr(one), limit=200)}; need one of {', '.join(choices)}"
-                    )
 
 
 def check_most(config: Any, most: float, *names: str) -> None:
@@ -198,6 +196,10 @@ def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
 
 
 def _single(name: str, value: Any, kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        if not isinstance(value, str) or value not in get_args(kind):
+            raise InputError(f"{name} is {visible(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")
+        return str(value)
     truth = isinstance(value, bool)
     if kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)

@@ -19,6 +19,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny
 
 META = torch.zeros(2, 2, device="meta")
+IDS = torch.ones(1, 8, dtype=torch.int64)
 
 
 def gini(rows):
@@ -85,6 +86,18 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: sink_lens.TraceConfig(sequences="4"), "sequences is '4'; need a whole number"),
         (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
         (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
+        (lambda: sink_lens.TraceConfig(bos="yes"), "bos is 'yes'; need one of auto, with, without"),
+        (lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"), "need 'auto' or 'plain' or 'bridge'"),
+        (lambda: sink_lens.stream(tiny("llama"), IDS, [], kernel="flash"), "kernel of stream is 'flash'"),
+        (lambda: sink_lens.sink_mask(tiny("llama"), IDS, by="size"), "by of sink_mask is 'size'"),
+        (lambda: sink_lens.edits.amplify(2.0, positions=[1], layers=[0], centre="mean"), "centre of amplify is 'mean'"),
+        (lambda: sink_lens.edits.quantise("z", "int3"), "form of quantisation is 'int3'"),
+        (
+            lambda: sink_lens.patching.path_patch(
+                tiny("llama"), IDS, IDS, sender=("z", 0), receiver=("z", 1), metric=len, freeze="q"
+            ),
+            "freeze of path_patch is 'q'",
+        ),
     ],
 )
 def test_public_names_refuse_what_they_cannot_take(call, says):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import types
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.cli.options import build_config, configured, off_of, option_of
-from sink_lens.configuration import field_docs, with_fields
+from sink_lens.configuration import choices_of, field_docs, with_fields
 from sink_lens.data.config import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
@@ -105,7 +106,7 @@ class Toy:
     """Say it loudly."""
     names: tuple[str, ...] = field(default=(), metadata={"option": "name"})
     """A name; repeat."""
-    kind: str = field(default="a", metadata={"choices": ("a", "b")})
+    kind: Literal["a", "b"] = "a"
     """Its kind."""
     layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
     """In which layers."""
@@ -187,7 +188,7 @@ def test_a_file_gives_any_field_and_an_option_wins(toy, tmp_path):
         ("loud = 1", "loud is 1; need true or false"),
         ("names = 'x'", "names is 'x'; need a list"),
         ("names = 3", "names is 3; need a list"),
-        ("kind = 3", "kind is 3; need a text"),
+        ("kind = 3", "kind is 3; need one of a, b"),
         ("factors = '1,two'", "factors is '1,two'; need numbers with commas"),
     ],
 )
@@ -269,7 +270,7 @@ def another(one):
     """A value of a field that is not its default."""
     if one.name in SPECIAL:
         return SPECIAL[one.name]
-    if choices := one.metadata.get("choices"):
+    if choices := choices_of(one.type):
         return choices[1]
     if one.type is bool:
         return not one.default

@@ -29,6 +29,7 @@ from transformers.masking_utils import sdpa_mask
 from ..errors import KernelError
 from ..models.families import Family
 from ..models.interfaced import attention_as
+from ..schema import KernelChoice
 
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
 """Names, beside the sites, that an observed pass can read from a layer's attention.
@@ -69,7 +70,7 @@ class Watch:
 _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 
 
-def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") -> Kernel:
+def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice = "auto") -> Kernel:
     """Choose the attention kernel for a family on a device.
 
     ``auto`` takes the fused kernel if it is exact and returns a log-sum-exp, else the eager kernel. The run records
@@ -78,8 +79,6 @@ def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") 
     Raises:
         KernelError: ``fused`` was requested but is not exact, or returns no log-sum-exp on this device.
     """
-    if asked not in ("auto", "fused", "eager"):
-        raise KernelError(f"kernel {asked!r} is not known; need auto, fused or eager")
     reason = None
     if family.soft_capped:
         reason = f"{family.architecture} caps its attention scores with a tanh, which no fused kernel does"

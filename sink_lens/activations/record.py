@@ -22,6 +22,7 @@ from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import give_back
 from ..models.sites import SITES, in_attention, site_of
+from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, check_tokens, forward
 from .views import Captured, LayerView, Reading, Streamed
@@ -39,7 +40,7 @@ def stream(
     *,
     keys: Sequence[int] = (0,),
     rows: Int[Tensor, " row"] | None = None,
-    kernel: Literal["auto", "fused", "eager"] = "auto",
+    kernel: KernelChoice = "auto",
     batch_size: int | None = None,
     progress: bool = False,
     label: str = "reading",
@@ -282,10 +283,10 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}
 
 
-def _path(lens: LensModel, names: Sequence[str], *, asked: str) -> Literal["plain", "bridge"]:
+def _path(
+    lens: LensModel, names: Sequence[str], *, asked: Literal["auto", "plain", "bridge"]
+) -> Literal["plain", "bridge"]:
     """Choose the path that shows the sites."""
-    if asked not in ("auto", "plain", "bridge"):
-        raise InputError(f"path {asked!r} is not known; need auto, plain or bridge")
     hidden = [name for name in names if name in lens.uneditable]
     if asked == "bridge" and hidden:
         raise SiteError(

@@ -39,17 +39,17 @@ from ..measures.sink_tokens import (
 )
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..schema import SINK_THRESHOLD
+from ..schema import SINK_THRESHOLD, KernelChoice
 from .forward import check_tokens
 from .record import stream
 from .views import LayerView, Reading
 
 log = logging.getLogger(__name__)
 
-LEAST = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
-"""Rule of a gap -> least median score of the marked tokens."""
-RULES = ("attention", "norm", "either", "rate")
+Rule = Literal["attention", "norm", "either", "rate"]
 """The rules by which a token is a sink; see the module's docstring."""
+LEAST: dict[Rule, float] = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
+"""Rule of a gap -> least median score of the marked tokens."""
 LEAST_RATE = 0.05
 """A token, or a position, is a sink by the rule ``rate`` where at least this share of layers and heads have it."""
 MOST_POSITIONS = 4
@@ -61,11 +61,11 @@ def sink_mask(
     lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     *,
-    by: str = "attention",
+    by: Rule = "attention",
     threshold: float | None = None,
     least: float | None = None,
     gap: float = GAP,
-    kernel: Literal["auto", "fused", "eager"] = "auto",
+    kernel: KernelChoice = "auto",
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Bool[Tensor, "batch position"]:
@@ -92,13 +92,13 @@ def sink_mask(
         progress: show a progress bar.
 
     Raises:
-        InputError: there is no such rule, a threshold was given for ``either``, or the model cannot take the tokens.
+        InputError: a threshold was given for ``either``, or the model cannot take the tokens.
         KernelError: ``fused`` was requested but is not exact.
     """
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     if by == "either" and (threshold is not None or least is not None):
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
-    rules = tuple(LEAST) if by == "either" else (by,)
+    rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
     marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     several = _scores(lens, batch, rules, kernel=kernel, batch_size=batch_size, progress=progress)
     for rule, scores in several.items():
@@ -114,7 +114,7 @@ def sink_mask(
 
 
 def gap_of(
-    scores: Float[Tensor, "batch position"], *, by: str, least: float | None = None, gap: float = GAP
+    scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
 ) -> ScoreGap | None:
     """The gap that decides which tokens are sinks by ``attention`` or ``norm``; None if there is none."""
     return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
@@ -124,8 +124,8 @@ def sink_scores(
     lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     *,
-    by: str = "attention",
-    kernel: Literal["auto", "fused", "eager"] = "auto",
+    by: Rule = "attention",
+    kernel: KernelChoice = "auto",
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Float[Tensor, "batch position"]:
@@ -143,28 +143,25 @@ def sink_scores(
 def _scores(
     lens: ModelLike,
     batch: TokenBatch,
-    rules: Sequence[str],
+    rules: Sequence[Rule],
     *,
-    kernel: Literal["auto", "fused", "eager"],
+    kernel: KernelChoice,
     batch_size: int | None,
     progress: bool,
-) -> dict[str, Float[Tensor, "batch position"]]:
+) -> dict[Rule, Float[Tensor, "batch position"]]:
     """The scores of some criteria, from one pass."""
-    for by in rules:
-        if by not in RULES:
-            raise InputError(f"by is {by!r}; need one of {', '.join(RULES)} (see sink_lens.activations.sink_mask)")
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size, kernel=kernel).nanmean(0)}
-    scores = {by: torch.full(batch.tokens.shape, math.nan) for by in rules}
+    scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan) for by in rules}
     with tqdm(total=batch.n_sequences, desc="marking sinks", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in parts(batch, batch_size=batch_size):
             taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
             readings = [one.reading() for one in taken.values()]
             rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
             stream(lens, part, readings, rows=rows, kernel=kernel, batch_size=part.n_sequences)
-            for by, one in taken.items():
+            for by, one in zip(rules, taken.values(), strict=True):
                 scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
             bar.update(part.n_sequences)
     return scores
@@ -200,7 +197,7 @@ def sink_rates(
     tokens: TokenBatch,
     *,
     threshold: float = SINK_THRESHOLD,
-    kernel: Literal["auto", "fused", "eager"] = "auto",
+    kernel: KernelChoice = "auto",
     batch_size: int | None = None,
 ) -> Float[Tensor, "layer batch position"]:
     """Share of heads whose sink score at each token passes the threshold, by layer; one pass. See ``rate_reading``."""
@@ -336,7 +333,7 @@ class Norms:
         return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
 
 
-def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: str) -> str:
+def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule) -> str:
     """The threshold and its evidence in a sentence, or that there is no gap."""
     known = scores[~scores.isnan()]
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]

@@ -3,15 +3,14 @@
 import math
 from dataclasses import dataclass, field, fields
 
-from ..configuration import check_choices, check_least, check_most
-from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
+from ..configuration import check_least, check_most, check_types
+from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
-from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
+from ..schema import MIN_SINK_RATE, SINK_THRESHOLD, KernelChoice
 
-__all__ = ["BOS_CONDITIONS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
+__all__ = ["CONTROLS", "TraceConfig"]
 
-KERNELS = ("auto", "fused", "eager")
 CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 MOST_CONTROLS = 10_000
@@ -57,9 +56,9 @@ class ReadConfig:
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
-    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
+    tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
-    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    bos: BosCondition = "auto"
     """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 16
     """Number of sequences."""
@@ -80,7 +79,7 @@ class ReadConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         check_described(self)
         check_least(self, 1, "batch_size")
 
@@ -103,7 +102,7 @@ class Question(ReadConfig):
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
     max_outliers: int = DEFAULTS.max_outliers
     """Maximum number of outlier dimensions; if energy_frac needs more, none are reported."""
-    kernel: str = field(default="auto", metadata={"choices": KERNELS})
+    kernel: KernelChoice = "auto"
     """Attention kernel of the measuring passes."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """float32, bfloat16, float16, float64, or auto: the checkpoint's own. Default: float32."""

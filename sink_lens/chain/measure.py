@@ -129,7 +129,7 @@ def scout(
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
-        rates = sink_rates(lens, few, threshold=config.threshold, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
+        rates = sink_rates(lens, few, threshold=config.threshold, kernel=config.kernel)
         found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
@@ -215,7 +215,7 @@ def measure(
         readings,
         keys=sinks,
         rows=rows,
-        kernel=config.kernel,  # type: ignore[arg-type]  # checked by TraceConfig
+        kernel=config.kernel,
         batch_size=config.batch_size,
         progress=progress,
         label=label,

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..edits.metrics import Metric
-from ..errors import InputError
-from .config import CHOICES, Choice
+from .config import Choice
 from .graph import Graph
 
 
@@ -103,11 +102,7 @@ def chosen(
     threshold: float = 0.0,
     outputs: Sequence[int],
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose edges; see the module.
-
-    Raises:
-        InputError: a choice that does not exist.
-    """
+    """Choose edges; see the module."""
     match choice:
         case "top":
             return largest(values, n)
@@ -115,7 +110,6 @@ def chosen(
             return greedy(graph, values, n, outputs=outputs)
         case "threshold":
             return above(values, threshold)
-    raise InputError(f"choice is {choice!r}; need one of {', '.join(CHOICES)}")
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:

@@ -20,6 +20,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
@@ -364,7 +365,7 @@ def find(
     spans: Mapping[str, Sequence[int]] | None = None,
     templates: Sequence[str] | None = None,
     ordinary: Tensor | None = None,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     seed: int = 0,
     progress: bool = False,
 ) -> Circuit:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ..configuration import check_choices, check_least, check_most
-from ..data.described import BOS_CONDITIONS
+from ..configuration import check_least, check_most, check_types
+from ..data.described import BosCondition
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from ..text import ranges
@@ -12,12 +12,10 @@ from ..text import ranges
 Method = Literal["eap-ig", "eap", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
-ABLATIONS: tuple[Ablation, ...] = get_args(Ablation)
 Choice = Literal["top", "greedy", "threshold"]
-CHOICES: tuple[Choice, ...] = get_args(Choice)
-TASKS = ("ioi", "greater-than", "agreement", "capitals", "induction")
+ReadyTask = Literal["ioi", "greater-than", "agreement", "capitals", "induction"]
 """Tasks with pairs of prompts that are ready."""
-METRICS = ("logit_difference", "sink_mass", "loss")
+MetricName = Literal["logit_difference", "sink_mass", "loss"]
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's shares of all edges."""
 EDGES = 200
@@ -31,7 +29,7 @@ class CircuitConfig:
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
-    task: str = field(default="ioi", metadata={"choices": (*TASKS, "text", "file")})
+    task: Literal[ReadyTask, "text", "file"] = "ioi"
     """What the model does: a task with pairs of prompts, text (prose, no corrupted prompts), or a file of pairs."""
     pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
     """With the task file: JSON lines with clean, corrupted, correct, incorrect."""
@@ -39,17 +37,17 @@ class CircuitConfig:
     """Number of pairs; of sequences, with the task text."""
     length: int = 64
     """With the task text: tokens of a sequence."""
-    metric: str | None = field(default=None, metadata={"choices": METRICS})
+    metric: MetricName | None = None
     """What the circuit explains. Default: logit_difference; sink_mass with the task text."""
     sink_position: int = 0
     """Position that sink_mass is read at."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
     """Layers that sink_mass is read in. Default: all."""
-    method: str = field(default="eap-ig", metadata={"choices": METHODS})
+    method: Method = "eap-ig"
     """How edges are scored: by gradients, or each by a real patch (exact; small models). eap-ig, eap-ig-activations,
     eap-ig-left, eap and eap-corrupted miss edges that real patches find: all of them where parts cancel before a
     threshold, and against zero; eap and eap-corrupted also where attention or neurons are saturated."""
-    ablation: str | None = field(default=None, metadata={"choices": ABLATIONS})
+    ablation: Ablation | None = None
     """What replaces what an edge carries. Default: resample; mean_ordinary with the task text."""
     steps: int = 5
     """Points of integrated gradients to begin with; doubled for a pair until its sum is complete."""
@@ -59,7 +57,7 @@ class CircuitConfig:
     """Largest error of a pair's sum, as a share of the mean difference of the metric."""
     edges: int = EDGES
     """Edges of the circuit."""
-    choice: str = field(default="top", metadata={"choices": CHOICES})
+    choice: Choice = "top"
     """Largest scores, a connected set grown from the output, or all scores above a threshold."""
     threshold: float = 0.0
     """With threshold: smallest score."""
@@ -82,7 +80,7 @@ class CircuitConfig:
     save: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
     """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .dot, .svg, .png, .pdf, .parquet,
     or a folder (MIB); repeat for several."""
-    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    bos: BosCondition = "auto"
     """The first token, as in trace."""
     seed: int = 0
     """Seed of the pairs, halves, bootstraps and random circuits."""
@@ -97,7 +95,7 @@ class CircuitConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         check_least(self, 1, "steps", "most_steps", "edges", "check_pairs")
         check_least(self, 2, "pairs", "length")
         check_least(self, 0, "random", "check", "threshold", "sink_position")
@@ -128,7 +126,7 @@ class CircuitConfig:
         return self.metric or ("sink_mass" if self.task == "text" else "logit_difference")
 
     @property
-    def replaced_by(self) -> str:
+    def replaced_by(self) -> Ablation:
         """The ablation."""
         return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
 

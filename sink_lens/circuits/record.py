@@ -28,7 +28,7 @@ from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from ..stats import interval
 from .attention import attention_of
 from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, span_masks
-from .config import Ablation, Choice, CircuitConfig, Method, without_files
+from .config import Ablation, CircuitConfig, without_files
 from .files import every_edge
 from .graph import Graph
 from .runs import Runs
@@ -166,7 +166,7 @@ def metric_of(task: Task, config: CircuitConfig) -> Metric:
     return task.metric
 
 
-def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: str) -> Runs:
+def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
     spans = config.positions_by_span
     graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(spans) or ("",))
     corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
@@ -176,7 +176,7 @@ def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: str) 
         corrupted,
         graph=graph,
         metric=metric_of(task, config),
-        ablation=cast("Ablation", ablation),
+        ablation=ablation,
     )
     return replace(found, masks=span_masks(found.clean, spans)) if spans else found
 
@@ -270,7 +270,7 @@ def _scores(runs: Runs, *, config: CircuitConfig, writer: RunWriter, name: str, 
     scale = abs(float(runs.gap.double().mean()))
     values = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
     steps = np.zeros(runs.n_pairs)
-    method = cast("Method", config.method)
+    method = config.method
     with tqdm(total=runs.n_pairs, desc=name, unit="pair", disable=not progress, leave=False) as bar:
         for start in range(0, runs.n_pairs, _PART):
             rows = range(start, min(start + _PART, runs.n_pairs))
@@ -301,7 +301,7 @@ def _scores(runs: Runs, *, config: CircuitConfig, writer: RunWriter, name: str, 
 
 
 def _circuit(runs: Runs, scores: Scores, *, task: Task, config: CircuitConfig) -> Circuit:
-    choice = cast("Choice", config.choice)
+    choice = config.choice
     mask = pick(runs, scores, choice=choice, n=config.edges, threshold=config.threshold)
     return Circuit(
         runs=runs,

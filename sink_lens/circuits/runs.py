@@ -22,6 +22,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric, as_metric, evaluate
@@ -30,7 +31,7 @@ from ..engine.gradients import hooked_outcome
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..patching.pairs import Sequences, pair_prompts
-from .config import ABLATIONS, Ablation
+from .config import Ablation
 from .graph import Graph
 from .stream import Weights, hook_of, weights_of, writer_sites, writings
 
@@ -71,7 +72,7 @@ class Runs:
         ablation: Ablation = "resample",
         masks: Tensor | None = None,
         ordinary: Bool[Tensor, "pair position"] | None = None,
-        bos: str = "auto",
+        bos: BosCondition = "auto",
     ) -> "Runs":
         """Run every pair once, and find the means where they are asked for.
 
@@ -90,8 +91,6 @@ class Runs:
         Raises:
             InputError: what is missing, or a metric that reads the stream.
         """
-        if ablation not in ABLATIONS:
-            raise InputError(f"ablation is {ablation!r}; need one of {', '.join(ABLATIONS)}")
         if ablation == "resample" and corrupted is None:
             raise InputError(
                 "resampling replaces what a node adds by what it adds on a corrupted prompt, and none was given; need "

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
-from ..models.weights import Norm, attention_weights, mlp_weights, norm_weights
+from ..models.weights import Norm, NormName, attention_weights, mlp_weights, norm_weights
 from .graph import Graph
 
 _TO_READERS = "batch position head d_head, head d_head d_model -> batch head position d_model"
@@ -72,7 +72,7 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
     def of(tensor: Tensor) -> Tensor:
         return tensor.detach().to(lens.device, dtype)
 
-    def norm(layer: int, which: str) -> Norm | None:
+    def norm(layer: int, which: NormName) -> Norm | None:
         found = norm_weights(lens, layer=layer, which=which)
         return None if found is None else _in(found, dtype)
 

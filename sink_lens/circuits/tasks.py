@@ -15,18 +15,20 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor
 from ..edits.metrics import Metric, evaluate, logit_difference
 from ..engine.forward import run_with
 from ..errors import InputError
 from ..models.lens import LensModel
-from .config import TASKS
+from .config import ReadyTask
 
 _NAMES = (  # noqa: SIM905 - a list would take a page
     "Mary John Tom James Dan Sarah Paul Anna Mark Lucy Peter Alice Bob David Emma Jack Kate Laura Michael Robert Susan "
@@ -106,19 +108,19 @@ class Task:
 
 def task_of(
     lens: LensModel,
-    name: str,
+    name: Literal[ReadyTask, "file"],
     *,
     pairs: int = 128,
     generator: np.random.Generator,
     file: str | Path | None = None,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     least: float = 0.5,
 ) -> Task:
     """Make the pairs of a task, and keep those that the model gets right.
 
     Args:
         lens: the model.
-        name: one of ``TASKS``, or ``file``.
+        name: one that is ready, or ``file``.
         pairs: number of pairs.
         generator: draws names, nouns and tokens.
         file: JSON lines with clean, corrupted, correct, incorrect and, if you like, template.
@@ -126,7 +128,7 @@ def task_of(
         least: smallest share of prompts that the model must get right.
 
     Raises:
-        InputError: no such task, no pair whose tokens fit, or a task that the model does not do.
+        InputError: no pair whose tokens fit, or a task that the model does not do.
     """
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}, or pairs of token ids")
@@ -136,11 +138,9 @@ def task_of(
         source: Iterator[Pair] = iter(read_pairs(file))
     elif name == "induction":
         source = _induction(lens, generator)
-    elif name in TASKS:
+    else:
         makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
         source = makers[name](generator)
-    else:
-        raise InputError(f"there is no task {name!r}; need one of {', '.join((*TASKS, 'file'))}")
     kept: list[tuple[list[int], list[int], int, int, str]] = []
     seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     for tried, pair in enumerate(source, 1):
@@ -207,7 +207,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
 
 
 def _tokens(
-    pair: Pair, tokenizer: PreTrainedTokenizerBase, *, bos: str
+    pair: Pair, tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition
 ) -> tuple[list[int], list[int], int, int] | None:
     """Ids of a pair; None where lengths differ, both are equal, or an answer is not one token."""
     from ..data.bos import text_ids

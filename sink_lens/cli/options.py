@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..configuration import bare, check_known, field_docs, flat, setting, value_of, with_fields
+from ..configuration import bare, check_known, choices_of, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError, SinkLensError, UndrawnError
 from .console import console, lines, reported
 
@@ -179,7 +179,8 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     kind, _ = bare(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
-    written, choices = field.metadata.get("written", ""), field.metadata.get("choices", ())
+    written, choices = field.metadata.get("written", ""), choices_of(field.type)
+    item = str if choices else item
     shown: dict[str, Any] = {
         "help": doc.replace("``", ""),
         "show_default": default not in (None, ()),
@@ -197,6 +198,8 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
             default = (
                 ",".join(f"{one:g}" if item is float else str(one) for one in default) if written else list(default)
             )
+    else:
+        kind = item
     option = option_of(field)
     if field.metadata.get("positional"):
         info = typer.Argument(metavar=field.metadata.get("metavar", field.name.upper()), **shown)

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from sink_lens.arguments import checked, shown
-from sink_lens.data.bos import bos_id, check_condition
+from sink_lens.data.bos import bos_id
+from sink_lens.data.described import BosCondition
 from sink_lens.errors import InputError
 from sink_lens.records import display
 
@@ -34,7 +35,7 @@ class TokenBatch:
     """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
     bos: bool
     """Whether the first token of every sequence is BOS."""
-    bos_condition: str
+    bos_condition: BosCondition
     """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
@@ -46,7 +47,7 @@ class TokenBatch:
         *,
         sequences: int,
         length: int,
-        bos: str = "auto",
+        bos: BosCondition = "auto",
         name: str = "text",
     ) -> "TokenBatch":
         """Cut pieces of equal length from one text, spaced evenly over it; see ``sink_lens.data.tokens.from_text``."""
@@ -55,7 +56,9 @@ class TokenBatch:
         return make(text, tokenizer, sequences=sequences, length=length, bos=bos, name=name)
 
     @staticmethod
-    def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> "TokenBatch":
+    def from_prompts(
+        prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
+    ) -> "TokenBatch":
         """Make one sequence per prompt, padded on the right; see ``sink_lens.data.tokens.from_prompts``."""
         from sink_lens.data.tokens import from_prompts as make
 
@@ -69,7 +72,7 @@ class TokenBatch:
         sequences: int,
         length: int,
         column: str = "text",
-        bos: str = "auto",
+        bos: BosCondition = "auto",
         name: str | None = None,
     ) -> "TokenBatch":
         """Cut pieces from the documents of a data set; see ``sink_lens.data.tokens.from_dataset``."""
@@ -95,7 +98,7 @@ class TokenBatch:
         sequences: int,
         length: int,
         generator: torch.Generator,
-        bos: str = "auto",
+        bos: BosCondition = "auto",
         vocab_size: int | None = None,
     ) -> "TokenBatch":
         """Draw ordinary ids uniformly and independently; see ``sink_lens.data.tokens.random_tokens``."""
@@ -111,7 +114,7 @@ class TokenBatch:
         sequences: int,
         length: int,
         generator: torch.Generator,
-        bos: str = "auto",
+        bos: BosCondition = "auto",
         vocab_size: int | None = None,
     ) -> "TokenBatch":
         """Draw one ordinary id a sequence and repeat it; see ``sink_lens.data.tokens.repeated_tokens``."""
@@ -127,7 +130,6 @@ class TokenBatch:
             InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
         """
         _check(self.tokens, self.lengths)
-        check_condition(self.bos_condition)
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}

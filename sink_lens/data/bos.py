@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from sink_lens.data.described import BosCondition
 from sink_lens.errors import InputError
-
-BOS_CONDITIONS = ("auto", "with", "without")
-"""The BOS conditions that a caller can choose."""
 
 
 def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -27,24 +25,13 @@ def tokenizer_adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bos is not None and _added_prefix(tokenizer) == [bos]
 
 
-def check_condition(condition: str) -> None:
-    """Refuse an unknown BOS condition.
-
-    Raises:
-        InputError: the condition is not one of `BOS_CONDITIONS`.
-    """
-    if condition not in BOS_CONDITIONS:
-        raise InputError(f"bos is {condition!r}; need 'auto', 'with' or 'without'. Choose one of them.")
-
-
-def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: str) -> list[int]:
+def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) -> list[int]:
     """The ids to put in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
 
     Raises:
-        InputError: the condition is unknown, is "with" although there is no BOS token, or is "auto" although the
+        InputError: the condition is "with" although there is no BOS token, or is "auto" although the
             tokenizer puts something other than BOS in front.
     """
-    check_condition(condition)
     bos = None if tokenizer is None else bos_id(tokenizer)
     if condition == "with":
         if bos is None:

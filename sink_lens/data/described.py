@@ -4,12 +4,13 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..errors import InputError, check_name
 
-TOKEN_KINDS = ("text", "random", "repeated")
-BOS_CONDITIONS = ("auto", "with", "without")
+TokenKind = Literal["text", "random", "repeated"]
+BosCondition = Literal["auto", "with", "without"]
+"""First token of a sequence: what the tokenizer does with plain text, BOS, or no BOS."""
 TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", "bos", "sequences", "length")}
 """Keys of the table ``[tokens]`` in a configuration file -> field of the configuration."""
 
@@ -24,7 +25,7 @@ class Described(Protocol):
         ...
 
     @property
-    def tokens(self) -> str:
+    def tokens(self) -> TokenKind:
         """Kind of tokens: text, random (uniform ids) or repeated (one id per sequence)."""
         ...
 
@@ -39,7 +40,7 @@ class Described(Protocol):
         ...
 
     @property
-    def bos(self) -> str:
+    def bos(self) -> BosCondition:
         """BOS condition: auto (what the tokenizer does), with, or without."""
         ...
 

@@ -14,17 +14,17 @@ from transformers import PreTrainedTokenizerBase
 from sink_lens.arguments import checked
 from sink_lens.data.batch import TokenBatch, decode_tokens, from_tensor
 from sink_lens.data.bos import (
-    BOS_CONDITIONS,
     bos_id,
     first_ids,
     refuse_own_bos,
     text_ids,
     tokenizer_adds_bos,
 )
+from sink_lens.data.described import BosCondition
 from sink_lens.errors import InputError
 
 __all__ = [
-    "BOS_CONDITIONS",
+    "BosCondition",
     "TokenBatch",
     "bos_id",
     "decode_tokens",
@@ -45,7 +45,7 @@ def from_text(
     *,
     sequences: int,
     length: int,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     name: str = "text",
 ) -> TokenBatch:
     """Cut pieces of equal length from one text, spread evenly over it.
@@ -75,7 +75,9 @@ def from_text(
 
 
 @checked
-def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> TokenBatch:
+def from_prompts(
+    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
+) -> TokenBatch:
     """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
 
     Raises:
@@ -117,7 +119,7 @@ def random_tokens(
     sequences: int,
     length: int,
     generator: Generator,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     vocab_size: int | None = None,
 ) -> TokenBatch:
     """Draw tokens uniformly and independently from the ordinary ids (no special tokens), after BOS if it is added.
@@ -143,7 +145,7 @@ def repeated_tokens(
     sequences: int,
     length: int,
     generator: Generator,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     vocab_size: int | None = None,
 ) -> TokenBatch:
     """Draw one ordinary id per sequence uniformly and repeat it, after BOS if it is added.
@@ -161,7 +163,7 @@ def from_dataset(
     column: str = "text",
     sequences: int,
     length: int,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     name: str | None = None,
 ) -> TokenBatch:
     """Join the documents of a data set by empty lines and cut the result as `from_text` does.
@@ -231,7 +233,7 @@ def _cut_ids(
     return rows
 
 
-def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_condition: str) -> TokenBatch:
+def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_condition: BosCondition) -> TokenBatch:
     """A batch without padding and without a seed."""
     return TokenBatch(
         tokens=torch.tensor(tokens),
@@ -248,7 +250,7 @@ def _draw_ids(
     sequences: int,
     length: int,
     generator: Generator,
-    bos: str,
+    bos: BosCondition,
     vocab_size: int | None,
     *,
     source: str,

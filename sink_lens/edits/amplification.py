@@ -130,10 +130,8 @@ def amplify(
         label: name of the edit.
 
     Raises:
-        InputError: the centre is unknown, the factor is not finite, or means are missing.
+        InputError: the factor is not finite, or means are missing.
     """
-    if centre not in CENTRES:
-        raise InputError(f"the centre is {centre!r}; need one of {', '.join(CENTRES)}")
     if not torch.isfinite(torch.tensor(factor)):
         raise InputError(f"the factor is {factor}; need a finite number")
     if centre != "none" and means is None:

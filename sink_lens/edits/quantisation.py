@@ -24,7 +24,7 @@ from ..errors import InputError, SiteError
 from ..models.lens import LensModel
 from ..models.packed import check_stored
 from ..models.sites import SITES
-from ..schema import QUANTISED_FORMATS
+from ..schema import QUANTISED_FORMATS, QuantisedFormat
 from .constructors import At, Edit, EditError, edit
 
 Scope = Literal["tensor", "token", "group"]
@@ -142,7 +142,7 @@ def _divisor(scale: Tensor) -> Tensor:
 
 def quantisation(
     site: str,
-    form: str,
+    form: QuantisedFormat,
     *,
     layers: Sequence[int] | None = None,
     tokens: Bool[Tensor, "batch position"] | None = None,
@@ -216,7 +216,7 @@ def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def quantised_weights(lens: LensModel, form: str) -> Iterator[None]:
+def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
     """Within the block, the linear layers of all decoder layers have rounded weights; afterwards their own again.
 
     The scope ``token`` is an output channel here, and a group lies along the input channels. Embeddings and the

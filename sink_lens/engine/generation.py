@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations.forward import check_tokens
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, check_edits
@@ -71,7 +72,7 @@ def generate(
     max_new_tokens: int = 40,
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
-    bos: str = "auto",
+    bos: BosCondition = "auto",
 ) -> Generated:
     """Continue a prompt under edits and, for comparison, without edits.
 
@@ -242,7 +243,7 @@ def _last_logits(
     return out[0, -1].float().cpu()
 
 
-def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: str) -> TokenBatch:
+def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: BosCondition) -> TokenBatch:
     if isinstance(prompt, str):
         if lens.tokenizer is None:
             raise InputError(

@@ -2,16 +2,16 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from ..configuration import check_choices
-from ..data.described import BOS_CONDITIONS
+from ..configuration import check_types
+from ..data.described import BosCondition
 from ..errors import InputError
-from ..schema import NULLS
+from ..schema import NULLS, NullName
 
 FEWEST_SHARED = 8
 """Coordinates in common below which there is no answer: a mean over fewer is not one."""
-INPUTS = ("tokens", "embeddings", "released_embeddings")
+InputKind = Literal["tokens", "embeddings", "released_embeddings"]
 """Kinds of inputs: token ids; normal embeddings of one deviation (ours); normal embeddings with the mean and deviation
 of the first model's embedding matrix (released code of arXiv 2509.26404)."""
 _COORDINATES = 400
@@ -45,7 +45,7 @@ class SurveyConfig(ModelsConfig):
     """Random sequences, 50 at least."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens per sequence."""
-    bos: str = field(default="without", metadata={"choices": BOS_CONDITIONS})
+    bos: BosCondition = "without"
     """First token: what the tokenizer does, BOS, or no BOS."""
     seed: int = 0
     """Seed of the sequences."""
@@ -56,7 +56,7 @@ class SurveyConfig(ModelsConfig):
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         if self.switches and not self.untrained:
             raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
 
@@ -105,7 +105,7 @@ class FingerprintConfig(ModelsConfig):
     trainings and the untrained models' seeds say."""
     every_checkpoint: bool = False
     """Compare all checkpoints of a training; else the first and the last."""
-    inputs: str = field(default="tokens", metadata={"choices": INPUTS})
+    inputs: InputKind = "tokens"
     """Random tokens; embeddings (normal, deviation 0.02); or released_embeddings, with the mean and deviation of the
     first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds on
     them for narrow models: the stream carries an embedding's own coordinates to the end."""
@@ -125,7 +125,7 @@ class FingerprintConfig(ModelsConfig):
     """Random relabellings, beside the closed form."""
     alpha: float = 0.01
     """Two models have the same lineage if p is below this."""
-    decides: str = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
+    decides: NullName = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
     """The null whose p decides."""
     any_tokenizer: bool = False
     """Compare models whose tokenizers differ, on the same ids."""
@@ -140,9 +140,7 @@ class FingerprintConfig(ModelsConfig):
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
-        if self.decides not in NULLS:
-            raise InputError(f"the null that decides is {self.decides!r}; need one of {', '.join(NULLS)}")
+        check_types(self)
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")

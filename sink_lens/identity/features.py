@@ -24,7 +24,7 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..models.packed import weight_of
-from .config import INPUTS, check_size
+from .config import InputKind, check_size
 
 EMBEDDING_STD = 0.02
 """Default standard deviation of random embeddings: what most models initialise theirs with (ours:
@@ -84,8 +84,7 @@ def facts(lens: LensModel) -> Facts:
 class Inputs:
     """Random inputs that are the same for every model: sequence i depends on the seed and i only, not on how many."""
 
-    kind: str
-    """One of ``INPUTS``."""
+    kind: InputKind
     sequences: int
     length: int
     seed: int
@@ -122,7 +121,7 @@ class Inputs:
 def shared_inputs(
     known: dict[str, Facts],
     *,
-    kind: str = "tokens",
+    kind: InputKind = "tokens",
     sequences: int,
     length: int,
     seed: int,
@@ -132,7 +131,7 @@ def shared_inputs(
 
     Args:
         known: name -> facts of each model; released embeddings are drawn by the first one's matrix.
-        kind: one of ``INPUTS``.
+        kind: token ids or embeddings; see ``FingerprintConfig``.
         sequences: how many, 50 at least.
         length: tokens of each.
         seed: of the draw.
@@ -142,8 +141,6 @@ def shared_inputs(
     Raises:
         InputError: too few, a length over a context, tokenizers or (for embeddings) widths that differ, no common id.
     """
-    if kind not in INPUTS:
-        raise InputError(f"the inputs are {kind!r}; need one of {', '.join(INPUTS)}")
     check_size(sequences=sequences, length=length)
     for name, one in known.items():
         if one.context is not None and length > one.context:

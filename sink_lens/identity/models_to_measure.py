@@ -10,6 +10,7 @@ import torch
 
 from ..activations.forward import check_tokens
 from ..data.cache import from_home
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, random_tokens
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -102,7 +103,7 @@ class RandomSequences:
     sequences: int
     length: int
     seed: int
-    bos: str = "without"
+    bos: BosCondition = "without"
 
     def check(self, lens: LensModel) -> None:
         """Refuse what the model cannot take.

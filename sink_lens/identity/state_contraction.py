@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from ..activations.record import stream
 from ..activations.views import Reading
 from ..chain.chain_measures import chain_measures
+from ..data.described import BosCondition
 from ..data.tokens import from_tensor
 from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
@@ -80,7 +81,7 @@ def contraction(
     sequences: int = 128,
     length: int = 64,
     seed: int = 0,
-    bos: str = "without",
+    bos: BosCondition = "without",
     batch_size: int | None = None,
     sinks: bool = True,
     progress: bool = False,

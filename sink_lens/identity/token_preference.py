@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.reductions import widen
@@ -144,7 +145,7 @@ def preference(
     sequences: int = 1000,
     length: int = 64,
     seed: int = 0,
-    bos: str = "without",
+    bos: BosCondition = "without",
     batch_size: int | None = None,
     progress: bool = False,
     resume: Mapping[str, np.ndarray] | None = None,

@@ -12,7 +12,7 @@ defaults here are the sizes of GPT-2 small for every style, and ours.
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ..configuration import check_choices, check_most
+from ..configuration import check_most, check_types
 from ..errors import InputError
 from ..models.checks import check_architecture
 from ..models.families import Family
@@ -29,9 +29,10 @@ from ..models.lens import LensModel
 from ..models.load import usable
 from ..models.wrapping import assemble, random_state_kept
 
-STYLES = ("llama", "qwen", "gpt2")
-NORMS = ("rms", "layer")
-POSITIONS = ("rotary", "learned", "none")
+Style = Literal["llama", "qwen", "gpt2"]
+STYLES: tuple[Style, ...] = get_args(Style)
+UntrainedNorm = Literal["rms", "layer"]
+NORMS: tuple[UntrainedNorm, ...] = get_args(UntrainedNorm)
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "identity")
 """The activations of the experiments; every other name that Hugging Face knows is taken too."""
 
@@ -51,15 +52,15 @@ class UntrainedConfig:
         InputError: an unknown value, or parts that the style cannot have.
     """
 
-    style: str = "gpt2"
+    style: Style = "gpt2"
     """``llama``; ``qwen``: Qwen3, which norms queries and keys in each head; or ``gpt2``."""
     activation: str | None = None
     """Activation function of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
     gated: bool | None = None
     """``act(gate x) * up x``, or ``act(gate x)`` alone; a gate needs the style llama or qwen."""
-    norm: str | None = None
+    norm: UntrainedNorm | None = None
     """``rms`` or ``layer`` (centred), without biases or gains that differ from 1."""
-    positions: str | None = None
+    positions: Literal["rotary", "learned", "none"] | None = None
     """``rotary`` (not in gpt2), ``learned`` (added to the embedding) or ``none``."""
     tied: bool | None = None
     """True if embeddings are tied; an untrained model with tied embeddings predicts the current token."""
@@ -82,9 +83,7 @@ class UntrainedConfig:
     """Whether the MLP does."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.style not in STYLES:
-            raise InputError(f"style is {self.style!r}; need one of {', '.join(STYLES)}")
+        check_types(self)
         for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, own)
@@ -96,9 +95,6 @@ class UntrainedConfig:
         self._check()
 
     def _check(self) -> None:
-        for name, known in {"norm": NORMS, "positions": POSITIONS}.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} is {getattr(self, name)!r}; need one of {', '.join(known)}")
         if _activation(self.activation) not in ACT2FN:
             raise InputError(
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "

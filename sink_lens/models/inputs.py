@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..data.corpora import bundled_text, read_text
-from ..data.described import Described
+from ..data.described import BosCondition, Described
 from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
 from ..errors import InputError
 from ..records import versions
@@ -23,7 +23,7 @@ def model_of(config: Described) -> LensModel:
     return load(config.model, device=config.device, dtype=config.dtype, announce=log.info, **more)
 
 
-def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:
+def tokens_of(lens: LensModel, *, config: Described, bos: BosCondition) -> TokenBatch:
     """Make the sequences that a configuration describes, in one BOS condition.
 
     Raises:

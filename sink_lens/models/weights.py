@@ -4,21 +4,20 @@ Packed weights are read as the matrix that the layer multiplies by (``packed``).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import InputError
 from .experts import columns_of, rows_of
 from .families import Family
 from .lens import LensModel, check_attention
 from .offload import in_memory
 from .packed import check_stored, weight_of
 
-NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm")
+NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"]
 """Names of the norms of a layer, by the sublayer that they come before or after."""
 
 
@@ -144,15 +143,9 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
 
 
-def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
-    """One norm of a layer, by its name in ``NORMS``; None if the family has no such norm.
-
-    Raises:
-        InputError: the name is unknown.
-    """
+def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
+    """One norm of a layer, by its name; None if the family has no such norm."""
     family = lens.family
-    if which not in NORMS:
-        raise InputError(f"there is no norm {which!r}; need one of {', '.join(NORMS)}")
     if which in ("q_norm", "k_norm"):
         path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
     else:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,7 @@ from ..models.sites import SITES
 from ..records import RunWriter, display
 from ..stats import strongest
 from .cells import MakesEdit, Part, cell_of_edit, cell_of_patch, cells, differs, drawn_parts, place
-from .config import PatchConfig
+from .config import PatchConfig, Put
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
@@ -230,7 +230,7 @@ def _patch_cells(
     every = {part.identity: part for parts in (grid, *controls) for part in parts}
     kept = None if writer is None else Kept(writer)
     found = sweep.measure(every, make=make, kept=kept, batch_size=config.batch_size, progress=progress)
-    direction = cast("Direction", config.direction)
+    direction = config.direction
     result = _result(
         sweep, found, pair=pair, by=config.by, direction=direction, grid=grid, controls=controls, seed=config.seed
     )
@@ -366,13 +366,13 @@ class Sweep:
         """Whether the two runs have different values in a cell."""
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
-    def maker(self, put: str) -> MakesEdit | None:
+    def maker(self, put: Put) -> MakesEdit | None:
         """What makes the edit of a part that a configuration names; None puts in the values of the source run."""
         if put == "source":
             return None
         if put == "zero":
             return zero
-        over = tokens_to_average(self.lens, self.run, put)  # type: ignore[arg-type]  # checked by PatchConfig
+        over = tokens_to_average(self.lens, self.run, put)
 
         def mean(site: str, **where: Unpack[Where]) -> Edit:
             layers = where.get("layers") or (0,)

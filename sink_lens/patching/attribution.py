@@ -14,7 +14,7 @@ Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Ha
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -165,7 +165,7 @@ def attribution_patch(
     asked = patch_config(config, lens=lens, metric=metric, fields=fields)
     sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
     per_sequence = first_order(sweep, grid, steps=asked.steps)
-    direction = cast("Direction", asked.direction)
+    direction = asked.direction
     return _result(sweep, per_sequence, pair=pair, by=asked.by, direction=direction, grid=grid)
 
 

@@ -1,16 +1,16 @@
 """Configuration of ``patch``: a frozen record; torch is not imported."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from ..configuration import check_choices, check_least
-from ..data.described import BOS_CONDITIONS
+from ..configuration import check_least, check_types
+from ..data.described import BosCondition
 from ..models.bundled import DEFAULT_MODEL
 
-METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
-"""Metrics that have a name."""
-DIRECTIONS = ("denoising", "noising")
-PUT = ("source", "zero", "mean_ordinary", "mean_all", "mean_aligned")
+MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
+Direction = Literal["denoising", "noising"]
+"""Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
+Put = Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned"]
 """What can be put into a part by name."""
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
@@ -29,11 +29,11 @@ class PatchConfig:
     """The same text with something changed, of as many tokens; one for each clean text."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
     """The site that is patched; see sink_lens.SITES."""
-    metric: str = field(default="sink_mass", metadata={"choices": METRICS})
+    metric: MetricName = "sink_mass"
     """Metric to report; loss is computed on the patched run's own tokens."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
     """Axes of the sweep: some of layer, position, head, key, unit. Other axes are patched whole."""
-    direction: str = field(default="denoising", metadata={"choices": DIRECTIONS})
+    direction: Direction = "denoising"
     """Clean values into the corrupted run, or corrupted values into the clean run."""
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Layers, such as 0-11 or 3,5. Default: all."""
@@ -53,9 +53,9 @@ class PatchConfig:
     """For logit_difference: the right token."""
     incorrect: str | None = None
     """For logit_difference: the wrong token."""
-    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    bos: BosCondition = "auto"
     """The first token, as in trace."""
-    put: str = field(default="source", metadata={"choices": PUT})
+    put: Put = "source"
     """What a patch puts into its part: the other run's values (source), zero, or a mean of the patched run."""
     controls: int = 5
     """Random parts of the same size (units, heads, positions) as controls of each patch; 0 for none."""
@@ -82,7 +82,7 @@ class PatchConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen", "controls")

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import pandas as pd
 from torch import Tensor
 
 from ..activations.forward import check_tokens
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, decode_tokens, from_prompts, from_tensor
 from ..errors import InputError
 from ..models.lens import LensModel
+from .config import Direction
 
-Direction = Literal["denoising", "noising"]
-"""Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
 Sequences = TokenBatch | Tensor | str | Sequence[str]
 """Token batch, tensor of ids, or text that the model's own tokenizer reads."""
 
@@ -29,18 +28,16 @@ class PromptPair:
     labels: Mapping[int, str]
     """Position -> label; for a single sequence its token (clean / corrupted). * marks positions that differ."""
 
-    def run_and_source(self, direction: str) -> tuple[TokenBatch, TokenBatch]:
+    def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
         """The sequences to patch and the source sequences, for a direction.
 
         Raises:
             InputError: the direction is unknown.
         """
-        if direction not in get_args(Direction):
-            raise InputError(f"direction is {direction!r}; need {' or '.join(get_args(Direction))}")
         return (self.corrupted, self.clean) if direction == "denoising" else (self.clean, self.corrupted)
 
 
-def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> PromptPair:
+def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: BosCondition = "auto") -> PromptPair:
     """PromptPair clean and corrupted sequences, and check them against the model and each other.
 
     Args:
@@ -95,7 +92,7 @@ def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
     return frame.astype({"position": int, "text": str})
 
 
-def _batch(lens: LensModel, given: Sequences, *, bos: str) -> TokenBatch:
+def _batch(lens: LensModel, given: Sequences, *, bos: BosCondition) -> TokenBatch:
     if isinstance(given, TokenBatch):
         return given
     if isinstance(given, Tensor):

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, Where, freeze, part_of
 from ..edits.hooks import check_edits
@@ -121,7 +122,7 @@ def path_patch(
     metric: Metric | Callable[[Outcome], Any],
     direction: Direction = "denoising",
     freeze: Frozen = "all",
-    bos: str = "auto",
+    bos: BosCondition = "auto",
     progress: bool = False,
 ) -> PathResult:
     """Measure the effect of each sender through the receiver alone, directly or also through MLPs.
@@ -148,8 +149,6 @@ def path_patch(
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
     """
     lens = as_lens(lens)
-    if freeze not in ("all", "attention"):
-        raise InputError(f"freeze is {freeze!r}; need 'all' or 'attention'")
     pair = pair_prompts(lens, clean, corrupted, bos=bos)
     run, source = pair.run_and_source(direction)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)

@@ -1,12 +1,14 @@
 """What ``report`` and ``table`` are asked: a frozen record each."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from ..configuration import check_choices
+from ..configuration import check_types
 from ..errors import InputError
 from ..text import visible
 
-COMPARED_BY = ("dtype", "bos", "tokens", "thresholds")
+TableFormat = Literal["terminal", "csv", "latex", "markdown"]
+MayDiffer = Literal["dtype", "bos", "tokens", "thresholds"]
 """In what compared runs may differ, if it is named."""
 
 
@@ -18,7 +20,7 @@ class ReportConfig:
     """Folder of a run; several are set side by side."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the page. Default: report.html in the run's folder; in this folder for several runs."""
-    by: tuple[str, ...] = field(default=(), metadata={"choices": COMPARED_BY, "metavar": "WHAT"})
+    by: tuple[MayDiffer, ...] = field(default=(), metadata={"metavar": "WHAT"})
     """In what the compared runs may differ: dtype, bos, tokens or thresholds; repeat for several."""
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
@@ -35,7 +37,7 @@ class ReportConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
 
 
 TABLE_ENDINGS = {"csv": ".csv", "latex": ".tex", "markdown": ".md"}
@@ -50,7 +52,7 @@ class TableConfig:
     """Folder of a card or a trace; one row per folder."""
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
     """Columns, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
-    format: str = field(default="terminal", metadata={"choices": ("terminal", "csv", "latex", "markdown")})
+    format: TableFormat = "terminal"
     """How the table is written."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the table, .csv, .tex or .md, which must not exist. Default: it is printed."""
@@ -63,7 +65,7 @@ class TableConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         if self.out is not None and self.format == "terminal":
             raise InputError(
                 "a table for the terminal cannot be written to a file; need --format csv, latex or markdown"

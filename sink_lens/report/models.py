@@ -14,10 +14,10 @@ import pandas as pd
 from sink_lens.configuration import check_known
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, read_run
+from sink_lens.report.config import TableFormat
 from sink_lens.report.html import run_name
 from sink_lens.text import interval, number, visible
 
-FORMATS = ("terminal", "csv", "latex", "markdown")
 DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
 """Columns where none are chosen; those that no run has are left out."""
 _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "sequences", "length")
@@ -154,12 +154,8 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     return [name for name in DEFAULT_COLUMNS if name in there]
 
 
-def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: str) -> str:
-    """The table as CSV (numbers in full, intervals in columns of their own), LaTeX or Markdown.
-
-    Raises:
-        InputError: another format.
-    """
+def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: TableFormat) -> str:
+    """The table as CSV (numbers in full, intervals in columns of their own), LaTeX or Markdown."""
     shown = [[row[name].shown if name in row else "" for name in columns] for row in rows]
     if form == "markdown":
         cells = [[text.replace("|", "\\|") for text in line] for line in [list(columns), *shown]]
@@ -172,9 +168,7 @@ def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: str) -> str
         body = "\n".join(lines[1:])
         spec = "l" * len(columns)
         return f"\\begin{{tabular}}{{{spec}}}\n\\hline\n{lines[0]}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
-    if form == "csv":
-        return _csv(rows, columns)
-    raise InputError(f"format is {form!r}; need one of {', '.join(FORMATS)}")
+    return _csv(rows, columns)
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
+from sink_lens.report.config import MayDiffer
 from sink_lens.report.page import Content, PageTable, Shown, csv, told
 from sink_lens.report.story import chain
 from sink_lens.schema import VERDICTS
@@ -29,7 +30,7 @@ _SAME = (
     ("interventions", "config"),
 )
 """What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
-COMPARED_BY = {
+COMPARED_BY: dict[MayDiffer, tuple[str, ...]] = {
     "dtype": ("dtype",),
     "bos": ("bos", "bos_condition", "tokens_sha256"),
     "tokens": ("token_source", "data_sha256", "tokens_sha256", "sequences", "length"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 NODES = (
     "value aggregation",
@@ -239,18 +239,19 @@ KINDS = (
 """Kinds of run, each with a file of its tables."""
 TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType({kind: _tables(kind) for kind in KINDS})
 """Kind of run -> the tables that it writes."""
-NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
+NullName = Literal["analytical", "matrices", "pipeline", "shuffled", "relabelled"]
+NULLS: tuple[NullName, ...] = get_args(NullName)
 """Null distributions for the mean Kendall tau of a fingerprint; the published nulls come first."""
 Centre = Literal["values", "aggregated", "none"]
 """What the variance of a token is amplified away from: the mean of the values, of the aggregated ones, or nothing."""
-CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
+CENTRES: tuple[Centre, ...] = get_args(Centre)
 FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Factors of the amplification, those of arXiv 2605.06611."""
 CARD_SCHEMA = "sink_lens.card/1"
 """Version of a card's JSON; the number grows where a field goes or changes its meaning."""
-COMPARED_BY = ("weights", "dtype", "bos")
+ComparedBy = Literal["weights", "dtype", "bos"]
 """What two models that ``diff`` compares may differ by."""
-QUANTISED_FORMATS = (
+QuantisedFormat = Literal[
     "int8_tensor",
     "int8_token",
     "int8_group",
@@ -265,9 +266,12 @@ QUANTISED_FORMATS = (
     "fp8_e5m2_group",
     "mxfp4",
     "nvfp4",
-)
+]
 """Simulated formats: the element type and what shares a scale."""
+QUANTISED_FORMATS: tuple[QuantisedFormat, ...] = get_args(QuantisedFormat)
 LINEAR_INPUTS = ("attn_in", "z", "mlp_in", "neurons")
 """Sites that linear layers read."""
+KernelChoice = Literal["auto", "fused", "eager"]
+"""Attention kernel that is asked for; auto takes the fused one if it is exact (``activations.attention``)."""
 WORTH_KEEPING_NATS = 0.01
 """A loss that rises by less than this, 1% in perplexity, is not worth a protection."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +51,7 @@ def amplify(
     """
     check_free(out, overwrite=overwrite)
     config = config_of_study(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
-    factors, centres, layers = config.factors, cast("tuple[Centre, ...]", config.centres), config.layers
+    factors, centres, layers = config.factors, config.centres, config.layers
     setting, question = prepare(model, config, tokens=tokens, target_position=config.target_position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
     after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]

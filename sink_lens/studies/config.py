@@ -1,11 +1,12 @@
 """Configurations of the studies: frozen records; torch is not imported."""
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_least, check_most
 from ..errors import InputError
-from ..schema import CENTRES, COMPARED_BY, FACTORS, QUANTISED_FORMATS, SINK_THRESHOLD
+from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, ComparedBy, QuantisedFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class AmplifyConfig(StudyConfig):
     """Layers to edit, such as 0-11 or 3,5. Default: from layer 0 to the end of the first growth step."""
     factors: tuple[float, ...] = field(default=FACTORS, metadata={"written": "commas", "metavar": "F,F"})
     """Factors, such as 1,2,5,30; those below 1 attenuate."""
-    centres: tuple[str, ...] = field(default=CENTRES, metadata={"option": "centre", "choices": CENTRES})
+    centres: tuple[Centre, ...] = field(default=CENTRES, metadata={"option": "centre"})
     """The centre: the edit multiplies the distance from it. none multiplies the value itself, as a control that changes
     the norm alone. Repeat for several."""
 
@@ -115,7 +116,7 @@ class DiffConfig(ReadConfig):
 
     other: str | None = field(default=None, metadata={"positional": True, "metavar": "OTHER"})
     """The model that is compared with the first one. Default: the same, if --by dtype or --by bos is asked for."""
-    by: str = field(default="weights", metadata={"choices": COMPARED_BY})
+    by: ComparedBy = "weights"
     """By what the two differ: weights (base and tuned, two checkpoints), dtype or bos."""
     other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --by dtype: the type of the second model's weights."""
@@ -166,15 +167,15 @@ class DecisionConfig(ReadConfig):
 class QuantiseConfig(DecisionConfig):
     """What is rounded, to which format, and which channels are tried at full precision."""
 
-    format: str = field(default="int8_tensor", metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
+    format: QuantisedFormat = field(default="int8_tensor", metadata={"metavar": "FORMAT"})
     """Format of the activations: int8, int4, fp8_e4m3 or fp8_e5m2, with _tensor (one scale per sequence), _token or
     _group (128 channels of a token) behind it; or mxfp4, nvfp4."""
     sites: tuple[str, ...] = field(default=(), metadata={"option": "site", "metavar": "SITE"})
     """A site to round; repeat for several. Default: the inputs of the linear layers (attn_in, z, mlp_in, neurons);
     resid_post is the stream."""
-    cache: str | None = field(default=None, metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
+    cache: QuantisedFormat | None = field(default=None, metadata={"metavar": "FORMAT"})
     """Format of the KV cache; keys are rounded before their rotation. Default: it is not rounded."""
-    weights: str | None = field(default=None, metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
+    weights: QuantisedFormat | None = field(default=None, metadata={"metavar": "FORMAT"})
     """Format of the weights, if they are not quantised already (_token is one scale per output channel). Default:
     they are not rounded."""
     channels: tuple[int, ...] = field(default=(1, 2, 4, 8, 16), metadata={"written": "commas", "metavar": "N,N"})
@@ -207,7 +208,7 @@ class StreamingConfig(DecisionConfig):
     """Tokens that the cache holds, the kept ones and the query's own included."""
     keep: tuple[int, ...] = field(default=(0, 1, 2, 4, 8), metadata={"written": "commas", "metavar": "N,N"})
     """How many first tokens are never evicted, such as 0,1,2,4,8."""
-    positions: str = field(default="stay", metadata={"choices": ("stay", "reindexed")})
+    positions: Literal["stay", "reindexed"] = "stay"
     """Whether a token stays at its position, or is at its place in the cache (arXiv 2309.17453; needs rotary
     positions)."""
     controls: int = 5

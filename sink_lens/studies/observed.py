@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture, stream
-from ..activations.sink_mask import Norms, Received, gap_of, rate_reading, sink_positions
+from ..activations.sink_mask import Norms, Received, Rule, gap_of, rate_reading, sink_positions
 from ..activations.views import LayerView, Reading, Streamed
 from ..chain import readings as r
 from ..chain.config import DEFAULTS, Thresholds
@@ -172,7 +172,7 @@ class Observed:
             "norm": torch.cat([taken.scores(part) for part, _, taken in pairs]),
         }
 
-    def marked(self, by: str) -> Bool[Tensor, "batch position"]:
+    def marked(self, by: Rule) -> Bool[Tensor, "batch position"]:
         """The tokens that are sinks (``attention``) or massive (``norm``): those above the gap in the scores."""
         scores = self.scores[by]
         gap = gap_of(scores, by=by)

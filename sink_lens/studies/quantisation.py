@@ -33,7 +33,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..models.sites import sites_of
 from ..records import check_free
-from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS
+from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
 from ..text import interval as bounds
 from ..text import listed, number, percent, plural
 from .config import QuantiseConfig
@@ -201,7 +201,7 @@ def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
         )
 
 
-def _targets(lens: LensModel, config: QuantiseConfig) -> dict[str, str]:
+def _targets(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
     """Site -> format; sites that the family lacks are left out where they were not asked for."""
     there = sites_of(lens.family)
     if lens.family.experts is not None:  # there the site has the router's weights in it, which no format rounds
@@ -212,17 +212,27 @@ def _targets(lens: LensModel, config: QuantiseConfig) -> dict[str, str]:
         raise InputError(
             f"{lens.family.architecture} has no site {lacking[0]!r} to round; need some of {', '.join(there)}"
         )
-    return dict.fromkeys(named, config.format) | (dict.fromkeys(CACHE, config.cache) if config.cache else {})
+    targets: dict[str, QuantisedFormat] = dict.fromkeys(named, config.format)
+    if config.cache:
+        targets |= dict.fromkeys(CACHE, config.cache)
+    return targets
 
 
 class _Runs:
     """Losses of one part of the text under rounding."""
 
     def __init__(
-        self, lens: LensModel, part: TokenBatch, *, targets: Mapping[str, str], config: QuantiseConfig, bar: Any
+        self,
+        lens: LensModel,
+        part: TokenBatch,
+        *,
+        targets: Mapping[str, QuantisedFormat],
+        config: QuantiseConfig,
+        bar: Any,
     ) -> None:
         self.lens, self.part, self.targets, self.bar = lens, part, targets, bar
-        self.weights, self.batch_size = config.weights, config.batch_size
+        self.weights: QuantisedFormat | None = config.weights
+        self.batch_size = config.batch_size
 
     def clean(self) -> Float[Tensor, " batch"]:
         """Nothing is rounded."""
@@ -245,7 +255,7 @@ class _Runs:
         return found
 
 
-def rounding(lens: LensModel, targets: Mapping[str, str], kept: Kept) -> list[Edit]:
+def rounding(lens: LensModel, targets: Mapping[str, QuantisedFormat], kept: Kept) -> list[Edit]:
     """The edits that round every target, except what is kept."""
     edits = []
     for site, form in targets.items():
@@ -258,7 +268,7 @@ def rounding(lens: LensModel, targets: Mapping[str, str], kept: Kept) -> list[Ed
 
 
 def _measure_channels(
-    lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], targets: Mapping[str, str]
+    lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], targets: Mapping[str, QuantisedFormat]
 ) -> Measured:
     """Largest channels and signal-to-noise ratios of the clean run."""
     size = max(1, _PART_TOKENS // part.n_positions)
@@ -289,7 +299,7 @@ def _measure_channels(
     return Measured(largest=largest, largest_ordinary=ordinary, sqnr=pd.DataFrame(rows))
 
 
-def _reading(site: str, form: str, *, sinks: Bool[Tensor, "batch position"]) -> Reading:
+def _reading(site: str, form: QuantisedFormat, *, sinks: Bool[Tensor, "batch position"]) -> Reading:
     chosen = format_of(form)
 
     def read(view: LayerView) -> Tensor:

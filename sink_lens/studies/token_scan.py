@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from ..activations.attention import choose_kernel
 from ..activations.record import stream
-from ..activations.sink_mask import LEAST, Norms, Received, gap_of, gap_text, parts
+from ..activations.sink_mask import LEAST, Norms, Received, Rule, gap_of, gap_text, parts
 from ..activations.views import LayerView, Reading
 from ..data.tokens import TokenBatch, decode_tokens
 from ..engine.gradients import position_gradients
@@ -135,7 +135,7 @@ class _Found:
     """layer, sequence, position, dimension, value, ratio: entries over the factor."""
     maxima: pd.DataFrame
     """layer, site, value, sequence, position, dimension."""
-    gaps: dict[str, ScoreGap | None]
+    gaps: dict[Rule, ScoreGap | None]
     thresholds: dict[str, float]
     sink: Bool[Tensor, "batch position"]
     massive: Bool[Tensor, "batch position"]
@@ -253,7 +253,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
                 part,
                 one.readings(lens),
                 rows=rows,
-                kernel=kernel,  # type: ignore[arg-type]  # checked by TokensConfig
+                kernel=kernel,
                 batch_size=part.n_sequences,
             )
             width = part.n_positions
@@ -273,7 +273,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
             bar.update(part.n_sequences)
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     least = {"attention": config.least_share, "norm": config.least_norm}
-    gaps = {by: gap_of(scores[by], by=by, least=least[by], gap=config.gap) for by in LEAST}
+    gaps: dict[Rule, ScoreGap | None] = {by: gap_of(scores[by], by=by, least=least[by], gap=config.gap) for by in LEAST}
     thresholds: dict[str, float] = {}
     for by, gap in gaps.items():
         threshold = given[by]

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from ..chain.config import KERNELS, ReadConfig
+from ..chain.config import ReadConfig
 from ..configuration import check_least
 from ..errors import InputError
+from ..schema import KernelChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class TokensConfig(ReadConfig):
     """A residual sink is a dimension that is an outlier on at least this share of the tokens that are not marked."""
     gradient_sequences: int = 4
     """Sequences whose gradient by position is taken; 0 for none."""
-    kernel: str = field(default="auto", metadata={"choices": KERNELS})
+    kernel: KernelChoice = "auto"
     """Attention kernel of the measuring pass."""
     seed: int = 0
     """Seed of random tokens."""

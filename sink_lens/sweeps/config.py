@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_choices, check_known, flat, with_fields
-from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described, read_settings
+from ..configuration import check_known, check_types, flat, with_fields
+from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 
@@ -35,17 +35,11 @@ if TYPE_CHECKING:  # they need torch, and --help does not
     from ..engine.named_metrics import MetricSpec
     from .grid import EditGrid, Grid
 
-MODES = ("exact", "fast")
+Mode = Literal["exact", "fast"]
 
 
-def check_mode(mode: str) -> None:
-    """Refuse an unknown mode, and warn where it is one that no longer does anything.
-
-    Raises:
-        InputError: the mode is unknown.
-    """
-    if mode not in MODES:
-        raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
+def check_mode(mode: Mode) -> None:
+    """Warn if the mode is the one that no longer does anything."""
     if mode == "fast":
         warnings.warn(
             "the mode 'fast' does nothing: every sweep is exact and as fast as it gets; leave it out",
@@ -64,17 +58,17 @@ class SweepConfig:
     """Metrics of each cell: the tables ``[[metrics]]`` of a file. Default: ``sink_mass``."""
     model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
-    mode: Literal["exact", "fast"] = field(default="exact", metadata={"choices": ("exact", "fast")})
+    mode: Mode = "exact"
     """There is one mode, exact; fast is accepted with a warning, and does nothing."""
     controls: int | None = None
     """Random draws of as many units (heads, positions) for each cell; 0 for none. Default: 5."""
-    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
+    tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
     text: str | None = field(default=None, metadata={"metavar": "FILE"})
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
-    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    bos: BosCondition = "auto"
     """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 8
     """Number of sequences."""
@@ -96,7 +90,7 @@ class SweepConfig:
         from ..engine.named_metrics import MetricSpec
         from .grid import Grid
 
-        check_choices(self)
+        check_types(self)
         check_described(self)
         if not isinstance(self.grid, Grid):
             raise InputError(f"grid is {self.grid!r:.200}; need a Grid")

@@ -17,6 +17,7 @@ from ..edits.mean_ablation import MEANS
 from ..engine.index_notation import Indices, as_text
 from ..engine.references import References
 from ..models.sites import SITES
+from ..schema import Centre
 
 AXES = ("layer", "position", "head", "unit", "key")
 """The axes of a place, as the table's columns name them."""
@@ -36,7 +37,7 @@ class Place:
     key: Indices
     factor: float | None = None
     seed: int | None = None
-    centre: str | None = None
+    centre: Centre | None = None
 
     def columns(self) -> dict[str, Any]:
         """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""

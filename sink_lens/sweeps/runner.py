@@ -34,7 +34,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display, read_table
 from ..records.reading import damaged_file
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
-from .config import SweepConfig, check_mode
+from .config import Mode, SweepConfig, check_mode
 from .estimate import cost_of, estimate
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, tables
@@ -53,7 +53,7 @@ def sweep(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: str | None = None,
+    mode: Mode | None = None,
     out: str | Path | None = None,
     engine: str = "local",
     devices: Sequence[str] = (),
@@ -299,7 +299,7 @@ def dry_run(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: str | None = None,
+    mode: Mode | None = None,
 ) -> RenderableType:
     """Estimate the cost of ``sweep`` with these arguments, in words. Loads the model, but writes nothing.
 
@@ -324,7 +324,7 @@ def _collect(
     *,
     tokens: TokenBatch | None,
     metrics: Sequence[Measured] | Measured,
-    mode: str | None,
+    mode: Mode | None,
     seed: int | None,
 ) -> _Asked:
     """Collect everything that determines the numbers, from a model or from a configuration."""

@@ -6,25 +6,19 @@ A training is described by a named size and what differs from it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ..configuration import check_choices, check_known, check_least, check_most, value_of, with_fields
+from ..configuration import check_known, check_least, check_most, check_types, value_of, with_fields
 from ..data.described import read_settings
 from ..errors import InputError
+from ..models.variants import Attention, StreamNorm, ValueNorm, ValueNormInit
 from ..schema import SINK_THRESHOLD
 
-ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias")
-NORMS = ("rms", "single_scale")
-OPTIMIZERS = ("adamw", "muon")
-VALUE_NORMS = ("none", "shared", "per_head", "position")
-VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
-DTYPES = ("float32", "bf16")
-DEVICES = ("cpu", "cuda", "mps")
-TRACKERS = ("tensorboard", "wandb")
+Size = Literal["toy", "small", "medium", "paper"]
 SMOOTH_FRAC = 0.02
 """Share of a run's logged steps over which its training loss is averaged."""
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[Size, dict[str, Any]] = {
     "toy": {  # 3.4M parameters
         "n_layers": 6,
         "d_model": 192,
@@ -107,7 +101,7 @@ _OF_SIZE: Any = None
 class TrainConfig:
     """A model, its data, and how the one is trained on the other; every field that a size sets may be given."""
 
-    size: str = field(default="toy", metadata={"choices": tuple(SIZES)})
+    size: Size = "toy"
     """toy (3M parameters), small (10M), medium (40M) or paper (152M): what the fields without a default are."""
 
     n_layers: int = _OF_SIZE
@@ -130,15 +124,15 @@ class TrainConfig:
     """Use the embedding matrix as the unembedding too."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 n_layers) for output projections."""
-    attention: str = field(default="softmax", metadata={"choices": ATTENTIONS})
+    attention: Attention = "softmax"
     """softmax, sigmoid, gate_elementwise, gate_headwise, sink_logit (a learned one), off_by_one (the same at 0) or
     key_bias (a learned key whose value is 0)."""
-    norm: str = field(default="rms", metadata={"choices": NORMS})
+    norm: StreamNorm = "rms"
     """Norm of the residual stream: rms (a gain for each dimension) or single_scale (one gain; arXiv 2506.19697)."""
-    value_norm: str = field(default="none", metadata={"choices": VALUE_NORMS})
+    value_norm: ValueNorm = "none"
     """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
     scales them by the root of how many they average."""
-    value_norm_init: str = field(default="first_token", metadata={"choices": VALUE_NORM_INITS})
+    value_norm_init: ValueNormInit = "first_token"
     """Initial gain of value_norm: first_token (the size of the first token's head output on noise, mean of 64 draws),
     dummy_pass (the same by one draw and a biased deviation, as in the released code) or ones."""
 
@@ -168,7 +162,7 @@ class TrainConfig:
     """Learning rate at the end of the cosine schedule."""
     warmup: int = _OF_SIZE
     """Steps over which the learning rate rises from 0 to its largest value."""
-    optimizer: str = field(default="adamw", metadata={"choices": OPTIMIZERS})
+    optimizer: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon for the matrices of the layers and adamw for the rest."""
     weight_decay: float = 0.1
     """Weight decay of matrices; gains, biases and sink logits are not decayed."""
@@ -183,11 +177,11 @@ class TrainConfig:
     """Seed of the initial weights."""
     data_seed: int = 0
     """Seed of the order of the sequences only: variants with the same seed see the same tokens."""
-    dtype: str = field(default=_OF_SIZE, metadata={"choices": DTYPES})
+    dtype: Literal["float32", "bf16"] = _OF_SIZE
     """float32, or bf16: autocast, with weights and optimiser state in float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    device: str | None = field(default=None, metadata={"choices": DEVICES})
+    device: Literal["cpu", "cuda", "mps"] | None = None
     """cpu, cuda or mps. Default: the first GPU, else the CPU."""
     fsdp: bool = False
     """Shard weights, gradients and optimizer over the processes; needs GPUs and a launcher."""
@@ -202,7 +196,7 @@ class TrainConfig:
     """Steps whose checkpoints are kept, besides 0, the powers of two and the last step."""
     watch: bool = False
     """Measure the chain on every kept checkpoint and write watch.parquet."""
-    trackers: tuple[str, ...] = field(default=(), metadata={"option": "tracker", "choices": TRACKERS})
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = field(default=(), metadata={"option": "tracker"})
     """Log to tensorboard or wandb too; repeat for both."""
 
     def __post_init__(self) -> None:
@@ -219,7 +213,7 @@ class TrainConfig:
             value = of_size.get(one.name) if value is None else value
             if value is not None or self.size in SIZES:
                 object.__setattr__(self, one.name, value_of(one, one.type, value))
-        check_choices(self)
+        check_types(self)
         if self.n_kv_heads == 0:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         self._check_texts()
@@ -309,7 +303,7 @@ class WatchConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
         if self.step_tokens is not None:
@@ -341,7 +335,7 @@ class CompareConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
+        check_types(self)
         check_least(self, 0, "seed")
         if not 0 < self.smooth_frac <= 1:
             raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run over 0, at most 1")

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from einops import einsum, rearrange
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, relu
 from transformers import PreTrainedModel
 
-from ..configuration import check_choices, check_known, check_least, with_fields
+from ..configuration import check_known, check_least, check_types, with_fields
 from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import Family
@@ -55,7 +55,8 @@ def _constant(q: Tensor) -> Tensor:
     return torch.ones_like(q[..., :1])
 
 
-_PHI: dict[str, Callable[[Tensor], Tensor]] = {
+Phi = Literal["elu", "elu_plus_one", "relu", "identity", "constant"]
+_PHI: dict[Phi, Callable[[Tensor], Tensor]] = {
     "elu": elu,
     "elu_plus_one": lambda q: elu(q) + 1,
     "relu": relu,
@@ -68,10 +69,10 @@ _PHI: dict[str, Callable[[Tensor], Tensor]] = {
 class PrefixConfig:
     """What stands beside the heads. The defaults are the paper's where it says what it does."""
 
-    phi: str = field(default="elu", metadata={"choices": tuple(_PHI)})
+    phi: Phi = "elu"
     """Feature map of the query. ``elu`` is the paper's; ``elu_plus_one`` is linear attention's, where every feature is
     positive; ``constant`` drops the query (one bias a head); ``relu`` and ``identity`` are for comparison."""
-    share: str = field(default="kv_head", metadata={"choices": ("kv_head", "head")})
+    share: Literal["kv_head", "head"] = "kv_head"
     """What has a matrix of its own. With ``kv_head`` the query heads that share keys and values share M, as they would
     share a prefix, and the parameters are those of a prefix of ``d_head / 2`` tokens; with ``head`` they do not."""
     rank: int | None = None
@@ -83,7 +84,7 @@ class PrefixConfig:
     """Seed of the keys of a limited rank; a full M has nothing random."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         check_least(self, 1, "rank")
         check_least(self, 0, "seed")
         if self.phi == "constant" and self.rank is not None:
@@ -95,7 +96,7 @@ class PrefixConfig:
 def outside(
     query: Float[Tensor, "batch position head d_head"],
     *matrices: Float[Tensor, "kv_head row value"],
-    phi: str = "elu",
+    phi: Phi = "elu",
 ) -> Float[Tensor, "batch position head value"]:
     """What Prefix-Tuning+ adds to the heads' outputs: ``phi(q) M``.
 
@@ -121,7 +122,7 @@ def outside(
 
 
 def bridge_hooks(
-    layer: int, *matrices: Float[Tensor, "kv_head row value"], phi: str = "elu"
+    layer: int, *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu"
 ) -> list[tuple[str, Callable[..., Tensor | None]]]:
     """Hooks that put a module beside the heads of one layer of a TransformerLens bridge, for ``run_with_hooks``."""
     held: list[Tensor] = []
@@ -141,7 +142,8 @@ class PrefixMemory(nn.Module):
 
     def __init__(self, family: Family, *, config: PrefixConfig, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
         super().__init__()
-        self._family, self._sizes, self.phi = family, dict(sizes), config.phi
+        self._family, self._sizes = family, dict(sizes)
+        self.phi: Phi = config.phi
         self.enabled = True
         """Whether the module adds anything."""
         self._query: Tensor | None = None

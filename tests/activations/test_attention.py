@@ -188,11 +188,6 @@ def test_a_fused_kernel_is_refused_on_a_device_that_gives_no_log_sum_exp():
     assert choose_kernel(family, device=torch.device("cuda")) == "fused"
 
 
-def test_an_unknown_kernel_is_refused():
-    with pytest.raises(KernelError, match=r"kernel 'flash' is not known; need auto, fused or eager"):
-        choose_kernel(family_of("LlamaForCausalLM"), device=torch.device("cpu"), asked="flash")
-
-
 @pytest.mark.parametrize(
     ("lie", "text"),
     [

@@ -11,7 +11,6 @@ import torch
 from lenses import lens_of as lens
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from sink_lens.activations import record
 from sink_lens.activations.record import LayerView, Reading, capture, estimate_bytes, stream
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import zero
@@ -456,13 +455,6 @@ def test_stream_refuses(readings, options, error, text):
 def test_capture_refuses(options, error, text):
     with pytest.raises(error, match=text):
         capture(lens("llama"), tokens(), **options)
-
-
-def test_an_unknown_path_is_refused():
-    with pytest.raises(InputError, match=r"path 'fast' is not known; need auto, plain or bridge"):
-        record._path(
-            lens("llama"), ["z"], asked="fast"
-        )  # past the shape checks, which a test run has and a user has not
 
 
 @pytest.mark.parametrize("site", ["gate", "up"])

@@ -140,8 +140,6 @@ def test_the_scores_are_those_of_the_bridges_pattern(family):
 
 def test_what_cannot_be_marked_is_refused():
     lens = wrap(tiny("llama"))
-    with pytest.raises(InputError, match="by is 'size'; need one of attention, norm, either, rate"):
-        sink_mask(lens, torch.ones(1, 8, dtype=torch.int64), by="size")
     with pytest.raises(InputError, match="a sequence has a single token; need at least 2"):
         sink_mask(lens, torch.ones(2, 1, dtype=torch.int64))
     with pytest.raises(InputError, match="the batch size is 0"):

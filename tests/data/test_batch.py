@@ -98,11 +98,6 @@ def test_a_batch_refuses_what_no_model_can_read(tokens, lengths, text):
         TokenBatch(tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto", seed=None)
 
 
-def test_a_batch_refuses_an_unknown_bos_arm():
-    with pytest.raises(InputError, match="bos is 'maybe'; need 'auto', 'with' or 'without'"):
-        batch([[1, 2]], [2], bos_condition="maybe")
-
-
 def test_a_batch_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         batch([[1, 2]], [2]).seed = 3

@@ -154,7 +154,7 @@ def test_bos_inside_a_text_is_left_alone():
 
 
 def test_an_unknown_arm_is_refused():
-    with pytest.raises(InputError, match="bos is 'yes'; need 'auto', 'with' or 'without'"):
+    with pytest.raises(InputError, match=r"bos of from_prompts is 'yes' .*; need 'auto' or 'with' or 'without'"):
         from_prompts(["abc"], plain_tokenizer(), bos="yes")
 
 

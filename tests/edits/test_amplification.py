@@ -1,7 +1,6 @@
 """Amplification by hand, its means against the plain model, and its no-op."""
 
 import functools
-import inspect
 
 import pytest
 import torch
@@ -214,12 +213,6 @@ def test_labels():
     assert amplify(10.0, label="mine", **where).label == "mine"
     one = amplify(2.0, positions=[4, 1], layers=[2, 0], centre="none", heads=[1])
     assert (one.site, one.positions, one.layers, one.heads) == ("z_raw", (4, 1), (2, 0), (1,))
-
-
-def test_an_unknown_centre_is_refused():
-    unchecked = inspect.unwrap(amplify)  # without the check of types, which tests alone have
-    with pytest.raises(InputError, match="the centre is 'mean'; need one of values, aggregated, none"):
-        unchecked(2.0, positions=[1], layers=[0], centre="mean")
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])

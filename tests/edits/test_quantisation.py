@@ -208,7 +208,7 @@ def test_kept_tokens_follow_their_sequences_through_batches():
 def test_what_cannot_be_quantised_is_refused():
     lens = wrap(tiny("llama"))
     with pytest.raises(InputError, match="no format 'int3'; need one of int8_tensor"):
-        quantisation("z", "int3")
+        format_of("int3")
     with pytest.raises(SiteError, match="'pattern' cannot be quantised; need one of"):
         quantisation("pattern", "int8_tensor")
     with pytest.raises(InputError, match="layer 0 keeps a channel of 'z' twice"):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from sink_lens.engine.named_metrics import METRICS, metric_config, metrics_on
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
-from sink_lens.patching.config import METRICS as PATCH_METRICS
+from sink_lens.patching.config import MetricName
 from sink_lens.sweeps import MetricSpec
 
 EIGHT = TokenBatch.from_tensor(torch.arange(3, 11)[None])
@@ -43,7 +44,11 @@ def test_every_metric_by_name_is_the_metric_of_these_options():
     assert float(kl.function(run).abs().max()) < 1e-6  # of the baseline run with itself
     with pytest.raises(InputError, match="kl compares with the predictions of a baseline run; need its tokens"):
         metric("kl")
-    assert set(METRICS) == set(PATCH_METRICS) == {"sink_mass", "loss", "kl", "norm", "dominance", "logit_difference"}
+    assert (
+        set(METRICS)
+        == set(get_args(MetricName))
+        == {"sink_mass", "loss", "kl", "norm", "dominance", "logit_difference"}
+    )
 
 
 def test_the_tokens_of_a_logit_difference_can_be_texts():

@@ -100,7 +100,6 @@ def test_different_tokenizers_are_refused_unless_asked_for():
         ({"sequences": 49}, "49 inputs were asked for; need at least 50"),
         ({"length": 257}, "the length is 257 tokens; a takes at most 256"),
         ({"length": 0}, "need one token or more"),
-        ({"kind": "text"}, "need one of tokens, embeddings, released_embeddings"),
     ],
 )
 def test_what_cannot_be_read_is_refused(change, says):

@@ -1,6 +1,7 @@
 """The weights of a layer, in one layout for all families, do what the layer does."""
 
 import functools
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lenses import lens_of as lens
 from sink_lens.activations.record import capture
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
-from sink_lens.models.weights import NORMS, attention_weights, mlp_weights, norm_weights
+from sink_lens.models.weights import NormName, attention_weights, mlp_weights, norm_weights
 
 LAYERS = (0, 1, 2)
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
@@ -107,7 +108,7 @@ def test_a_family_has_the_norms_that_it_has(family):
         expected = {"attn_post_norm", "mlp_post_norm"}
     if family in ("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", *POST_NORMED):
         expected |= {"q_norm", "k_norm"}
-    found = {which: norm_weights(lens(family), layer=1, which=which) for which in NORMS}
+    found = {which: norm_weights(lens(family), layer=1, which=which) for which in get_args(NormName)}
     assert {which for which, norm in found.items() if norm is not None} == expected
     assert {norm.centred for norm in found.values() if norm is not None} == {family in (*UNGATED, "stablelm", "cohere")}
 

@@ -21,7 +21,6 @@ from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.activation import patch
 from sink_lens.patching.config import PatchConfig
-from sink_lens.patching.pairs import pair_prompts
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
@@ -268,11 +267,6 @@ def test_sequences_that_do_not_fit_are_refused():
         patch(lens, "the cat sat", "the elephant sat", site="z", metric=DIFFERENCE)
     with pytest.raises(InputError, match="has no tokenizer; need token ids"):
         patch(lens_of(), "a cat", "a bat", site="z", metric=DIFFERENCE)
-
-
-def test_a_direction_that_does_not_exist_is_refused():
-    with pytest.raises(InputError, match="direction is 'sideways'; need denoising or noising"):
-        pair_prompts(speaking(), *pair()).run_and_source("sideways")
 
 
 def test_delegated_attention_is_refused():

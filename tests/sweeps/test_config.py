@@ -147,7 +147,7 @@ def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
         ({"tokens": {"length": 1}, "edits": EDITS}, "length is 1; need at least 2"),
         ({"tokens": {"sequences": 0}, "edits": EDITS}, "sequences is 0; need at least 1"),
         ({"tokens": {"kind": "noise"}, "edits": EDITS}, "tokens is 'noise'; need one of text, random, repeated"),
-        ({"tokens": {"kind": 1}, "edits": EDITS}, "tokens is 1; need a text"),
+        ({"tokens": {"kind": 1}, "edits": EDITS}, "tokens is 1; need one of text, random, repeated"),
         ({"tokens": {"bos": "maybe"}, "edits": EDITS}, "bos is 'maybe'"),
         ({"tokens": {"prompts": "one text"}, "edits": EDITS}, "prompts is 'one text'; need a list"),
         ({"tokens": {"prompts": [1]}, "edits": EDITS}, r"prompts is 1; need a text"),

@@ -3,21 +3,18 @@
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, no_type_check
+from typing import Any, get_args, no_type_check
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 
 from ...errors import InputError
+from ..variants import Attention, StreamNorm, ValueNorm, ValueNormInit
 
-ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias")
-"""Variants of the attention weights and of the head's output; see ``HeadNormConfig.attention``."""
-VALUE_NORMS = ("none", "shared", "per_head", "position")
-"""Treatments of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""
-NORMS = ("rms", "single_scale")
-"""Norms of the residual stream; see ``HeadNormConfig.norm``."""
-VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
-"""Ways to initialise the gain of the norm."""
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+VALUE_NORMS: tuple[ValueNorm, ...] = get_args(ValueNorm)
+NORMS: tuple[StreamNorm, ...] = get_args(StreamNorm)
+VALUE_NORM_INITS: tuple[ValueNormInit, ...] = get_args(ValueNormInit)
 _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 """Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
 
