@@ -18,7 +18,7 @@ path: what goes through other parts in between is a path of its own. ``share`` i
 In a model without a growth step, or without super neurons, the neurons that were found to make the sink (``makers``)
 stand in their place. Each path that moves more than ``LEAST_PATH`` has controls of the same size: other neurons of the
 same layers where one end is neurons, other dimensions where it goes through dimensions, else the same path at other
-positions. Costs are kept low by the length: the first ``LENGTH`` positions from the sink on.
+positions. Costs are kept low by the length: the first ``PATH_LENGTH`` positions from the sink on.
 """
 
 import math
@@ -41,6 +41,7 @@ from ..edits.outcome import Outcome
 from ..models.weights import attention_weights, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH
 from ..text import span
+from .config import PATH_CONTROLS, PATH_LENGTH
 from .setting import Edits, Setting, bar, random_dimensions, shorten
 
 COLUMNS = (
@@ -65,10 +66,6 @@ COLUMNS = (
     "n",
     "control_n",
 )
-LENGTH = 24
-"""Most positions of each sequence, counted from the sink on."""
-DRAWS = 3
-"""Most draws of controls of a path."""
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
 EMBEDDING, ATTENTION, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
@@ -228,10 +225,10 @@ class Writings:
 def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """One row a path and growth step whose sink is read; the columns are ``COLUMNS``.
 
-    Cost: a pass over the first ``LENGTH`` positions for each path, some 18 for each growth step, and over fewer
-    sequences ``DRAWS`` for each that moves the sink.
+    Cost: a pass over the first ``PATH_LENGTH`` positions for each path, some 18 for each growth step, and over fewer
+    sequences ``PATH_CONTROLS`` for each that moves the sink.
     """
-    short = shorten(setting, most=LENGTH)
+    short = shorten(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)
     units = {layer: found for group in groups for layer, found in group.units.items()}
     writings = Writings(setting=short, units=units)
@@ -336,7 +333,7 @@ def _controls(
     setting: Setting, path: Path, *, units: Mapping[int, Sequence[int]], generator: torch.Generator
 ) -> tuple[str, list[Path]]:
     """What the controls of a path are, and their paths."""
-    draws = min(setting.n_controls, DRAWS)
+    draws = min(setting.n_controls, PATH_CONTROLS)
     if path.through is not None:
         width = setting.lens.d_model
         drawn = {

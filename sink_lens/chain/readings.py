@@ -23,7 +23,7 @@ from ..models.memory import give_back
 from ..models.unembedding import logits_of
 from ..models.weights import attention_weights
 from ..schema import SINK_THRESHOLD
-from .config import CONTROLS
+from .config import CONTROLS, LOSS_CHUNK
 from .locate import MeasuringPlan
 
 SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
@@ -33,8 +33,6 @@ OTHERS_FROM = 8
 FEW = 4
 """How many sequences the costly measures (Gini; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
-LOSS_CHUNK = 256
-"""Number of tokens that are unembedded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

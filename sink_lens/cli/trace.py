@@ -39,7 +39,7 @@ def trace(
     """Find the sinks of a model and where they come from; write a run folder with tables and a report."""
     hush(quiet)
     if dry_run:
-        from ..chain.trace import estimate
+        from ..chain.estimate import estimate
 
         said = estimate(config)
         console().print(said)

@@ -1,16 +1,31 @@
-"""Estimate the cost of a run before it begins: time small pieces of it and read this process's memory."""
+"""Estimate the cost of a run before it begins: time small pieces of it and read this process's memory.
+
+torch is imported where something is timed, so that sizes and times are put into words without it.
+"""
 
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
-from ..models.lens import LensModel
+if TYPE_CHECKING:
+    import torch
+
+    from ..models.header import Header
+    from ..models.lens import LensModel
+
+_LIBRARIES = 650_000_000
+"""Bytes that the imported libraries take."""
+_TOKENS_A_FORWARD = 1024
+_COPIES = 3
+"""Copies of its logits, and of what a layer computes, that a forward pass holds at a time."""
+_OVERHEAD = 1.7
+"""A forward pass's time over that of its products of matrices alone: 1.5 to 2.0 on SmolLM2-135M, 16 to 512 tokens."""
 
 
-def seconds_of(piece: Callable[[], object], *, device: torch.device | str, warm_up: int = 0) -> float:
+def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
     """Wall time of a piece of the work, measured after ``warm_up`` runs that are not timed."""
     for _ in range(warm_up):
         piece()
@@ -21,18 +36,45 @@ def seconds_of(piece: Callable[[], object], *, device: torch.device | str, warm_
 
 def operations_a_second(*, rows: int = 512, width: int = 2048) -> float:
     """Operations a second of the CPU in a product as large as those of a forward pass; takes a tenth of a second."""
+    import torch
+
     a, b = torch.ones(rows, width), torch.ones(width, width)
     return 2 * rows * width**2 / seconds_of(lambda: a @ b, device="cpu", warm_up=2)
 
 
-def now(device: torch.device | str) -> float:
+def seconds_a_token(header: "Header") -> float:
+    """Time of a forward pass for each token on the CPU: the model's operations at the speed of a product of matrices.
+
+    Too little for models of a few million parameters, whose time is that of Python, and where a sequence is so long
+    (several thousand tokens) that attention takes longer than the weights.
+    """
+    return _OVERHEAD * 2 * (header.n_body + header.n_vocab) / operations_a_second()
+
+
+def peak_by_header(header: "Header", *, weights: int, tokens: int) -> int:
+    """Peak memory of a process on the CPU, roughly: libraries, weights (bytes), and a forward pass with logits."""
+    held = min(tokens, _TOKENS_A_FORWARD)
+    width = header.d_vocab + 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
+    return _LIBRARIES + weights + _COPIES * 4 * held * width
+
+
+def runs_on_gpu(device: str | None) -> bool:
+    """Tell whether a model that is loaded with this setting stands on a GPU."""
+    import torch
+
+    return torch.cuda.is_available() if device is None else device.partition(":")[0] != "cpu"
+
+
+def now(device: "torch.device | str") -> float:
     """The current time, read after the GPU has finished its work."""
+    import torch
+
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def weight_bytes(lens: LensModel) -> int:
+def weight_bytes(lens: "LensModel") -> int:
     """The model's parameters."""
     return sum(parameter.numel() * parameter.element_size() for parameter in lens.plain.parameters())
 
@@ -42,8 +84,10 @@ def held_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
-def peak_bytes(device: torch.device | str) -> int:
+def peak_bytes(device: "torch.device | str") -> int:
     """Peak memory of this process in bytes: GPU memory if the work runs on a GPU, else main memory."""
+    import torch
+
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     found = psutil.Process().memory_info()

@@ -98,19 +98,19 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     return folder
 
 
-def unconverted_file(name: str) -> Path | None:
-    """The GGUF file that ``load`` would convert first; None where there is nothing to convert.
+def files_of(name: str) -> Path | None:
+    """The folder that ``load`` would open, or the GGUF file that it would convert first; None for a hub name.
 
     Raises:
-        ModelError: the file does not exist, or is none.
+        ModelError: a GGUF file that does not exist, or is none.
     """
     path = bundled_gguf() if name == DEFAULT_MODEL else from_home(name)
     if path.suffix != ".gguf":
-        return None
+        return path if path.is_dir() else None
     path = Path(os.path.realpath(path))
     check_magic(path)
     folder = _models() / _digest(path)
-    return None if folder.is_dir() and _fault(folder) is None else path
+    return folder if folder.is_dir() and _fault(folder) is None else path
 
 
 def _make(gguf: Path, *, digest: str, folder: Path) -> None:

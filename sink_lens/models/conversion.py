@@ -1,31 +1,15 @@
 """Convert a GGUF file to a safetensors folder, after checks of the file."""
 
-import math
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from .header import first_line, read_gguf
 
 _MAGIC = b"GGUF"
-_BYTES_OF_FLOAT32 = 4
 _ROOM = 32_000_000
 """Free bytes required on the disk in addition to the weights, for the tokenizer and the configuration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """Facts from the header of a GGUF file."""
-
-    n_body: int
-    """Numbers in the weights that each token is multiplied by before the unembedding."""
-    n_vocab: int
-    """Numbers in the embedding, and in the unembedding."""
-    weight_bytes: int
-    """Size of the weights in float32, in bytes."""
-    d_vocab: int
-    has_tokenizer: bool
 
 
 def check_magic(gguf: Path) -> None:
@@ -64,7 +48,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
         ModelError: the file is damaged, has an unknown architecture or is one part of a split file; or the disk has
             no room.
     """
-    header = read_header(gguf)
+    header = read_gguf(gguf)
     free = shutil.disk_usage(folder).free
     if free < header.weight_bytes + _ROOM:
         raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
@@ -89,7 +73,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(folder, **source)
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise ModelError(
-            f"{gguf.name}: its weights or its tokenizer cannot be read ({_reason(error)}); need a whole GGUF "
+            f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line(error)}); need a whole GGUF "
             "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
             "safetensors folder of the same model"
         ) from error
@@ -103,40 +87,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
-        raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=_reason(error)) from error
-
-
-def read_header(gguf: Path) -> Header:
-    """Read how large a GGUF file's model is, without its weights.
-
-    Raises:
-        ModelError: the file is damaged, or one part of a split file.
-    """
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(gguf)
-        sizes = {str(tensor.name): [int(one) for one in tensor.shape] for tensor in reader.tensors}
-        elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        split = reader.get_field("split.count")
-        parts = 1 if split is None else int(split.contents())
-        has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
-    except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
-        raise ModelError(
-            f"{gguf.name} begins as a GGUF file and cannot be read to its end ({_reason(error)}); "
-            f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
-        ) from error
-    if parts > 1:
-        raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
-    shape = sizes.get("token_embd.weight", [0, 0])
-    ends = [math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes]
-    return Header(
-        n_body=elements - sum(ends),
-        n_vocab=math.prod(shape),
-        weight_bytes=elements * _BYTES_OF_FLOAT32,
-        d_vocab=shape[-1],
-        has_tokenizer=has_tokenizer,
-    )
+        raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=first_line(error)) from error
 
 
 def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:
@@ -145,9 +96,3 @@ def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError
         f"need about {(needed + _ROOM) / 1e6:,.0f} MB. "
         "Free space there, or set SINK_LENS_CACHE to a folder with room"
     )
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error's message, or its type if there is no message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

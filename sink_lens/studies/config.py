@@ -8,6 +8,9 @@ from ..configuration import check_least, check_most
 from ..errors import InputError
 from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, ComparedBy, QuantisedFormat
 
+MOST_IN_SET = 32
+"""Most neurons of the set that ``ablate`` makes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig(Question):

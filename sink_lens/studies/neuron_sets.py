@@ -4,7 +4,7 @@ Several neurons write the same direction, so that removing any one changes littl
 
 1. Rank the neurons of its layers by the share of the layer's change of the outlier dimension that they make.
 2. Add them in this order, each set to its mean over ordinary tokens at the sink, until the attention to the sink in
-   the layers after the step has lost half (``LOST_FRAC``); at most ``MOST`` of them.
+   the layers after the step has lost half (``LOST_FRAC``); at most ``MOST_IN_SET`` of them.
 3. Leave each one out in turn; drop the one without which the set removes most, as long as half still goes.
 
 The set is then ablated in every other way, alone and neuron by neuron, and against random sets of the same size: of
@@ -29,9 +29,8 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.weights import mlp_weights
 from ..schema import LOST_FRAC
+from .config import MOST_IN_SET
 
-MOST = 32
-"""The most neurons that a set is tried with."""
 COLUMNS = (
     "step",
     "kind",
@@ -91,7 +90,7 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
 
 
 def find_sets(
-    setting: Setting, *, most: int = MOST, rank: Ranking = rank_neurons, progress: bool = False
+    setting: Setting, *, most: int = MOST_IN_SET, rank: Ranking = rank_neurons, progress: bool = False
 ) -> tuple[list[Found], pd.DataFrame]:
     """The smallest set of every growth step, and one row for every ablation that was made; see ``COLUMNS``.
 

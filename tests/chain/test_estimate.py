@@ -10,11 +10,11 @@ from lenses import lens_of
 from rich.console import Console
 
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.estimate import _PASSES_OF_MAKERS, cost_of
+from sink_lens.chain.estimate import _PASSES_OF_MAKERS, estimate
 from sink_lens.chain.inputs import other_condition
-from sink_lens.chain.trace import estimate
+from sink_lens.chain.timed_estimate import cost_of, timed_estimate
 from sink_lens.errors import InputError
-from sink_lens.models.conversion import read_header
+from sink_lens.models.header import read_header
 from sink_lens.models.inputs import tokens_of
 from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
@@ -38,7 +38,7 @@ def shown(renderable):
 
 def test_it_says_passes_time_memory_and_disk_and_what_is_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = shown(estimate(TraceConfig(model=str(folder), tokens="random", sequences=6, length=16)))
+    text = shown(timed_estimate(TraceConfig(model=str(folder), tokens="random", sequences=6, length=16)))
     for part in ("6 sequences of up to 16 tokens", "fused kernel", "scout", "measure", "the other BOS condition"):
         assert part in text
     for part in (
@@ -122,7 +122,7 @@ def test_the_peak_in_memory_is_within_a_fifth_of_a_real_traces(folder):
     code = (
         "import sys, warnings; warnings.simplefilter('ignore')\n"
         "from sink_lens.chain.config import TraceConfig\n"
-        "from sink_lens.chain.estimate import cost_of\n"
+        "from sink_lens.chain.timed_estimate import cost_of\n"
         "from sink_lens.chain.inputs import other_condition\n"
         "from sink_lens.chain.trace import trace\n"
         "from sink_lens.engine.cost import peak_bytes\n"
@@ -148,13 +148,52 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
     gguf = tmp_path / "tiny.gguf"
     write_gguf(gguf)
-    text = shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
-    for part in ("tiny.gguf: 6 sequences of up to 16 tokens, from the file's header", "interventions", "in the cache"):
+    text = shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16, device="cpu")))
+    for part in ("tiny.gguf: 6 sequences of up to 16 tokens", "interventions", "in the cache once"):
         assert part in text
-    assert "about 7 over all 16 sequences" in shown(study_estimate(CardConfig(model=str(gguf))))
+    assert "about 7 over all 16 sequences" in shown(
+        study_estimate(CardConfig(model=str(gguf), length=16, device="cpu"))
+    )
     assert not (tmp_path / "cache").exists()
     header = read_header(gguf)
-    parameters = sum(one.numel() for one in load(gguf).plain.parameters())
+    lens = load(gguf)
+    parameters = sum(one.numel() for one in lens.plain.parameters())
     assert header.weight_bytes == 4 * parameters
     assert header.n_body + header.n_vocab == parameters  # the unembedding is the embedding
-    assert "from the file's header" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
+    assert (header.n_layers, header.n_heads, header.n_context) == (lens.n_layers, lens.n_heads, lens.n_context)
+    assert "in the cache once" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gemma3", "opt", "bloom"])
+def test_the_headers_of_a_folder_say_what_its_model_has(name, tmp_path):
+    lens = lens_of(name)
+    lens.plain.save_pretrained(tmp_path)
+    header = read_header(tmp_path)
+    assert header.n_weights == lens.plain.num_parameters()
+    sizes = (header.n_layers, header.n_heads, header.d_vocab, header.n_context)
+    assert sizes == (lens.n_layers, lens.n_heads, lens.d_vocab, lens.n_context)
+    assert header.n_vocab == lens.plain.get_input_embeddings().weight.numel()
+    ends = {id(one): one.numel() for one in lens.plain.parameters() if one.shape == (lens.d_vocab, lens.d_model)}
+    assert header.n_body == header.n_weights - sum(ends.values())
+    assert header.family.architecture == lens.family.architecture
+    assert not header.has_tokenizer
+    with pytest.raises(InputError, match="has no tokenizer"):
+        estimate(TraceConfig(model=str(tmp_path), length=16, device="cpu"))
+
+
+def test_a_mixture_of_experts_is_not_judged_by_its_header(tmp_path):
+    lens_of("qwen3_moe").plain.save_pretrained(tmp_path)
+    assert read_header(tmp_path) is None
+
+
+@pytest.mark.parametrize("command", ["trace", "isolate", "quantise", "card"])
+def test_a_dry_run_on_the_cpu_imports_no_library_of_models(command, folder):
+    code = (
+        "import sys\nfrom sink_lens.cli import app\n"
+        "try:\n    app(prog_name='sink-lens')\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print(sorted({'transformers', 'transformer_lens', 'scipy', 'pandas'} & set(sys.modules)))"
+    )
+    words = [command, str(folder), "--tokens", "random", "--device", "cpu", "--dry-run"]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
+    assert "tokens" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -17,9 +17,10 @@ from sink_lens.studies.config import (
     QuantiseConfig,
     StreamingConfig,
 )
-from sink_lens.studies.estimate import cost_of, most_passes
+from sink_lens.studies.estimate import most_passes
 from sink_lens.studies.model_card import card
 from sink_lens.studies.quantisation import quantise
+from sink_lens.studies.timed_estimate import cost_of
 from sink_lens.studies.tokens_config import TokensConfig
 
 READ = {"tokens": "random", "sequences": 8, "length": 24, "device": "cpu"}

@@ -1,0 +1,178 @@
+"""How large a model is, read from the headers of its files: neither weights nor torch are loaded."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.described import Described
+from ..errors import InputError, ModelError
+from .families import Family, family_of
+
+_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_NAMES = {
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads"),
+    "d_model": ("hidden_size", "n_embd"),
+    "n_context": ("max_position_embeddings", "n_positions"),
+    "d_vocab": ("vocab_size",),
+}
+"""Size -> what configurations call it."""
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Sizes of a model."""
+
+    n_layers: int
+    n_heads: int
+    n_context: int | None
+    """Longest input in tokens; None where the files do not say."""
+    n_body: int
+    """Numbers in the weights that each token is multiplied by before the unembedding."""
+    n_vocab: int
+    """Numbers in the embedding, and in the unembedding."""
+    n_weights: int
+    """Numbers in all weights."""
+    d_vocab: int
+    has_tokenizer: bool
+    family: Family | None = None
+    """The architecture; None in a GGUF file, which names it otherwise."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights in float32, in bytes."""
+        return self.n_weights * _BYTES["float32"]
+
+    def bytes_as(self, dtype: str | None) -> int:
+        """Size of the weights in a type, in bytes; ``auto`` counts as float32."""
+        return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
+
+
+def read_header(path: Path) -> Header | None:
+    """Read the header of a GGUF file, or those of a folder; None where a folder's do not say it all.
+
+    Raises:
+        ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not known.
+    """
+    return read_gguf(path) if path.suffix == ".gguf" else read_folder(path)
+
+
+def check_fits(header: Header, config: Described) -> None:
+    """Refuse sequences that are longer than a model takes, or text for a model without a tokenizer.
+
+    Raises:
+        InputError: which, and what is needed.
+    """
+    if header.n_context is not None and config.length > header.n_context and not config.prompts:
+        raise InputError(
+            f"the length is {config.length} tokens; {config.model} takes at most {header.n_context}: use a shorter "
+            "length"
+        )
+    if not header.has_tokenizer and config.tokens == "text":
+        raise InputError(
+            f"{config.model} has no tokenizer, so no text can be read; need its files beside the weights. Or draw "
+            "token ids (--tokens random)"
+        )
+
+
+def read_gguf(gguf: Path) -> Header:
+    """Read the header of a GGUF file.
+
+    Raises:
+        ModelError: the file is damaged, or one part of a split file.
+    """
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(gguf)
+        sizes = {str(tensor.name): [int(one) for one in tensor.shape] for tensor in reader.tensors}
+        elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        kind = _entry(reader, "general.architecture") or ""
+        parts = _entry(reader, "split.count") or 1
+        n_layers, n_heads, n_context = (
+            _entry(reader, f"{kind}.{name}") for name in ("block_count", "attention.head_count", "context_length")
+        )
+        has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
+    except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
+        raise ModelError(
+            f"{gguf.name} begins as a GGUF file and cannot be read to its end ({first_line(error)}); "
+            f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
+        ) from error
+    if parts > 1:
+        raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
+    shape = sizes.get("token_embd.weight", [0, 0])
+    ends = [math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes]
+    return Header(
+        n_layers=n_layers or 0,
+        n_heads=n_heads if isinstance(n_heads, int) else 0,
+        n_context=n_context,
+        n_body=elements - sum(ends),
+        n_vocab=math.prod(shape),
+        n_weights=elements,
+        d_vocab=shape[-1],
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def read_folder(folder: Path) -> Header | None:
+    """Read the configuration of a saved model and the headers of its weights; None where they do not say it all.
+
+    Experts are not told apart from other weights, so that a mixture of experts gives None too; so does a folder that
+    ``load`` would refuse, which says then what is wrong.
+
+    Raises:
+        ModelError: the architecture is not known.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        inner = config.get("text_config", config)
+        found: dict[str, Any] = {
+            name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()
+        }
+        shapes = [shape for file in sorted(folder.glob("*.safetensors")) for shape in _shapes(file)]
+        (architecture,) = config["architectures"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    family = family_of(architecture)
+    needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
+    if family.experts is not None or not shapes or not all(type(one) is int and one > 0 for one in needed):
+        return None
+    n_weights, n_vocab = sum(map(math.prod, shapes)), found["d_vocab"] * found["d_model"]
+    ends = sum(len(shape) == 2 and shape[0] == found["d_vocab"] for shape in shapes)
+    return Header(
+        n_layers=found["n_layers"],
+        n_heads=found["n_heads"],
+        n_context=found["n_context"],
+        n_body=max(0, n_weights - ends * n_vocab),
+        n_vocab=n_vocab,
+        n_weights=n_weights,
+        d_vocab=found["d_vocab"],
+        has_tokenizer=any((folder / name).is_file() for name in _TOKENIZERS),
+        family=family,
+    )
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if there is no message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _entry(reader: Any, name: str) -> Any:
+    """A value of a GGUF file's metadata; None where it has none of this name."""
+    found = reader.get_field(name)
+    return None if found is None else found.contents()
+
+
+def _shapes(file: Path) -> list[list[int]]:
+    """Shapes of the tensors in a safetensors file: its first 8 bytes say how long the JSON object is that follows."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length:,} bytes")
+        header = json.loads(stream.read(length))
+    return [one["shape"] for name, one in header.items() if name != "__metadata__"]
