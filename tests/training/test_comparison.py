@@ -293,6 +293,17 @@ def test_arms_that_differ_in_something_else_are_refused(tmp_path, field):
         group(base + other, by="value_norm")
 
 
+def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(tmp_path):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s, decay_unshared_gain=False) for s in (0, 1)]
+    decayed = [
+        write_run(tmp_path / f"d{s}", BASE, seed=s, value_norm="per_head", decay_unshared_gain=True) for s in (0, 1)
+    ]
+    assert list(group(base + decayed).runs) == list(group(base + decayed, by="value_norm").runs) == ["none", "per_head"]
+    other = write_run(tmp_path / "o", BASE, seed=2, value_norm="per_head", decay_unshared_gain=False)
+    with pytest.raises(RunError, match="also differ in decay_unshared_gain"):
+        group([*base, *decayed, other])
+
+
 def test_what_does_not_touch_the_numbers_may_differ(tmp_path):
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s, watch=True, trackers=["wandb"]) for s in (0, 1, 2)]
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]

@@ -1,4 +1,4 @@
-"""The commands of the tutorial that train at the paper's size, run with every size small."""
+"""The commands of the tutorial that train at the paper's size and at 40M, run with every size small."""
 
 import re
 import shlex
@@ -28,9 +28,7 @@ SMALL = {
     "save_every": 2,
 }
 """A small value of every field that the size sets but the learning rates."""
-
-
-PARAMETERS = 151_898_880
+PARAMETERS = {"paper": 151_898_880, "medium": 40_512_000}
 """``tests/training/test_config.py`` counts them."""
 
 
@@ -62,7 +60,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     )
     (block,) = re.findall(r"^```\n(sink-lens.*?)^```", section(), flags=re.M | re.S)
     *trainings, comparison = block.strip().splitlines()
-    assert len(trainings) == 2
+    assert len(trainings) == 3
     offline = SMALL | {"data": "text.txt", "tokenizer": "bpe", "compile": "false", "device": "cpu"}
     options = " ".join(f"--set {name}={value}" for name, value in offline.items())
     for command in trainings:
@@ -73,13 +71,19 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     for said in ("final losses, nats", "sink rate", "dominance ratio", "effective rank"):
         assert said in done.output
     finals = read_run("runs/paper-compare").tables["finals"]
-    assert set(finals["variant"]) == {"none", "shared"}
+    assert set(finals["variant"]) == {"none", "shared", "per_head"}
 
 
 def test_the_sizes_in_the_table_are_arithmetic():
+    for size, n_parameters in PARAMETERS.items():
+        config = TrainConfig(size=size)
+        tokens = config.steps * config.step_tokens
+        assert f"{tokens / 1e9:.2f}e9 tokens" in section()
+        a_token = 6 * n_parameters + 6 * config.n_layers * config.d_model * config.length
+        assert f"{a_token * tokens:.1e} operations a run".replace("+", "") in section()
     config = TrainConfig(size="paper")
-    assert f"{config.steps * config.step_tokens / 1e9:.2f}e9 tokens" in section()
-    a_token = 6 * PARAMETERS + 6 * config.n_layers * config.d_model * config.length
-    assert f"{a_token * config.steps * config.step_tokens:.1e}".replace("+", "") in section()
     assert f"all {len(config.kept)} checkpoints" in section()
-    assert f"{4 * PARAMETERS * (len(config.kept) + 2) / 1e9:.0f} GB a run" in section()
+    assert f"{4 * PARAMETERS['paper'] * (len(config.kept) + 2) / 1e9:.0f} GB a run" in section()
+    batch, accumulation, steps = re.search(r"--batch (\d+) --accumulation (\d+) --steps (\d+)", section()).groups()
+    assert int(batch) % (8 * int(accumulation)) == 0
+    assert int(batch) * int(steps) == config.batch * config.steps
