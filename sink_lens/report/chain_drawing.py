@@ -25,6 +25,8 @@ _BETWEEN = 0.36
 _THIN, _THICK = 1.2, 9.0
 """Points: an arrow that stands for nothing of the sink, and for all of it."""
 _SMALL = FONT - 0.9
+_NAME = 8
+"""Characters of a part's name beside its number; a longer one is smaller."""
 _MOST_LANES = 6
 _STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed")}
 """Verdict of a link -> colour and line; every other is grey and dotted."""
@@ -208,7 +210,8 @@ def _draw_box(
             bar = Rectangle((box.left + 0.05, y - _BAR / 2 + 0.015), width, _BAR - 0.03)
             bar.set(facecolor=BLUE, alpha=0.28, linewidth=0, zorder=4)
             axes.add_patch(bar)
-            _text(axes, box.left + 0.08, y, name, ha="left", fontsize=_SMALL - 0.6)
+            font = (_SMALL - 0.6) * min(1.0, _NAME / len(name))
+            _text(axes, box.left + 0.08, y, name, ha="left", fontsize=font)
             _text(axes, box.right - 0.07, y, f"{value:.2f}", ha="right", fontsize=_SMALL - 0.6)
         y -= _BAR
     for text, style in last:

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report.circuit import ChainCircuit, circuit_of
+from sink_lens.report.legible import faults
 from sink_lens.report.style import GREEN, ORANGE, QUIET, svg
 from sink_lens.schema import LINKS
 
@@ -186,6 +187,7 @@ def test_it_is_readable_at_every_size(tmp_path, n_layers, n_heads, steps, supers
     drawn, (width, height) = canvas.get_renderer(), canvas.get_width_height()
     boxes = [text.get_window_extent(drawn) for text in figure.axes[0].texts]
     assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in boxes)
+    assert [fault for fault in faults(figure) if "N28" in fault] == []  # a part's name is not on its number
     if len(steps) > 6:
         assert any("6 more growth steps are not drawn" in text for text in texts(figure))
     sizes = []

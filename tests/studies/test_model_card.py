@@ -14,7 +14,7 @@ from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, planted,
 from sink_lens.records import read_run
 from sink_lens.report.models import row_of
 from sink_lens.schema import CARD_SCHEMA
-from sink_lens.studies import card, verify
+from sink_lens.studies import card, model_card, verify
 from sink_lens.studies.facts import FACTS_SCHEMA
 from sink_lens.studies.observed import Observed
 
@@ -139,3 +139,17 @@ def test_the_expert_that_writes_an_outlier_is_found():
     assert [expert for expert, _ in row["experts"]] == [0]
     assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.01)
     assert {neuron // lens.d_expert for neuron, _ in row["neurons"]} == {0}
+
+
+def test_the_line_of_makers_names_each_neuron_with_its_share():
+    row = {
+        "layer": 2,
+        "dimension": 507,
+        "neurons": [(90, 0.68), (430, 0.33)],
+        "experts": [],
+        "attn_out": 0,
+        "mlp_out": 1,
+    }
+    assert model_card._maker(row) == "layer 2: L2.N90 (68%), L2.N430 (33%) of the growth of dimension 507"
+    alone = row | {"neurons": [], "attn_out": 0.2, "mlp_out": 0.8}
+    assert model_card._maker(alone) == "layer 2: attention (20%); the MLP (80%) of the growth of dimension 507"
