@@ -25,9 +25,8 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from ..engine.gradients import zero_added
-from ..models.weights import Norm
 from .circuit import Circuit
-from .stream import hook_of
+from .stream import hook_of, pulled_back
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
 """Heads, tokens of the prompt, and parts of each kind that are kept."""
@@ -88,7 +87,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
                 gradient = gradient[0].to(runs.weights.dtype)
                 gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
                 back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
-                back = _held(back, x, own.attn_norm)
+                back = pulled_back(back[None, None], x[None], own.attn_norm, held=True)[0, 0]
                 by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
                 by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
                 named = about | {"side": {"q": "query", "k": "key"}[side]}
@@ -107,18 +106,6 @@ def _parts(
         yield about | {"by": by, "part": names[at], "value": float(values[at])}
     rest = about["advantage"] - float(values[order].sum())
     yield about | {"by": by, "part": "rest", "value": rest}
-
-
-def _held(
-    u: Float[Tensor, "position d_model"], x: Float[Tensor, "position d_model"], norm: Norm | None
-) -> Float[Tensor, "position d_model"]:
-    """Gradients for the normed stream -> those for the stream, were the norm's divisor a constant."""
-    if norm is None:
-        return u
-    u = u * norm.gain
-    if norm.centred:
-        u = u - u.mean(-1, keepdim=True)
-    return u / norm.scale(x)[..., None]
 
 
 def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> None:

@@ -9,7 +9,9 @@ from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from ..text import ranges
 
-Method = Literal["eap-ig", "eap", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"]
+Method = Literal[
+    "eap-ig", "eap", "gim", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"
+]
 METHODS: tuple[Method, ...] = get_args(Method)
 Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
 Choice = Literal["top", "greedy", "threshold"]

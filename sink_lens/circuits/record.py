@@ -462,7 +462,7 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
     began = time.perf_counter()
     Gradients(runs.some(range(rows.start, rows.stop)), begin=runs.begin(rows)).add([], weight=1.0)
     a_pair = (time.perf_counter() - began) / (rows.stop - rows.start)
-    points = {"eap": 1, "eap-corrupted": 1, "clean-corrupted": 2}.get(config.method, 2 * config.steps)
+    points = {"eap": 1, "gim": 1, "eap-corrupted": 1, "clean-corrupted": 2}.get(config.method, 2 * config.steps)
     if config.method == "eap-ig-activations":
         points = config.steps * (2 * graph.n_layers + 1)
     if config.method == "exact":

@@ -9,6 +9,7 @@ where x_r is the stream as r alone reads it (``stream``), c_w what w adds in the
 method:
 
 - ``eap``: the clean run; ``eap-corrupted``: the corrupted one, as TransformerLens has it; ``clean-corrupted``: both;
+- ``gim``: the clean run, with rules for the backward pass (``rules``) instead of the plain gradient;
 - ``eap-ig``: the middles of n equal steps of the embedding from its replacement to its clean value, or with
   ``eap-ig-left`` their beginnings, as EAP-IG has it;
 - ``eap-ig-activations``: the output of one layer's attention or MLP at a time goes from its replacement to its clean
@@ -37,6 +38,7 @@ from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
 from .config import METHODS, TOLERANCE, Method
 from .graph import Graph
+from .rules import rule_hooks
 from .runs import Runs
 from .stream import hook_of, reader_gradients, sites_of
 
@@ -145,7 +147,7 @@ def score(
 def points_of(method: Method, steps: int) -> list[float]:
     """Shares of the way from the replacement to the clean value at which the gradient is taken."""
     match method:
-        case "eap":
+        case "eap" | "gim":
             return [1.0]
         case "eap-corrupted":
             return [0.0]
@@ -169,7 +171,7 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
     while len(left):
         own, at = runs.some(left.tolist()), left - rows.start
         points = points_of(method, steps)
-        gradients = Gradients(own, begin=begin)
+        gradients = Gradients(own, begin=begin, rules=method == "gim")
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
             gradients.add(_embedding_hook(own, embedding), weight=1 / len(points))
@@ -222,8 +224,8 @@ def _embedding_hook(runs: Runs, embedding: Tensor) -> list[tuple[str, Callable[.
 class Gradients:
     """The mean gradient of every reader of some pairs, over runs that are added one after the other."""
 
-    def __init__(self, runs: Runs, *, begin: int) -> None:
-        self.runs, self.begin = runs, begin
+    def __init__(self, runs: Runs, *, begin: int, rules: bool = False) -> None:
+        self.runs, self.begin, self.rules = runs, begin, rules
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
 
     def add(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
@@ -238,6 +240,7 @@ class Gradients:
         kept: dict[tuple[str, int], Tensor] = {}
         key = ("resid_pre", 0)
         at: list[Any] = [*hooks, (hook_of(lens, *key), partial(zero_added, into=zeros, key=key))]
+        at += rule_hooks(lens, runs.weights) if self.rules else []
         at += [
             (hook_of(lens, site, layer), partial(_seen, into=kept, key=(site, layer), begin=self.begin))
             for site, layer in _streams(graph)
@@ -266,7 +269,8 @@ class Gradients:
             if any((site, place[1]) not in gradients for site in sites_of(place, graph) if site not in ("gate", "up")):
                 continue  # behind everything that the metric reads
             x = _stream_at(place, kept, graph=graph).to(runs.weights.dtype)
-            one = reader_gradients(place, graph=graph, weights=runs.weights, gradients=gradients, x=x)
+            given: dict[str, Any] = {"graph": graph, "weights": runs.weights, "held": self.rules}
+            one = reader_gradients(place, gradients=gradients, x=x, **given)
             total += one.sum(1)
             if place in self._sums:
                 self._sums[place].add_(one, alpha=weight)

@@ -149,15 +149,24 @@ def normed(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tenso
 
 
 def pulled_back(
-    u: Float[Tensor, "batch reader position d_model"], x: Float[Tensor, "batch position d_model"], norm: Norm | None
+    u: Float[Tensor, "batch reader position d_model"],
+    x: Float[Tensor, "batch position d_model"],
+    norm: Norm | None,
+    *,
+    held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Gradients with respect to the normed stream -> gradients with respect to the stream."""
+    """Gradients with respect to the normed stream -> gradients with respect to the stream.
+
+    With ``held`` they are those that the stream would have, were the norm's divisor a constant.
+    """
     if norm is None:
         return u
     u = u * norm.gain
     if norm.centred:
         x, u = x - x.mean(-1, keepdim=True), u - u.mean(-1, keepdim=True)
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    if held:
+        return u * inverse[:, None]
     x_hat = (x * inverse)[:, None]
     return (u - x_hat * (u * x_hat).mean(-1, keepdim=True)) * inverse[:, None]
 
@@ -169,6 +178,7 @@ def reader_gradients(
     weights: Weights,
     gradients: Mapping[tuple[str, int], Tensor],
     x: Float[Tensor, "batch position d_model"],
+    held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
     """Gradient of every reader at one place of the stream.
 
@@ -178,10 +188,11 @@ def reader_gradients(
         weights: of its nodes.
         gradients: (site, layer) -> the gradient there.
         x: the stream at the place, in the same run.
+        held: hold the divisors of the norms.
     """
     name, layer = place
     if name == "logits":
-        return pulled_back(gradients["final", layer][:, None], x, weights.final_norm)
+        return pulled_back(gradients["final", layer][:, None], x, weights.final_norm, held=held)
     own = weights.layers[layer]
     if name == "attention":
         parts = []
@@ -189,15 +200,15 @@ def reader_gradients(
             given = gradients[kind, layer]
             given = given.unflatten(-1, (weight.shape[0], -1)) if given.dim() == 3 else given
             parts.append(einsum(given, weight, _TO_READERS))
-        return pulled_back(torch.cat(parts, dim=1), x, own.attn_norm)
+        return pulled_back(torch.cat(parts, dim=1), x, own.attn_norm, held=held)
     whole = gradients["mlp_in", layer]
     if own.w_up is None:
-        return pulled_back(whole[:, None], x, own.mlp_norm)
+        return pulled_back(whole[:, None], x, own.mlp_norm, held=held)
     chosen = list(graph.neurons[layer])
     of_neurons = gradients["up", layer][..., chosen] @ own.w_up
     if own.w_gate is not None:
         of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
-    return pulled_back(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm)
+    return pulled_back(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held)
 
 
 def sites_of(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:

@@ -1,0 +1,71 @@
+"""Rules for the backward pass, under which one gradient sees what a plain one misses.
+
+Two operations hide what an edge does from the gradient at the clean run. A norm does not see, to first order, how long
+the stream is, so that against zero its largest part is worth nothing; and a softmax that gives one key everything has
+no gradient. So, in the backward pass alone,
+
+- the divisor of every norm on the stream is held: n(x) = c(x) / s is linear in c(x);
+- a softmax has the slope that it has at temperature 2: dp = 2 d softmax(scores / 2).
+
+Both are GIM's (Edin et al., arXiv 2505.17630). Its third rule, which divides the gradients of products, is left out:
+with it, edges of known mechanisms were ranked worse (``docs/zoo.md``). Norms of queries and keys stay as they are.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.lens import LensModel
+from ..models.weights import Norm
+from .stream import Weights, hook_of
+
+TEMPERATURE = 2.0
+"""Temperature of the softmax whose slope is taken."""
+
+
+def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
+    """Hooks of the bridge that change no value, and all gradients by the rules."""
+    seen: dict[Any, Tensor] = {}
+    found: list[tuple[str, Callable[..., Any]]] = []
+    for name, norm in _norms(weights).items():
+        if norm is not None and norm.divides and f"{name}.hook_in" in lens.bridge.hook_dict:
+            found.append((f"{name}.hook_in", partial(_see, into=seen, key=name)))
+            found.append((f"{name}.hook_out", partial(_held, seen=seen, key=name, norm=norm)))
+    for layer in () if lens.family.sigmoid else range(lens.n_layers):
+        found.append((hook_of(lens, "scores", layer), partial(_see, into=seen, key=layer)))
+        found.append((hook_of(lens, "pattern", layer), partial(_smoothed, seen=seen, key=layer)))
+    return found
+
+
+def _norms(weights: Weights) -> dict[str, Norm | None]:
+    """The bridge's name of every norm on the stream -> its weights; parallel blocks have one for both readers."""
+    found: dict[str, Norm | None] = {"ln_final": weights.final_norm}
+    for layer, own in enumerate(weights.layers):
+        named = {"ln1": own.attn_norm, "ln2": own.mlp_norm, "ln1_post": own.attn_after, "ln2_post": own.mlp_after}
+        found |= {f"blocks.{layer}.{name}": norm for name, norm in named.items()}
+    return found
+
+
+def _see(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
+    into[key] = x
+
+
+def _held(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
+    x = seen[key].to(norm.gain.dtype)
+    x = x - x.mean(-1, keepdim=True) if norm.centred else x
+    inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()
+    return _through(out, (x * inverse * norm.gain).to(out.dtype))
+
+
+def _smoothed(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
+    scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
+    smooth = TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)
+    return _through(pattern, smooth.to(pattern.dtype))
+
+
+def _through(value: Tensor, gradient: Tensor) -> Tensor:
+    """The value of one tensor with the gradient of another."""
+    return value.detach() + (gradient - gradient.detach())
