@@ -6,6 +6,8 @@ import torch
 from lenses import lens_of
 from transformer_lens.tools.analysis import attribution_patching as reference
 
+from analyses.zoo.mechanisms import wire
+from sink_lens.circuits import rules
 from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -146,10 +148,33 @@ class WrittenOut:
         return [one.detach() for one in found]
 
 
-def written_out(lens, names):
+class HeldNorms(WrittenOut):
+    """The same with norms whose divisor is a constant of the backward pass."""
+
+    def norm(self, layer, path):
+        return self.held(super().norm(layer, path))
+
+    def last_reader(self):
+        def reader(x, hook):
+            stream = self.own_stream("logits", self.kept["resid_post", self.lens.n_layers - 1])
+            return self.held(self.lens.plain.get_submodule(self.lens.family.final_norm))(stream)
+
+        return reader
+
+    def held(self, module):
+        def norm(x):
+            off, gain = module(torch.zeros_like(x)).detach(), module.weight.detach() + self.lens.family.gain_offset
+            c = gain * (x - x.mean(-1, keepdim=True) if self.lens.family.centred_norm else x)
+            size = (module(x) - off).detach().norm(dim=-1, keepdim=True) / c.detach().norm(dim=-1, keepdim=True)
+            return c * size + off
+
+        return norm
+
+
+def written_out(lens, names, made=WrittenOut):
     """EAP's score of every edge by pair: the readers one by one, by autograd."""
     clean, corrupted = pair()
-    run = WrittenOut(lens, clean)
+    run = made(lens, clean)
     rows = torch.arange(len(clean))
     value = (run.logits[rows, -1, [5, 6, 9]] - run.logits[rows, -1, [7, 8, 10]]).sum()
     gradients = dict(zip(run.zeros, torch.autograd.grad(value, list(run.zeros.values())), strict=True))
@@ -175,6 +200,37 @@ def test_scores_equal_autograd_through_readers_written_out_one_by_one():
         assert scale > 0, family
         allowed = 2e-5 if family in SINGLE else 1e-6
         assert np.abs(found - expected).max() < allowed * scale, (family, np.abs(found - expected).max() / scale)
+
+
+def test_rules_for_the_backward_pass_equal_autograd_with_norms_held_and_are_known_in_every_family(monkeypatch):
+    for family in DENSE:
+        score(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
+    monkeypatch.setattr(rules, "TEMPERATURE", 1.0)
+    for family in ("llama", "gpt2", "qwen3", "gpt_neox"):
+        lens = exact_lens(family)
+        found = score(runs_of(lens), method="gim")
+        theirs = written_out(lens, found.graph.names, made=HeldNorms).float().detach().numpy()
+        off = np.abs(found.values - theirs).max()
+        assert off < 5e-6 * np.abs(theirs).max(), family  # the model's own norms round to float32
+        assert np.abs(found.values - score(runs_of(lens), method="eap").values).max() > 0.01 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(("name", "ablation", "method"), [("redundant", "resample", "eap"), ("copy", "zero", "eap-ig")])
+def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation, method):
+    mechanism = wire(name, seed=20, family="llama")
+    clean, corrupted, metric = mechanism.pairs(6, generator=torch.Generator().manual_seed(0))
+    lens = wrap(mechanism.model)
+    runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
+    names = runs.graph.names
+    needed = np.isin(names, list(mechanism.needed(ablation)))
+    judged = ~np.isin(names, list(mechanism.unjudged(ablation, names)))
+
+    def found(method):
+        size = np.where(judged, np.abs(score(runs, method=method, most_steps=10).mean), -1)
+        return needed[np.argsort(-size)[: needed.sum()]].mean()
+
+    assert found("gim") >= 0.8
+    assert found(method) <= found("gim") - 0.25
 
 
 def test_neurons_of_their_own_split_the_mlps_edges_and_change_no_other():
