@@ -285,6 +285,14 @@ class Circuit:
         Args:
             others: name of an ablation -> the circuit of the same size that it gives.
         """
+        return stability.verdicts(*self.settings(others))
+
+    def settings(self, others: Mapping[str, "Circuit"]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Inclusion probabilities and chosen edges by setting: each ablation, and each template under its own.
+
+        Args:
+            others: as in ``core``.
+        """
         settings = {self.runs.ablation: self.inclusion}
         circuits = {self.runs.ablation: self.chosen}
         for name, other in others.items():
@@ -301,7 +309,7 @@ class Circuit:
             circuits[template] = pick(
                 self.runs, replace(self.scores, values=own), choice="top", n=self.size, threshold=0.0
             )
-        return stability.verdicts(settings, circuits)
+        return settings, circuits
 
     def save(self, path: str | Path) -> Path:
         """Write a file; its ending says which: see ``circuits.files.save``."""

@@ -47,8 +47,9 @@ class CircuitConfig:
     """Layers that sink_mass is read in. Default: all."""
     method: Method = "eap-ig"
     """How edges are scored: by gradients, or each by a real patch (exact; small models). eap-ig, eap-ig-activations,
-    eap-ig-left, eap and eap-corrupted miss edges that real patches find: all of them where parts cancel before a
-    threshold, and against zero; eap and eap-corrupted also where attention or neurons are saturated."""
+    eap-ig-left, eap, eap-corrupted and gim miss edges that real patches find: all of them where parts cancel before a
+    threshold, and against zero, gim fewest; eap and eap-corrupted also where attention or neurons are saturated. gim
+    takes one gradient, with rules for norms and softmax."""
     ablation: Ablation | None = None
     """What replaces what an edge carries. Default: resample; mean_ordinary with the task text."""
     steps: int = 5

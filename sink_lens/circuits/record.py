@@ -26,6 +26,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from ..stats import interval
+from . import stability
 from .attention import attention_of
 from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, span_masks
 from .config import Ablation, CircuitConfig, without_files
@@ -364,7 +365,8 @@ def _core(
         runs = _runs(lens, task, config=config, ablation=ablation)
         scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = _circuit(runs, scores, task=task, config=config)
-    verdicts = circuit.core(others)
+    settings, circuits = circuit.settings(others)
+    verdicts = stability.verdicts(settings, circuits)
     either = np.flatnonzero(verdicts != "none")
     frame = pd.DataFrame({"edge": circuit.graph.names[either]})
     frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"
@@ -372,6 +374,8 @@ def _core(
     frame["inclusion"] = circuit.inclusion[either]
     for name, other in others.items():
         frame[f"inclusion_{name}"] = other.inclusion[either]
+    every = np.stack([found[either] for found in settings.values()])
+    frame["least"], frame["where"] = every.min(0), np.array(list(settings), dtype=object)[every.argmin(0)]
     frame["exact"] = np.nan
     sure = either[frame["core"].to_numpy() & np.array(["<g>" not in name for name in frame["edge"]], dtype=bool)]
     if len(sure):

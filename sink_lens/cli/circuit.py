@@ -1,6 +1,6 @@
 """``sink-lens circuit``."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,19 +62,35 @@ def circuit(
         return answer
     for sentence in found.sentences:
         echo(sentence)
-    console().print(_table(edges))
+    console().print(_table(edges, core=found.tables.get("core")))
     echo(f"report: {found.report_path}")
     echo(f"run: {found.folder}")
     return answer
 
 
-def _table(edges: "pd.DataFrame") -> "Table":
+def _table(edges: "pd.DataFrame", *, core: "pd.DataFrame | None") -> "Table":
     from rich.table import Table
 
     from ..text import number
 
     table = Table("edge", "score", "95% interval", "in bootstraps", box=None, pad_edge=False)
+    decided = {} if core is None else core.set_index("edge").to_dict("index")
+    if core is not None:
+        table.add_column("over all settings")
     for row in edges.to_dict("records"):
         interval = f"{number(float(row['low']))} to {number(float(row['high']))}"
-        table.add_row(str(row["edge"]), number(float(row["score"])), interval, f"{float(row['inclusion']):.0%}")
+        cells = [str(row["edge"]), number(float(row["score"])), interval, f"{float(row['inclusion']):.0%}"]
+        table.add_row(*cells, *([_decided(decided.get(row["edge"]))] if core is not None else []))
     return table
+
+
+def _decided(row: dict[str, Any] | None) -> str:
+    """Core with its real patch, or the setting in which the edge is least sure."""
+    from ..text import number
+
+    if row is None:
+        return ""
+    if row["core"]:
+        return f"core, real patch {number(float(row['exact']))}"
+    name = "undecided" if row["undecided"] else "contingent"
+    return f"{name}: {float(row['least']):.0%} under {row['where']}"

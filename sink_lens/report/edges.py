@@ -371,8 +371,8 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
         )
         said.append(
             f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template"
-            f"{real}. {row.get('undecided_edges', 0)} are undecided: so sure under some of them and not under others. "
-            f"{row['contingent_edges']} more are contingent: in some circuit, and sure in none."
+            f"{real}. {row.get('undecided_edges', 0)} are undecided: in as many under some of these and in fewer under "
+            f"others. {row['contingent_edges']} more are contingent: chosen under some, in 95% under none."
         )
     return tuple(said)
 

@@ -589,7 +589,7 @@ window.exploreCircuits = async (packed) => {
     const palette = PALETTES[dark.matches ? "dark" : "light"];
     const looks = scene.panes.length > 1 ? [["only in the first", palette.raises], ["only in the second", palette.lowers], ["in both", palette.other]]
       : state.colour === "reads" ? [...Object.entries(READS).map(([via, what]) => [`into ${what}`, palette[via]]), ["into an MLP or the logits", palette.other]]
-      : state.colour === "core" ? [["core", palette.core], ["contingent", palette.contingent], ["not judged", palette.other]]
+      : state.colour === "core" ? [["core", palette.core], ["undecided or contingent", palette.contingent], ["not judged", palette.other]]
       : [["raises the metric", palette.raises], ["lowers it", palette.lowers, true]];
     if (!looks.some(([, , dashed]) => dashed)) looks.push(["dashed: lowers the metric", palette.other, true]);
     if (scene.panes.some((pane) => pane.shared.length)) looks.push(["dotted: heads that share a key and value", palette.quiet, true]);

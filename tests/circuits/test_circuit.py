@@ -14,6 +14,7 @@ from sink_lens.circuits.curve import area
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.tasks import read_pairs, task_of
+from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
@@ -256,6 +257,12 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert (core["core"] == inclusion.all(axis=1)).all()
     assert (core["undecided"] == undecided).all()
     assert core["core"].any()
+    np.testing.assert_allclose(core["least"], core.filter(like="inclusion").min(axis=1))
+    told = "".join(str(one) for one in _table(found.frame, core=core).columns[-1].cells)
+    for row in core[core["undecided"] & core["edge"].isin(found.frame["edge"])].to_dict("records"):
+        own = "inclusion" if row["where"] == "mean_ordinary" else f"inclusion_{row['where']}"
+        assert row[own] == row["least"]
+        assert f"undecided: {row['least']:.0%} under {row['where']}" in told
     assert (core["exact"].notna() == core["core"]).all()
     some = found.circuit.runs.some(range(4))
     real = exact_scores(some, [found.circuit.graph.index[core["edge"][0]]]).mean()
