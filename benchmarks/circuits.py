@@ -7,14 +7,18 @@ The default model's part is ``circuits.find`` (EAP-IG on inputs, midpoints) and 
 ``completeness`` is what the edges out of the input sum to, over the difference of the metric, and ``left`` the same for
 EAP-IG's left sum. The peak is the process's largest resident size. ``speedup_over_tl`` is the time of TransformerLens's
 edge attribution over ours for the same scores on a GPT-2 of 4 layers and 8 heads, in turns, one pair at a time as it
-takes them.
+takes them. ``memory_over_tl`` is how far its resident size rises over how far ours does, for one pair on a model of
+GPT-2 small's shape with random weights in float64, each in a process of its own (Linux).
 """
 
 import argparse
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -66,6 +70,42 @@ def speedup(*, pairs: int = 4, turns: int = 3) -> tuple[float, float]:
     return theirs_s / ours_s, float(np.abs(found - total).max() / np.abs(total).max())
 
 
+def rise(who: str) -> float:
+    """MB by which the resident size rises while one pair is scored on a GPT-2 of small's shape."""
+    sizes = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768}
+    lens = wrap(tiny("gpt2", **sizes).double())
+    clean = torch.randint(3, 300, (1, 16), generator=torch.Generator().manual_seed(0))
+    corrupted = clean.clone()
+    corrupted[:, 6] = 3 + (clean[:, 6] + 50) % 297
+    lens.bridge(clean)
+    config = theirs.EdgeAttributionConfig(granularity="edge")
+
+    def size(name: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**10
+
+    Path("/proc/self/clear_refs").write_text("5")  # the largest size from here on
+    before = size("VmRSS")
+    if who == "ours":
+        runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference([5], [7]))
+        score(runs, method="eap-corrupted")
+    else:
+        theirs.attribution_patch(
+            lens.bridge, clean, corrupted, lambda logits: logits[0, -1, 5] - logits[0, -1, 7], config
+        )
+    return size("VmHWM") - before
+
+
+def memory(*, turns: int = 3) -> tuple[float, float]:
+    """Median rise of TransformerLens and of ours, in turns, each in a fresh process."""
+    found: dict[str, list[float]] = {"theirs": [], "ours": []}
+    for _ in range(turns):
+        for who, rises in found.items():
+            said = subprocess.run([sys.executable, __file__, "--rise", who], capture_output=True, text=True, check=True)
+            rises.append(float(said.stdout.split()[-1]))
+    return float(np.median(found["theirs"])), float(np.median(found["ours"]))
+
+
 def name_of(node: theirs.Node) -> str:
     """A node of TransformerLens by our name."""
     letter = {"q_input": "<q>", "k_input": "<k>", "v_input": "<v>"}.get(node.kind, "")
@@ -78,9 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run both parts and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="8 pairs, 5 points, three sizes")
-    quick = parser.parse_args(arguments).quick
+    parser.add_argument("--rise", choices=("ours", "theirs"), help="print the memory that one of both takes, and end")
+    asked = parser.parse_args(arguments)
+    if asked.rise:
+        print(rise(asked.rise))
+        return
+    quick = asked.quick
     faster, off = speedup(turns=1 if quick else 3)
     print(f"edge scores beside TransformerLens: {faster:.1f} times as fast, {off:.1e} of the largest score apart")
+    of_theirs, of_ours = memory(turns=1 if quick else 3)
+    print(f"memory for one pair on GPT-2 small's shape: TransformerLens {of_theirs:.0f} MB, ours {of_ours:.0f} MB")
     lens = load()
     pairs, steps = (8, 5) if quick else (128, 20)
     task = circuits.task(lens, "ioi", pairs=pairs, generator=np.random.default_rng(0))
@@ -102,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"eap_ig_s={eap_ig_s:.0f} curve_s={curve_s:.0f} peak_gb={peak:.2f} completeness={circuit.scores.complete:.4f} "
-        f"speedup_over_tl={faster:.1f}"
+        f"speedup_over_tl={faster:.1f} memory_over_tl={of_theirs / of_ours:.1f}"
     )
 
 

@@ -35,7 +35,7 @@ PAIRS, PATCHED, MOST_STEPS = 10, 3, 10
 """Pairs that edges are scored on; of these, the first that have every edge really patched; points of a pair."""
 ABLATIONS = ("resample", "mean_ordinary", "zero")
 METHODS = ("eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "eap-ig-activations")
-"""Under resampling; means and zero have the first three."""
+"""Under resampling; means and zero have the first three, and seeds that are not whole the first two."""
 RULES = "gim"
 """The method whose rules were chosen on some mechanisms and seeds below 1,000, and is judged on the others."""
 CHOSEN_ON = ("copy", "two_step", "ioi", "redundant", "hidden", "gate", "sink_neuron")
@@ -131,7 +131,7 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
         if seed in WHOLE:
             real = exact_scores(runs.some(range(PATCHED)), range(graph.n_edges)).mean(0)
             rows.append(of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))})
-        for method in METHODS if ablation == "resample" and seed in WHOLE else METHODS[:3]:
+        for method in (METHODS if ablation == "resample" else METHODS[:3]) if seed in WHOLE else CHECKED:
             circuit = found(runs, method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
             rows.append(of.row(method, circuit.scores.mean))
             if method == "eap-ig":
