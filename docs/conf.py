@@ -10,8 +10,10 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
+from typer.main import get_command
 
 import sink_lens
+from sink_lens.cli import app as commands
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
@@ -22,7 +24,9 @@ project = "sink_lens"
 author = "sink_lens authors"
 copyright = "sink_lens authors, MIT licence"
 release = sink_lens.__version__
-extensions = ["sphinx.ext.autodoc", "myst_parser"]
+extensions = ["sphinx.ext.autodoc", "myst_nb", "sphinx_design"]
+nb_execution_mode = "off"  # a notebook is shown with the outputs that it has
+nb_mime_priority_overrides = [("html", "image/png", 0)]
 default_role = "code"
 
 html_theme = "furo"
@@ -36,7 +40,7 @@ autodoc_mock_imports = ["lightning"]  # an extra, which need not be there
 add_module_names = False
 maximum_signature_line_length = 88
 
-myst_enable_extensions = ["dollarmath", "substitution"]
+myst_enable_extensions = ["dollarmath", "substitution", "colon_fence"]
 myst_heading_anchors = 3
 
 
@@ -114,8 +118,52 @@ def _write_tables() -> None:
     (Path(__file__).parent / "api" / "tables.md").write_text(f"{text}\n", encoding="utf-8")
 
 
+def _write_commands() -> None:
+    """``commands/NAME.md`` for every command: its picture, its examples and its options; and ``gallery.md``."""
+    here = Path(__file__).parent
+    group: Any = get_command(commands)
+    parent = group.context_class(group, info_name="sink-lens")
+    cards = []
+    (here / "commands").mkdir(exist_ok=True)
+    for name, command in group.commands.items():
+        inside = command.context_class(command, info_name=name, parent=parent)
+        parts = [f"# sink-lens {name}", (command.help or "").replace("\n", " ")]
+        if (here / "images" / "commands" / f"{name}.png").is_file():
+            parts.append(f"![The first screen of a page of sink-lens {name}](../images/commands/{name}.png)")
+            cards.append(
+                f":::{{grid-item-card}} {name}\n:img-top: images/commands/{name}.png\n:link: commands/{name}\n"
+                f":link-type: doc\n:::"
+            )
+        if examples := re.findall(r"^(?:sink-lens|torchrun|accelerate) .*$", command.epilog or "", flags=re.M):
+            plain = (re.sub(r"^(.*?)\s*\[dim\](.*?)\[/dim\]", r"# \2\n\1", line) for line in examples)
+            parts.append("```\n" + "\n".join(plain) + "\n```")
+        known = {**getattr(command, "commands", {})}
+        rows = [(f"`{one}`", sub.get_short_help_str(200)) for one, sub in known.items()]
+        rows += [
+            (f"`{record[0].partition(' <')[0]}`", record[1])
+            for record in (one.get_help_record(inside) for one in command.get_params(inside))
+            if record is not None
+        ]
+        parts.append(_rows(("option", "meaning"), [(option, text.replace("<", "\\<")) for option, text in rows]))
+        (here / "commands" / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    grid = "\n".join(["::::{grid} 1 2 2 3", ":gutter: 2", *cards, "::::"])
+    text = f"# Gallery\n\nThe first screens of pages that commands write, on the default model.\n\n{grid}\n"
+    (here / "gallery.md").write_text(text, encoding="utf-8")
+
+
+def _copy_notebooks() -> None:
+    """``notebooks/NAME.ipynb``: Sphinx reads what lies below its folder."""
+    here = Path(__file__).parent
+    (here / "notebooks").mkdir(exist_ok=True)
+    for path in (here.parent / "examples").glob("*.ipynb"):
+        text = path.read_text(encoding="utf-8").replace("../docs/index.md", "../index.md")
+        (here / "notebooks" / path.name).write_text(text, encoding="utf-8")
+
+
 _write_reference()
 _write_tables()
+_write_commands()
+_copy_notebooks()
 
 
 def _first_sentence(thing: Any) -> str:

@@ -1,5 +1,6 @@
 """The site builds without a warning, opens without a network, and what it says can be run is run."""
 
+import html
 import re
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from types import ModuleType
 
 import pytest
 import yaml
+from typer.main import get_command
 
 import sink_lens
 from analyses.zoo import ZOO
+from sink_lens.cli import app
 from sink_lens.schema import TABLES, UNITS
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +43,23 @@ def test_the_site_asks_the_network_for_nothing(site):
         fetched += re.findall(r"<link[^>]*\shref=[\"']?(?:https?:)?//[^\s>]+", text)
         fetched += re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\s)]+", text)
         assert fetched == [], path
+
+
+def test_every_command_has_a_page_with_its_options_and_the_sidebar_has_five_groups(site):
+    index = (site / "index.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'class="caption"', index)) == 5
+    for name, command in get_command(app).commands.items():
+        text = (site / "commands" / f"{name}.html").read_text(encoding="utf-8")
+        assert f'href="commands/{name}.html"' in index
+        for one in command.params:
+            assert one.hidden or html.escape(one.opts[0]) in text or one.human_readable_name in text, (name, one.opts)
+
+
+def test_every_picture_of_a_command_is_in_the_gallery(site):
+    text = (site / "gallery.html").read_text(encoding="utf-8")
+    shown = {path.stem for path in (DOCS / "images" / "commands").glob("*.png")}
+    assert shown <= set(get_command(app).commands)
+    assert all(f'href="commands/{name}.html"' in text for name in shown)
 
 
 def test_equations_are_drawn_by_the_browser(site):
@@ -73,7 +93,7 @@ def test_every_table_is_in_the_reference_with_its_columns_in_order(site):
     assert all(f"<p>{unit}</p>" in text for unit in UNITS)
 
 
-@pytest.mark.parametrize("name", ["troubleshooting", "extending", "sink_tokens"])
+@pytest.mark.parametrize("name", ["troubleshooting", "extending", "sink_tokens", "api/index"])
 def test_the_code_of_a_page_runs_in_its_order(name, tmp_path, monkeypatch):
     path = DOCS / f"{name}.md"
     monkeypatch.chdir(tmp_path)
