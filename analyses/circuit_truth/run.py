@@ -311,7 +311,7 @@ def sentence_of(circuits: pd.DataFrame) -> str:
     return (
         f"On {n:,} models whose mechanism was wired by hand ({tasks} tasks in {families} architectures), {false:,} of "
         f"{edges:,} core edges are not the mechanism's, in {wrong} of {len(core)} combinations; {lacks:.0%} of the "
-        f"edges that a task needs are not in the core. Of {len(WHOLE)} seeds a real patch confirms "
+        f"edges that a task needs are not in the core. On {len(WHOLE)} seeds a real patch confirms "
         f"{core['real'].sum():,.0f} core edges; {core['real_false'].sum():,.0f} of these are not the mechanism's."
     )
 
