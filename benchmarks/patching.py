@@ -9,7 +9,7 @@ model are patched, at 4 pairs of 64 tokens and at one pair of 14; the metric is 
 *Theirs* is one forward of the bridge a cell, as ``get_act_patch_resid_pre`` and ``get_act_patch_attn_head_out_all_pos``
 make it. Both take turns in one process: after each share of our cells, their way runs one of these cells.
 
-Ours is timed whole: both unpatched runs, the comparison with the bridge, and the patches. What does not grow with the
+Ours is timed whole: both baseline runs, the comparison with the bridge, and the patches. What does not grow with the
 cells counts by the sample's share of all cells. The floor is the matrix products of the cone alone, timed beside.
 
 The last line is ``resid_speedup heads_speedup one_pair_speedup one_pair_heads_speedup equal same_bits``: the first two
@@ -112,7 +112,7 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
     sweep, once = timed(partial(Sweep.of, lens, run, source, site=case.site, metric=metric, grid=grid))
     patches = [cell_of_patch(part, site=case.site, run=sweep.held, source=sweep.given) for part in grid]
     engine, checking = timed(partial(make_engine, lens, run, patches, [metric]))
-    _, baseline = timed(lambda: engine.clean(slice(0, case.pairs)))
+    _, baseline = timed(lambda: engine.baseline_outcome(slice(0, case.pairs)))
     ours, slow, floor = (once + checking + baseline) * len(grid) / whole, [], 0.0
     values: dict[int, Tensor] = {}
 

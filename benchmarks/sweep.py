@@ -281,7 +281,7 @@ def _case(name: str, bench: Bench, sites: list[Site], *, quick: bool, whole: boo
     """
     engine = bench.engine(sites)
     each = bench.lens.n_heads if sites[0].is_head else bench.lens.d_mlp or len(sites)  # that a layer has
-    engine.baseline()  # the unedited run, once for all cells
+    engine.baseline()  # the baseline run, once for all cells
     ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
     if not quick:
         ways |= {"theirs without logits": partial(bench.bridge, logits=False), "Hugging Face hooks": bench.hugging_face}

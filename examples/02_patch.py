@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     metric = metrics.logit_difference(*first_ids)
 
     found = patch(lens, CLEAN, CORRUPTED, site="resid_pre", metric=metric, progress=False)
-    print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.unpatched:.2f} on the corrupted one")
+    print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one")
     print("\n" + "  ".join(f"{position}:{label}" for position, label in found.labels.items()))
     print("patching resid_pre there brings back this share of it")
     table = found.frame.query("changed").pivot(index="layer", columns="position", values="normalised_effect")

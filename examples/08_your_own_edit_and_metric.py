@@ -1,7 +1,7 @@
 """An edit and a metric of your own, swept over layers: does the sink need the direction of its value, or only its norm?
 
 An edit is a function of the values at a site; a metric is a function of a finished run. Both are handed to ``sweep``
-as cells, which adds the unedited run, paired intervals and the run folder.
+as cells, which adds the baseline run, paired intervals and the run folder.
 
 Prints on the default model:
 

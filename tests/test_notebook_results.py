@@ -22,7 +22,7 @@ from sink_lens.training.trainer import TrainResult
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 SUMMARY = pd.DataFrame({"measure": [HOSTILE], "value": [1.5]})
 SWEPT = pd.DataFrame({"layer": [0, 1], "effect": [0.0, 0.5], "approximation": [0.0, 0.4], "text": HOSTILE})
-PATCHED = {"metric": HOSTILE, "direction": "denoising", "unpatched": 1.0, "source": 2.0, "differences": SWEPT}
+PATCHED = {"metric": HOSTILE, "direction": "denoising", "baseline": 1.0, "source": 2.0, "differences": SWEPT}
 SITE = {"site": "z", "unit": "", "by": ("layer",), "labels": {}}
 LOG = pd.DataFrame({"step": [1], "tokens": [64], "loss": [3.0], "seconds": [1.0], "eval_loss": [2.9]})
 
@@ -45,7 +45,7 @@ def results():
     yield Outcome(loss=torch.tensor([2.0, 3.0]), **run), "2.5"
     yield (
         PatchResult(frame=SWEPT, values=torch.zeros(2, 1), baselines=torch.ones(2, 1), **PATCHED, **SITE),
-        "is 1 in the unpatched run",
+        "is 1 in the baseline run",
     )
     yield AttributionResult(frame=SWEPT, sweep=object.__new__(Sweep), grid=(), **PATCHED, **SITE), "to first order"
     node = Node(site="z", layer=3)

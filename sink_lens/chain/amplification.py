@@ -37,21 +37,21 @@ def amplification_curve(
     an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control.
     """
     layers, reads, position = setting.early_layers, setting.next_layers, setting.target_position
-    clean, rng = setting.baseline.mass_at(position, layers=reads), np.random.default_rng(setting.seed)
-    before = float(clean.mean())
+    baseline, rng = setting.baseline.mass_at(position, layers=reads), np.random.default_rng(setting.seed)
+    before = float(baseline.mean())
     rows = []
     cells: list[tuple[Centre, float]] = [(centre, factor) for centre in CENTRES for factor in factors]
     options = {"positions": [position], "layers": layers, "means": means}
     edits = [[amplify(factor, centre=centre, **options)] if factor != 1 else [] for centre, factor in cells]
     runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
     for (centre, factor), run in zip(cells, runs, strict=True):
-        mass, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(clean))
+        mass, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(baseline))
         if factor != 1:
             found = run.mass_at(position, layers=reads)
-            mass, change = float(found.mean()), studentised_interval((found - clean).numpy(), generator=rng)
+            mass, change = float(found.mean()), studentised_interval((found - baseline).numpy(), generator=rng)
         times = mass / before if before else math.nan
         edited = (centre, factor, span(layers), position, span(reads))
-        rows.append((*edited, before, mass, times, change.estimate, change.low, change.high, len(clean)))
+        rows.append((*edited, before, mass, times, change.estimate, change.low, change.high, len(baseline)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

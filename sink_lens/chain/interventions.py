@@ -85,7 +85,7 @@ def effect_table(
     """One row an intervention; the columns are ``EFFECT_COLUMNS``.
 
     ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
-    position, over what the sink has in the clean run, with its 95% interval over sequences; ``control_share`` is the
+    position, over what the sink has in the baseline run, with its 95% interval over sequences; ``control_share`` is the
     same of the controls' mean. ``control_mean`` and ``control_sd`` are of the attention at that position under the
     controls. Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
     """
@@ -148,7 +148,7 @@ def causal_tables(
         chosen = sequences_to_choose_by(batch.n_sequences, config=config) if choosing else None
         found = setting_of(lens, batch, config=config, chosen=chosen, **at)
         if not choosing:
-            keep_plan(found.ground.plan, found.ground.deviation)
+            keep_plan(found.baseline_run.plan, found.baseline_run.deviation)
         return found
 
     @functools.cache
@@ -212,9 +212,9 @@ def _row(
     few = setting.of_controls
     controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
     controls += setting.runs(without, layers=reads, of=few, quiet=True)
-    # With fewer sequences, what the controls change there is added to the clean run of all.
-    clean_of_few = few.outcome
-    over = _mass(baseline, one.position, reads) - _mass(clean_of_few, one.position, reads)
+    # With fewer sequences, what the controls change there is added to the baseline run of all.
+    baseline_of_few = few.outcome
+    over = _mass(baseline, one.position, reads) - _mass(baseline_of_few, one.position, reads)
     masses = torch.tensor([_mass(run, one.position, reads) + over for run in controls])
     found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
@@ -222,9 +222,9 @@ def _row(
     masked = setting.without_sink.loss
     assert masked is not None
     beyond = studentised_interval((whole.loss - masked).numpy(), generator=rng)
-    shares = [share(run, clean_of_few).estimate for run in controls]
-    assert clean_of_few.loss is not None  # as the baseline's
-    more = float(baseline.loss.mean()) - float(clean_of_few.loss.mean())
+    shares = [share(run, baseline_of_few).estimate for run in controls]
+    assert baseline_of_few.loss is not None  # as the baseline's
+    more = float(baseline.loss.mean()) - float(baseline_of_few.loss.mean())
     losses = [float(run.loss.mean()) + more for run in controls if run.loss is not None]
     return {
         "link": link,

@@ -61,11 +61,11 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
 def off_distribution(row: Mapping[Hashable, Any]) -> bool:
     """Whether an intervention costs clearly more than masking the sink itself.
 
-    It is asked only where the clean model predicts clearly better than uniform guessing. Removing a sink may be costly
-    because the sink matters, so a high loss alone says nothing.
+    It is asked only where the unchanged model predicts clearly better than uniform guessing. Removing a sink may be
+    costly because the sink matters, so a high loss alone says nothing.
     """
-    clean, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
-    asked = clean < TELLING_LOSS * uniform
+    baseline, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
+    asked = baseline < TELLING_LOSS * uniform
     return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
-from ..engine.ground import Ground
+from ..engine.baseline_run import BaselineRun
 from ..models.weights import attention_weights
 from ..stats import Interval
 from ..text import listed
@@ -144,9 +144,9 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
         ordered = [[part for part in parts if part in chosen] for chosen in new]
         (before, *runs) = _runs(setting, [[], *ordered], target=target, loss=False)
-        clean = _value(setting, before, target)
+        baseline = _value(setting, before, target)
         for chosen, run in zip(new, runs, strict=True):
-            lost = (clean - _value(setting, run, target)) / clean.mean()
+            lost = (baseline - _value(setting, run, target)) / baseline.mean()
             removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
     def of(chosen: Sequence[Part]) -> float:
@@ -199,9 +199,11 @@ def _feeding(setting: Setting, makers: Sequence[Part], alone: Mapping[Part, floa
     layers = sorted({part.layer for part in writers})
     if len(makers) < 2 or not layers:
         return {}
-    position, clean = setting.sink_position, setting.clean("neurons", layers=layers)
-    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in clean.items()}
-    fires = {part: float((clean[part.layer][:, position] - means[part.layer])[:, part.unit].mean()) for part in writers}
+    position, baseline = setting.sink_position, setting.tensors("neurons", layers=layers)
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
+    fires = {
+        part: float((baseline[part.layer][:, position] - means[part.layer])[:, part.unit].mean()) for part in writers
+    }
 
     def fed(several: Sequence[Sequence[Part]]) -> list[tuple[Part, ...]]:
         """The writers that each ablation silences."""
@@ -308,7 +310,7 @@ def _neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
 
 
 def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
-    value = setting.mean_ordinary(setting.clean("z", layers=[layer])[layer])[:, :, units]
+    value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
     label = f"{len(units)} heads of layer {layer}, mean_ordinary"
     return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
@@ -348,7 +350,7 @@ _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
 
 
 def _runs(
-    setting: Setting, several: Sequence[Sequence[Part]], *, target: Target, loss: bool, of: Ground | None = None
+    setting: Setting, several: Sequence[Sequence[Part]], *, target: Target, loss: bool, of: BaselineRun | None = None
 ) -> list[Outcome]:
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation(setting, parts) for parts in several]
@@ -457,9 +459,9 @@ def _role(part: Part, found: Makers) -> str:
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progress: bool) -> pd.DataFrame:
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.seed)
-    (clean,) = _runs(setting, [[]], target=target, loss=True)
+    (baseline,) = _runs(setting, [[]], target=target, loss=True)
     few = setting.of_controls
-    (clean_of_few,) = _runs(setting, [[]], target=target, loss=True, of=few)
+    (baseline_of_few,) = _runs(setting, [[]], target=target, loss=True, of=few)
     upstream = tuple(part for part in found.sets[ALL] if part in found.feeds)
     named = {**found.sets, UPSTREAM_SET: upstream, SUPER: tuple(supers)}
     sets = {name: parts for name, parts in named.items() if parts}
@@ -467,8 +469,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
     done: dict[frozenset[Part], tuple[str, Outcome]] = {}
 
     def row(parts: Sequence[Part], name: str, control_of: str, run: Outcome) -> dict[str, object]:
-        unedited = clean_of_few if control_of else clean
-        before, after = (_value(setting, one, target) for one in (unedited, run))
+        compared = baseline_of_few if control_of else baseline
+        before, after = (_value(setting, one, target) for one in (compared, run))
         share: Interval = share_removed(before, after, generator=rng)
         return {
             "set": name,
@@ -483,7 +485,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
             "n_controls": 0,
             "baseline": float(before.mean()),
             "value": float(after.mean()),
-            "baseline_loss_nats": math.nan if unedited.loss is None else float(unedited.loss.mean()),
+            "baseline_loss_nats": math.nan if compared.loss is None else float(compared.loss.mean()),
             "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
             "control_loss_nats": math.nan,
             "n": len(before),

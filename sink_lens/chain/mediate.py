@@ -1,9 +1,9 @@
 """Which link carries the sink: put it at a position, freeze one link there, and read what survives.
 
 An upstream intervention (isolation, variance amplification) puts a sink at the target position. Then a downstream
-quantity *at that position* is frozen at the value of the clean run: the aggregated values ``z`` (in all layers, which
-must undo the intervention entirely and is there as a check), the activations of a growth step's super neurons, the
-outlier dimensions after the step, or the keys in the layers that are read. The mass that survives, in the layers
+quantity *at that position* is frozen at the value of the baseline run: the aggregated values ``z`` (in all layers,
+which must undo the intervention entirely and is there as a check), the activations of a growth step's super neurons,
+the outlier dimensions after the step, or the keys in the layers that are read. The mass that survives, in the layers
 after the step and before the next in which the sink is read, says how much of the sink goes another way. Where there
 are several steps, what belongs to all of them is frozen together as well: a step's other path may be the other step.
 For the natural sink, the same is mean ablated at its own position: set to the mean over ordinary tokens

@@ -1,10 +1,11 @@
 """Paths that carry the sink: what one group of parts writes is taken from another group alone, and attention is read.
 
 At the sink position a part adds c to the stream, and a on the mean over ordinary tokens (``mean_ordinary``). The path
-from a source to a target is cut by letting the target alone read the stream of the clean run less the sum of c - a over
-the source's parts before it; everything else reads the stream as it is, and everything after the target is computed.
-That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with no first-order estimate in it. It cuts the direct
-path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink loses.
+from a source to a target is cut by letting the target alone read the stream of the baseline run less the sum of c - a
+over the source's parts before it; everything else reads the stream as it is, and everything after the target is
+computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with no first-order estimate in it. It cuts
+the direct path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink
+loses.
 
 - *Sources*: the embedding, the attention and the MLPs before the target, without the super neurons of each growth step,
   which are a source of their own. Together they are everything that was written to the sink position, and
@@ -107,7 +108,7 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Writings:
-    """What every part adds at a position over its mean on ordinary tokens, in the clean run of a setting."""
+    """What every part adds at a position over its mean on ordinary tokens, in the baseline run of a setting."""
 
     setting: Setting
     units: Mapping[int, Sequence[int]]
@@ -120,8 +121,8 @@ class Writings:
         layers = range(setting.lens.n_layers)
         found: dict[str, Tensor] = {}
         for name, site in ((ATTENTION, "attn_out"), (MLPS, "mlp_out")):
-            found[name] = torch.stack([self._over(x) for x in setting.clean(site, layers=layers).values()])
-        found[EMBEDDING] = self._over(setting.clean("resid_pre", layers=[0])[0])
+            found[name] = torch.stack([self._over(x) for x in setting.tensors(site, layers=layers).values()])
+        found[EMBEDDING] = self._over(setting.tensors("resid_pre", layers=[0])[0])
         for layer, units in self.units.items():
             found[MLPS][layer] -= self.of_neurons(layer, units)
         return found
@@ -130,10 +131,10 @@ class Writings:
         """What some neurons add."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
-        part = setting.clean("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
+        part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
         after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
         if after is not None:
-            whole = setting.clean("down_out", layers=[layer])[layer].float()
+            whole = setting.tensors("down_out", layers=[layer])[layer].float()
             part = part * factor_behind(whole, after).cpu()
         return self._over(part)
 
@@ -142,12 +143,12 @@ class Writings:
         return x - self.setting.mean_ordinary(x)
 
     def stream(self, layer: int, *, mlp: bool) -> Float[Tensor, "batch position d_model"]:
-        """The clean stream that an attention or an MLP reads."""
+        """The baseline stream that an attention or an MLP reads."""
         setting = self.setting
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
-        x = setting.clean(site, layers=[at])[at].float().cpu()
+        x = setting.tensors(site, layers=[at])[at].float().cpu()
         if mlp and not is_parallel(setting.lens):
-            x = x + setting.clean("attn_out", layers=[layer])[layer].float().cpu()
+            x = x + setting.tensors("attn_out", layers=[layer])[layer].float().cpu()
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
@@ -217,9 +218,11 @@ class Writings:
         weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
         for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
             if weight is not None:
-                clean = self.setting.clean(site, layers=[layer])[layer][:, place][..., chosen]
+                baseline = self.setting.tensors(site, layers=[layer])[layer][:, place][..., chosen]
                 moved = (shift.to(weight.dtype) @ weight[chosen].T)[:, None]
-                yield freeze(site, {layer: clean.to(moved) + moved}, positions=place, units=chosen, label=_label(path))
+                yield freeze(
+                    site, {layer: baseline.to(moved) + moved}, positions=place, units=chosen, label=_label(path)
+                )
 
 
 def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:

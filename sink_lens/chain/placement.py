@@ -16,8 +16,8 @@ from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
+from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
-from ..engine.ground import Ground
 from .readings import OTHERS_FROM
 from .setting import Setting, bar
 
@@ -111,13 +111,13 @@ def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
 
 
 def _rows(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
-    """The rows of cases on the same tokens, which share their clean run."""
+    """The rows of cases on the same tokens, which share their baseline run."""
     tokens = cases[0].tokens
     read = [(case.position, *_others(case)) for case in cases]
-    needs = replace(setting.ground.needs, keys=tuple(sorted({position for some in read for position in some})))
-    ground = Ground(setting.lens, tokens, plan=setting.ground.plan, needs=needs)
+    needs = replace(setting.baseline_run.needs, keys=tuple(sorted({position for some in read for position in some})))
+    baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
-    found = outcomes(ground, edits, needs=replace(needs, sites=()))
+    found = outcomes(baseline_run, edits, needs=replace(needs, sites=()))
     return [_row(setting, case, run, others) for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)]
 
 

@@ -1,10 +1,10 @@
 """A screen of everything that writes to the sink position: how much of the sink each part makes, to first order.
 
 The stream at the sink position is moved in steps from what it is at other positions (0) to what it is (1), in every
-layer at once, while all other positions keep their clean values. At each step every layer is run once, with
+layer at once, while all other positions keep their baseline values. At each step every layer is run once, with
 gradients; the gradients, averaged over the steps, are multiplied through the layers from the last to the first. What
 a part then gets is its change, activation minus mean over ordinary tokens, times that gradient: its *integrated*
-effect, through later layers too. The *gradient* screen uses the clean model alone, where a saturated sink has no
+effect, through later layers too. The *gradient* screen uses the unchanged model alone, where a saturated sink has no
 slope. An embedding gets only its direct effect on the keys that later queries meet, and is a part only where that is
 a large one; all else goes through the other parts, which are listed themselves. The third screen is the part's
 *contribution* to the outlier dimensions of the sink position, as a share of their change over the layers.
@@ -37,7 +37,7 @@ Target = Literal["sink", "outlier dimensions", "sink logit"]
 SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
-clean stream, where neurons with a threshold begin to fire."""
+baseline stream, where neurons with a threshold begin to fire."""
 LEAST_DIRECT = 0.6
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
 
@@ -63,7 +63,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     if target == "sink logit":
         return _sink_logits(setting)
     lens = setting.lens
-    stream = setting.clean("resid_pre", layers=range(lens.n_layers))
+    stream = setting.tensors("resid_pre", layers=range(lens.n_layers))
     sites = ["z", "neurons"]
     change = {site: _changes(setting, site) for site in sites}
     middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
@@ -110,13 +110,15 @@ def _token(setting: Setting) -> int:
 
 def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
     """Layer -> the site at the sink position minus its mean over ordinary tokens: sequence, then the site's axes."""
-    clean = setting.clean(site, layers=range(setting.lens.n_layers))
-    return {layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float() for layer, x in clean.items()}
+    baseline = setting.tensors(site, layers=range(setting.lens.n_layers))
+    return {
+        layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float() for layer, x in baseline.items()
+    }
 
 
 def embeddings(setting: Setting) -> dict[Kind, Tensor]:
     """Token embeddings and learned position embeddings, separately: batch, position, d_model."""
-    whole = setting.clean("resid_pre", layers=[0])[0].float()
+    whole = setting.tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
     if getattr(lens.config, "rope_parameters", None) is not None:
         return {"embedding": whole}
@@ -145,20 +147,20 @@ def _propagate(
     direct, whole = torch.zeros_like(after), 0.0
     shares, weights = (torch.tensor(some, device=lens.device) for some in zip(*points, strict=True))
     for layer in reversed(range(lens.n_layers)):
-        clean = stream[layer].to(lens.device)
+        baseline = stream[layer].to(lens.device)
         ordinary = setting.mean_ordinary(stream[layer])[:, 0].to(lens.device)
-        at_sink = (ordinary + shares[:, None, None] * (clean[:, position] - ordinary)).float()
+        at_sink = (ordinary + shares[:, None, None] * (baseline[:, position] - ordinary)).float()
         found = run.gradients(layer, at_sink=at_sink, weights=weights, after=after, target=target)
         for kind, site in (("neuron", "neurons"), ("head", "z")):
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
                 effects.add(kind, layer, (product.sum(-1) if kind == "head" else product).mean(0))  # type: ignore[arg-type]
         bias = attention_weights(lens, layer=layer).b_k
-        if bool(bias.any()):  # along its own path: the stream is clean, and the bias goes from 0 to what it is
+        if bool(bias.any()):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
             for share, weight in points:
-                slope = run.bias_gradient(layer, stream=clean, bias=bias, share=share, target=target)
+                slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
                 effects.add("key bias", layer, weight * slope / n)
-        whole += float((found["direct"] * (clean[:, position] - ordinary)).sum())
+        whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
         after, direct = found["stream"], direct + found["direct"]
     for kind, written in embeddings(setting).items():
         over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
@@ -168,10 +170,10 @@ def _propagate(
 
 
 class _Run:
-    """Single layers, run with gradients: other positions are clean, the sink position is as given."""
+    """Single layers, run with gradients: other positions are those of the baseline, the sink position is as given."""
 
     def __init__(self, setting: Setting) -> None:
-        """Keep the clean run's keys, values and queries: all that a layer needs of positions other than the sink."""
+        """Keep the baseline run's keys, values and queries: all that a layer needs of positions other than the sink."""
         self.setting, self.tokens = setting, setting.tokens.tokens
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
@@ -279,8 +281,8 @@ class _Run:
         dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
             return written.sum() * 0
-        clean = self.setting.baseline.state_at(self.setting.sink_position)[layer][:, dims]
-        return (written[:, dims] * clean.sign().to(written.device)).sum()
+        baseline = self.setting.baseline.state_at(self.setting.sink_position)[layer][:, dims]
+        return (written[:, dims] * baseline.sign().to(written.device)).sum()
 
 
 def _add(x: Tensor, *, zero: Tensor) -> Tensor:
@@ -304,7 +306,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
         if lens.family.attn_post_norm is None:
             effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
         weights = mlp_weights(lens, layer=layer)
-        active = setting.clean("neurons", layers=[layer])[layer]
+        active = setting.tensors("neurons", layers=[layer])[layer]
         mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)
         active = active[:, position].float().to(weights.w_down.device)
         shares = []

@@ -1,7 +1,7 @@
-"""The setting of interventions: a few sequences, their sink position, a target position, and the clean run.
+"""The setting of interventions: a few sequences, their sink position, a target position, and the baseline run.
 
-A quantity at a position is *frozen* at its clean value while something upstream is changed. In the model's own sink,
-whose clean value is what makes it a sink, it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the
+A quantity at a position is *frozen* at its baseline value while something upstream is changed. In the model's own sink,
+whose baseline value is what makes it a sink, it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the
 tokens that are no sink. Both have controls of the same size.
 """
 
@@ -26,9 +26,9 @@ from ..edits.mean_ablation import Averaged, tokens_to_average
 from ..edits.metrics import loss as loss_of
 from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
+from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
-from ..engine.ground import Ground
 from ..engine.needs import Needs
 from ..engine.trust import make_ground
 from ..errors import InputError
@@ -98,15 +98,15 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model, a few sequences, their clean run, and the edits that freeze or mean ablate."""
+    """One model, a few sequences, their baseline run, and the edits that freeze or mean ablate."""
 
     lens: LensModel
     tokens: TokenBatch
     location: Location
     target_position: int
     """The interior position at which a sink is made."""
-    ground: Ground = field(repr=False)
-    """The clean run, with its loss and the stream after every layer, as interventions continue it."""
+    baseline_run: BaselineRun = field(repr=False)
+    """The baseline run, with its loss and the stream after every layer, as interventions continue it."""
     segments: tuple[Segment, ...]
     seed: int
     n_controls: int
@@ -123,12 +123,12 @@ class Setting:
     """All makers of the sink."""
     n_added: int = 0
     """Neurons of the masks that are makers and no super neurons."""
-    _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
+    _tensors: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
 
     @cached_property
     def baseline(self) -> Outcome:
-        """Outcome of the clean run."""
-        return self.ground.outcome
+        """Outcome of the baseline run."""
+        return self.baseline_run.outcome
 
     @property
     def sink_position(self) -> int:
@@ -226,7 +226,7 @@ class Setting:
         *,
         layers: Sequence[int] | None = None,
         loss: bool = False,
-        of: Ground | None = None,
+        of: BaselineRun | None = None,
         quiet: bool = False,
         sites: Sequence[str] = (),
         state: bool = False,
@@ -242,7 +242,7 @@ class Setting:
         *,
         layers: Sequence[int] | None = None,
         loss: bool = False,
-        of: Ground | None = None,
+        of: BaselineRun | None = None,
         quiet: bool = False,
         sites: Sequence[str] = (),
         state: bool = False,
@@ -250,69 +250,68 @@ class Setting:
     ) -> list[Outcome]:
         """Outcomes of runs under edits, read at the target and the sink position.
 
-        What no edit changes is not computed. The runs continue another run (``of``) and keep its edits; the clean run
-        if None. ``quiet`` silences the warning that an edit changed nothing, which controls and freezing may do.
-        ``sites`` are kept in the outcome; so is the stream after the last layer read,
-        if ``state`` or the loss needs it.
-        ``label`` names the progress bar; None shows none.
+        What no edit changes is not computed. The runs continue another run (``of``) and keep its edits; the baseline
+        run if None. ``quiet`` silences the warning that an edit changed nothing, which controls and freezing may do.
+        ``sites`` are kept in the outcome; so is the stream after the last layer read, if ``state`` or the loss needs
+        it. ``label`` names the progress bar; None shows none.
         """
-        ground = self.ground if of is None else of
+        baseline_run = self.baseline_run if of is None else of
         read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
         more = {"layers": read, "loss": loss, "whole": loss, "sites": tuple(sites), "state": state}
-        needs = dataclasses.replace(ground.needs, **more)
-        total = len(several) * len(ground.prompts)
+        needs = dataclasses.replace(baseline_run.needs, **more)
+        total = len(several) * len(baseline_run.prompts)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
-            found = outcomes(ground.keeping(sites), several, needs=needs, advance=shown.update)
+            found = outcomes(baseline_run.keeping(sites), several, needs=needs, advance=shown.update)
         for edits, (_, changed) in zip(several, found, strict=True):
             if not quiet:
                 warn_of_unchanged(edits, changed)
         return [outcome for outcome, _ in found]
 
     @cached_property
-    def of_controls(self) -> Ground:
-        """The clean run of the sequences on which controls are made."""
-        return self.ground.fewer(self.control_sequences)
+    def of_controls(self) -> BaselineRun:
+        """The baseline run of the sequences on which controls are made."""
+        return self.baseline_run.fewer(self.control_sequences)
 
-    def reading(self, positions: Sequence[int]) -> Ground:
-        """The clean run with other positions read; the same one where they are the target and the sink position."""
-        needs = dataclasses.replace(self.ground.needs, keys=tuple(positions))
-        return self.ground if needs == self.ground.needs else self.ground.under((), needs=needs)
+    def reading(self, positions: Sequence[int]) -> BaselineRun:
+        """The baseline run with other positions read; the same one where they are the target and the sink position."""
+        needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
+        return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.under((), needs=needs)
 
-    def under(self, edits: Sequence[Edit]) -> Ground:
+    def under(self, edits: Sequence[Edit]) -> BaselineRun:
         """A run under edits, which other runs can continue."""
-        needs = dataclasses.replace(self.ground.needs, loss=False, whole=False)
-        return self.ground.under(edits, needs=needs) if edits else self.ground
+        needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
+        return self.baseline_run.under(edits, needs=needs) if edits else self.baseline_run
 
-    def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
-        """The clean run's tensors of a site by layer, all positions; all that are missing in one pass.
+    def tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
+        """The baseline run's tensors of a site by layer, all positions; all that are missing in one pass.
 
         Sites of which the links read every layer are kept in the same pass.
         """
-        missing = [layer for layer in layers if (site, layer) not in self._clean]
+        missing = [layer for layer in layers if (site, layer) not in self._tensors]
         if missing:
             sites: tuple[str, ...] = (site,)
             if site in _EVERY_LAYER:
                 known, missing = sites_of(self.lens.family), range(self.lens.n_layers)
                 sites = tuple(one for one in _EVERY_LAYER if one in known)
             more = {"sites": sites, "layers": tuple(missing), "loss": False, "whole": False}
-            needs = dataclasses.replace(self.ground.needs, **more)
-            self._clean.update(self.ground.under((), needs=needs).read(needs).tensors)
-        return {layer: self._clean[site, layer] for layer in layers}
+            needs = dataclasses.replace(self.baseline_run.needs, **more)
+            self._tensors.update(self.baseline_run.under((), needs=needs).read(needs).tensors)
+        return {layer: self._tensors[site, layer] for layer in layers}
 
-    def mean_ordinary(self, clean: Tensor) -> Tensor:
+    def mean_ordinary(self, baseline: Tensor) -> Tensor:
         """Mean of a site over the ordinary tokens of all sequences (``edits.MEANS``); both axes of size 1."""
-        return self.averaged.of(clean)
+        return self.averaged.of(baseline)
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Freeze a site at a position: at its clean value there, or (``mean``) at the mean over ordinary tokens."""
-        values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
+        """Freeze a site at a position: at its baseline value there, or (``mean``) at the mean over ordinary tokens."""
+        values = {layer: self._value(x, position, mean) for layer, x in self.tensors(site, layers=layers).items()}
         return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
-        """Freeze chosen units of a site by layer, at the clean value or (``mean``) the mean over ordinary tokens."""
-        clean, edits = self.clean(site, layers=list(chosen)), []
+        """Freeze chosen units of a site by layer, at the baseline value or (``mean``) the mean over ordinary tokens."""
+        baseline, edits = self.tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
-            value = self._value(clean[layer], position, mean)
+            value = self._value(baseline[layer], position, mean)
             text = label or f"{_VERB[mean]} {len(units)} {site} at {position}"
             edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
         return tuple(edits)
@@ -320,7 +319,7 @@ class Setting:
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
         """Freeze or mean ablate a site at a position, with the same at other positions as controls."""
         edit = self.keep(site, layers=layers, position=position, mean=mean)
-        width = self.clean(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
+        width = self.tensors(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
         others = self.control_positions(position)
         return Kept(
             edits=(edit,),
@@ -328,8 +327,8 @@ class Setting:
             size=len(layers) * width,
         )
 
-    def _value(self, clean: Tensor, position: int, mean: bool) -> Tensor:
-        return self.mean_ordinary(clean) if mean else clean[:, [position]]
+    def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
+        return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
 def setting_of(
@@ -343,7 +342,7 @@ def setting_of(
     makers: Sequence[Part] = (),
     chosen: Sequence[int] | None = None,
 ) -> Setting:
-    """A few sequences of a batch, cut short, with their clean run (one pass of the bridge).
+    """A few sequences of a batch, cut short, with their baseline run (one pass of the bridge).
 
     They are spread evenly over the batch, unless they are ``chosen``.
 
@@ -367,7 +366,7 @@ def setting_of(
         tokens=few,
         location=location,
         target_position=target,
-        ground=_ground(lens, few, target=target, sink=location.sink_position),
+        baseline_run=_baseline_run(lens, few, target=target, sink=location.sink_position),
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
@@ -379,8 +378,8 @@ def setting_of(
     )
 
 
-def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> Ground:
-    """The clean run, as the engine makes it; it and an isolation, which touches every layer, were compared."""
+def _baseline_run(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> BaselineRun:
+    """The baseline run, as the engine makes it; it and an isolation, which touches every layer, were compared."""
     keys = target, sink
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
@@ -394,13 +393,15 @@ def shorten(setting: Setting, *, most: int) -> Setting:
     if setting.tokens.n_positions <= length:
         return setting
     tokens, mask = setting.tokens.cut(length), setting.averaged.mask[:, :length]
-    needs = dataclasses.replace(setting.ground.needs, loss=False, whole=False, logits=False)
-    ground = Ground(setting.lens, tokens, plan=setting.ground.plan, needs=needs, deviation=setting.ground.deviation)
+    needs = dataclasses.replace(setting.baseline_run.needs, loss=False, whole=False, logits=False)
+    baseline_run = BaselineRun(
+        setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs, deviation=setting.baseline_run.deviation
+    )
     n_sinks = int(tokens.valid.sum()) - int(mask.sum())
     return dataclasses.replace(
         setting,
         tokens=tokens,
-        ground=ground,
+        baseline_run=baseline_run,
         averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=n_sinks),
     )
 
@@ -414,7 +415,7 @@ def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
             mask[part.unit] = True
     counts = [sum(int(mask.sum()) for mask in one.values()) for one in (setting.super_neurons, masks)]
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=counts[1] - counts[0])
-    found._clean.update(setting._clean)
+    found._tensors.update(setting._tensors)
     return found
 
 

@@ -70,7 +70,7 @@ def patch(
         return answer
     console().print(
         f"the strongest of {len(result.frame)} patches of {result.site}, {result.direction}: {result.metric} "
-        f"{result.unpatched:.4g} unpatched, {result.source:.4g} in the run that the values come from",
+        f"{result.baseline:.4g} in the baseline run, {result.source:.4g} in the run that the values come from",
         soft_wrap=True,
     )
     console().print(_strongest(result, top=top))

@@ -1,10 +1,10 @@
-"""Run many cells per forward pass; return the metrics of each cell and of the clean run, by sequence.
+"""Run many cells per forward pass; return the metrics of each cell and of the baseline run, by sequence.
 
 Nothing outside a cell's cone is computed (``cells``). Cells are sorted by the first layer and position that they
-touch. They begin at this layer, from the clean stream, and at this position, with the clean keys and values of the
-positions before; both come from the clean run of their prompts, which is computed once. The parts of the first layer
-that no edit changes are not computed again either. No pass goes further than what is read, and only scored positions
-are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
+touch. They begin at this layer, from the baseline stream, and at this position, with the baseline keys and values of
+the positions before; both come from the baseline run of their prompts, which is computed once. The parts of the first
+layer that no edit changes are not computed again either. No pass goes further than what is read, and only scored
+positions are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
 (``threads``). A cell that can change nothing that is read is not run at all.
 
 The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run the
@@ -34,10 +34,10 @@ from ..errors import ModelError, SinkLensError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES
+from .baseline_run import BaselineRun
 from .cells import Cell, Touches, cone, ends_before, from_layer
-from .ground import Ground
 from .needs import Needs
-from .passes import Clean, Passes
+from .passes import BaselineBatch, Passes
 from .plan import CELLS_A_BLOCK, Plan, packs_of
 from .references import References
 
@@ -74,7 +74,7 @@ class Engine:
         *,
         plan: Plan,
         needs: Needs | None = None,
-        ground: Ground | None = None,
+        baseline_run: BaselineRun | None = None,
     ) -> None:
         """Prepare them.
 
@@ -85,7 +85,7 @@ class Engine:
             metrics: what to read.
             plan: the forwards.
             needs: what the passes keep; None is what the metrics read.
-            ground: the run that the cells continue, of the same sequences and plan; None is the unedited one.
+            baseline_run: the run that the cells continue, of the same sequences and plan; None is the baseline.
 
         Raises:
             ModelError: the model can only be measured.
@@ -98,20 +98,24 @@ class Engine:
         self.metrics = tuple(metrics)
         self.plan = plan
         self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
-        self._ground = Ground(lens, tokens, plan=plan, needs=self.needs, most=1) if ground is None else ground
+        self._baseline_run = (
+            BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
+        )
         self.blocks = self._blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
-        self._clean = self._ground.clean if ground is None else lru_cache(maxsize=None)(self._narrowed)
+        self._baseline_batch = (
+            self._baseline_run.batch if baseline_run is None else lru_cache(maxsize=None)(self._narrowed)
+        )
         self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
-        """The unedited run: sequence, metric, value."""
+        """The baseline run: sequence, metric, value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._prompts():
-            clean = self._clean(prompts.start)
+            baseline = self._baseline_batch(prompts.start)
             for metric in self.metrics:
-                rows += _rows(evaluate(metric, clean.outcome), prompts=prompts, metric=metric.name)
+                rows += _rows(evaluate(metric, baseline.outcome), prompts=prompts, metric=metric.name)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
     def run(self, block: Block, *, advance: Callable[[int], object] = lambda cells: None) -> pd.DataFrame:
@@ -212,15 +216,15 @@ class Engine:
                 self._all_of(block, partial(keep, block), failed=None, advance=advance)
             if beside:
                 for prompts in self._prompts():
-                    self._clean(prompts.start)
+                    self._baseline_batch(prompts.start)
                 work = iter(beside)
-                self._ground.lanes.map(in_lane, [work] * self.plan.lanes)
+                self._baseline_run.lanes.map(in_lane, [work] * self.plan.lanes)
         whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
 
-    def clean(self, prompts: slice) -> Outcome:
-        """Outcome of the clean run of a batch of prompts."""
-        return self._clean(prompts.start).outcome
+    def baseline_outcome(self, prompts: slice) -> Outcome:
+        """Outcome of the baseline run of a batch of prompts."""
+        return self._baseline_batch(prompts.start).outcome
 
     def deviation(self, number: int) -> float:
         """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
@@ -234,16 +238,16 @@ class Engine:
                 found = run(pack, passes=self._passes)
         outcome, _ = found[pack.index(number)]
         edits = self.cells[number].make(self._references)
-        edits = (*self._ground.edits, *edits)
+        edits = (*self._baseline_run.edits, *edits)
         slow, _ = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
         return max([0.0, *(_gap(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)])
 
-    def clean_deviation(self) -> float:
-        """The largest difference for the unedited run of the first prompts."""
+    def baseline_deviation(self) -> float:
+        """The largest difference for the baseline run of the first prompts."""
         prompts = self._prompts()[0]
-        clean = self._clean(prompts.start).outcome
-        slow, _ = self._passes.slow(self._part(prompts), self._ground.edits, prompts=prompts)
-        return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
+        baseline = self._baseline_batch(prompts.start).outcome
+        slow, _ = self._passes.slow(self._part(prompts), self._baseline_run.edits, prompts=prompts)
+        return max(_gap(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
     def _in_one(self, lens: LensModel, run: Callable[[Passes], _Found], stop: Event) -> _Found:
         """Run something in a lane."""
@@ -290,7 +294,7 @@ class Engine:
 
     def _whole_edits(self, begin: int) -> int:
         """First position to compute: ``begin``, or earlier if an edit of the run that is continued begins earlier."""
-        reaching = [cone([one])[1] for one in self._ground.edits if not ends_before(one, begin)]
+        reaching = [cone([one])[1] for one in self._baseline_run.edits if not ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
 
     def _packs(self, block: Block) -> list[tuple[int, ...]]:
@@ -311,13 +315,13 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _prompts(self) -> list[slice]:
-        return self._ground.prompts
+        return self._baseline_run.prompts
 
     def _part(self, prompts: slice) -> TokenBatch:
-        return self._ground.part(prompts)
+        return self._baseline_run.part(prompts)
 
-    def _narrowed(self, start: int) -> Clean:
-        return self._ground.clean(start).narrowed(self.needs)
+    def _narrowed(self, start: int) -> BaselineBatch:
+        return self._baseline_run.batch(start).narrowed(self.needs)
 
     def _even_shares(self, packs: Sequence[tuple[int, ...]], block: Block) -> list[list[tuple[int, ...]]]:
         """Packs for each lane, so that all compute about as many positions: each to the lane that has fewest so far."""
@@ -337,8 +341,8 @@ class Engine:
         self, block: Block, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]
     ) -> list[_Found]:
         """Parts of a block, side by side."""
-        self._passes.known(self._clean(block.prompts.start), block.first)  # computed once for all lanes
-        return self._ground.lanes.map(run, given)
+        self._passes.known(self._baseline_batch(block.prompts.start), block.first)  # computed once for all lanes
+        return self._baseline_run.lanes.map(run, given)
 
     def _share(
         self,
@@ -378,17 +382,17 @@ class Engine:
             yield len(pack), found
 
     def _run(self, pack: Sequence[int], *, block: Block, passes: Passes) -> list[tuple[Outcome, list[bool]]]:
-        """Run cells that share a forward; one whose edits change nothing has the numbers of the unedited run."""
+        """Run cells that share a forward; one whose edits change nothing has the numbers of the baseline run."""
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             edits = [self.cells[number].make(self._references) for number in pack]
-            clean = self._clean(block.prompts.start)
+            baseline = self._baseline_batch(block.prompts.start)
         for some in edits:
             check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
         if block.first > self.lens.n_layers:
-            return [(clean.outcome, [False] * len(some)) for some in edits]
-        before = self._ground.edits
+            return [(baseline.outcome, [False] * len(some)) for some in edits]
+        before = self._baseline_run.edits
         if self.plan.path == "bridge":
-            runs = iter(passes.slow(clean.part, [*before, *some], prompts=block.prompts) for some in edits)
+            runs = iter(passes.slow(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
         else:
             begins = self._begins(pack)
             before = from_layer(before, first=block.first, n_layers=self.lens.n_layers)
@@ -396,11 +400,11 @@ class Engine:
                 [*(one for one in before if not ends_before(one, begin)), *some]
                 for some, begin in zip(edits, begins, strict=True)
             ]
-            runs = zip(*passes.pack(every, clean=clean, first=block.first, begins=begins), strict=True)
+            runs = zip(*passes.pack(every, baseline=baseline, first=block.first, begins=begins), strict=True)
         found = []
         for some, (outcome, changed) in zip(edits, runs, strict=True):
             own = changed[len(changed) - len(some) :]
-            found.append((outcome if any(own) else clean.outcome, own))
+            found.append((outcome if any(own) else baseline.outcome, own))
         return found
 
     def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
@@ -413,7 +417,7 @@ class Engine:
 
 
 def outcomes(
-    ground: Ground,
+    baseline_run: BaselineRun,
     several: Sequence[Sequence[Edit]],
     *,
     needs: Needs,
@@ -422,7 +426,7 @@ def outcomes(
     """Outcomes of runs that continue another run, each under its own edits, and which edits changed anything.
 
     Args:
-        ground: the run that they continue, with its edits.
+        baseline_run: the run that they continue, with its edits.
         several: the edits of each run; without any it is the run itself.
         needs: what is read of each, no more than of the run that they continue.
         advance: called with the number of runs that were finished on a batch of prompts.
@@ -436,9 +440,17 @@ def outcomes(
         touches, begin = cone(edits)
         cells.append(Cell(identity=str(number), touches=touches, begin=begin, make=lambda _, edits=edits: edits))
     edited = [cell for cell, edits in zip(cells, made, strict=True) if edits]
-    engine = Engine(ground.lens, ground.tokens, edited, (), plan=ground.plan, needs=needs, ground=ground)
+    engine = Engine(
+        baseline_run.lens,
+        baseline_run.tokens,
+        edited,
+        (),
+        plan=baseline_run.plan,
+        needs=needs,
+        baseline_run=baseline_run,
+    )
     found = iter(engine.outcomes(advance=advance))
-    return [next(found) if edits else (ground.read(needs), set()) for edits in made]
+    return [next(found) if edits else (baseline_run.read(needs), set()) for edits in made]
 
 
 def _gap(found: Tensor, wanted: Tensor) -> float:

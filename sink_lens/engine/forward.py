@@ -150,7 +150,7 @@ def run_applied(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """Keys, values and other state of the clean run before the position where a run begins."""
+    """Keys, values and other state of the baseline run before the position where a run begins."""
 
     outcome: Outcome
     columns: Mapping[int, Sequence[Float[Tensor, "batch head query"]]]
@@ -162,7 +162,8 @@ class Early:
 class Desk:
     """Collects what a run reads, and joins the results of its passes.
 
-    A run that begins at a later position is completed: what is read of the positions before is that of the clean run.
+    A run that begins at a later position is completed: what is read of the positions before is that of the baseline
+    run.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class Desk:
         self.kept.setdefault(place, []).append(found)
 
     def early_of(self, outcome: Outcome) -> Early:
-        """What the clean run whose parts are here leaves for runs that begin at a later position."""
+        """What the baseline run whose parts are here leaves for runs that begin at a later position."""
         return Early(outcome=outcome, columns=self.columns, losses=self.token_losses)
 
     def finish(
@@ -287,7 +288,7 @@ class Desk:
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         n, n_keys = len(valid), len(self.keys)
-        mass = [torch.cat(self.mass[layer]).cpu() for layer in read]  # a layer taken from the clean run lies there
+        mass = [torch.cat(self.mass[layer]).cpu() for layer in read]  # a layer taken from the baseline run lies there
         state = [torch.cat(self.state[layer]).cpu() for layer in read]
         return Outcome(
             positions=self.keys,

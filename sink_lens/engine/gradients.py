@@ -95,7 +95,7 @@ def metric_gradients(
     at: Mapping[tuple[str, int], Tensor],
     embedding: Float[Tensor, "batch position d_model"] | None = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """Gradient of a metric, summed over sequences, for the tensors of sites in an unedited run of the bridge.
+    """Gradient of a metric, summed over sequences, for the tensors of sites in a baseline run of the bridge.
 
     It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
     one that later computations use.

@@ -2,11 +2,11 @@
 
 A pass over cells that begin at different positions is one sequence of rows: of each cell its sequences, of each
 sequence the positions from the cell's first on. Norms, projections and the MLP need no more. Attention takes the rows
-apart: queries are padded to the longest cell, keys and values are completed by those of the clean run, which a causal
-model computes the same way before the first position that an edit touches.
+apart: queries are padded to the longest cell, keys and values are completed by those of the baseline run, which a
+causal model computes the same way before the first position that an edit touches.
 
 For a single layer, one position may be computed alone: of the others nothing is changed before the layer, so that their
-keys, values and queries are the clean run's.
+keys, values and queries are the baseline run's.
 """
 
 import contextlib
@@ -109,14 +109,14 @@ class Layout:
         return by_position[sequences, positions - self.first][None]
 
     def completed(
-        self, tensor: Float[Tensor, "1 head row d_head"], clean: Float[Tensor, "batch head key d_head"] | None
+        self, tensor: Float[Tensor, "1 head row d_head"], baseline: Float[Tensor, "batch head key d_head"] | None
     ) -> Float[Tensor, "sequence head key d_head"]:
-        """Keys or values of whole sequences; those before a cell's first position are the clean ones."""
+        """Keys or values of whole sequences; those before a cell's first position are the baseline ones."""
         if self.is_whole:
             return self.apart(tensor)
-        assert clean is not None
+        assert baseline is not None
         by_row = tensor[0].transpose(0, 1)
-        found = clean.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
+        found = baseline.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
         sequences, positions = self.places
         found[sequences, positions] = by_row
         return found.transpose(1, 2)
@@ -124,16 +124,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attending:
-    """The attention of a pass over cells: how the cells lie, and the clean keys and values."""
+    """The attention of a pass over cells: how the cells lie, and the baseline keys and values."""
 
     lens: LensModel
     layout: Layout
     held: Mapping[int, tuple[Tensor, Tensor]]
-    """Layer -> keys and values of the clean run; needed where a cell begins later than the first position."""
+    """Layer -> keys and values of the baseline run; needed where a cell begins later than the first position."""
     keep: dict[int, tuple[Tensor, Tensor]] | None = None
     """Takes the keys and values of every layer; None does not keep them."""
     queries: dict[int, Tensor] | None = None
-    """Layer -> queries of the clean run: read where a position is computed alone, else kept like the keys."""
+    """Layer -> queries of the baseline run: read where a position is computed alone, else kept like the keys."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
@@ -189,7 +189,7 @@ def _attention(
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attending() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
-    clean, component = how.held.get(layer, (None, None)), attention_of(how.lens, layer)
+    baseline, component = how.held.get(layer, (None, None)), attention_of(how.lens, layer)
     by_query = s_aux is not None and s_aux.dim() == 3
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
@@ -198,7 +198,7 @@ def _attention(
         assert how.queries is not None
         others = how.queries[layer][:, :, layout.first + 1 :].repeat(len(layout.begins), 1, 1, 1)
         query = torch.cat([query[:, :, :1], others], dim=2)
-    key, value = (layout.completed(one, before) for one, before in zip((key, value), clean, strict=True))
+    key, value = (layout.completed(one, before) for one, before in zip((key, value), baseline, strict=True))
     if how.keep is not None:
         how.keep[layer] = (key, value)
         if how.queries is not None:

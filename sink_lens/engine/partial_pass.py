@@ -28,7 +28,7 @@ from .layout import Attending, Layout, attending
 
 Take = Callable[[Tensor], None]
 Held = Mapping[int, tuple[Tensor, Tensor]]
-"""Layer -> keys and values of the clean run."""
+"""Layer -> keys and values of the baseline run."""
 _NOTHING: Held = {}
 
 
@@ -128,14 +128,14 @@ def partial_pass(
         last: the layer to end before.
         visits: (site, layer) -> what is done there.
         stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
-        held: layer -> keys and values of the clean run; needed where a cell begins later than the first position.
+        held: layer -> keys and values of the baseline run; needed where a cell begins later than the first position.
         keep: takes the keys and values of every layer.
         known: of the layer ``first``, at the rows; needed where something of it is skipped.
         skip: what ``skippable`` gave.
         attention_only: of the last layer, no more than the attention.
         logits_at: rows to unembed; None is all.
         taps: hook points whose tensor is handed over as it is, the rows of all cells.
-        queries: of the clean run, where one position is computed alone; with ``keep``, takes those of every layer.
+        queries: of the baseline run, where one position is computed alone; with ``keep``, takes those of every layer.
         gradients: autograd records the pass.
     """
     layers = lens.bridge.blocks

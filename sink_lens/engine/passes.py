@@ -1,4 +1,4 @@
-"""The forward passes of cells: the clean run, several cells at once, and one cell alone on the bridge."""
+"""The forward passes of cells: the baseline run, several cells at once, and one cell alone on the bridge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,8 @@ from .partial_pass import Known, Visit, know, partial_pass, skippable
 
 
 @dataclass(slots=True, kw_only=True)
-class Clean:
-    """The run that cells continue, on one batch of prompts: the unedited one, or one under edits of its own."""
+class BaselineBatch:
+    """The run that cells continue, on one batch of prompts: the baseline, or one under edits of its own."""
 
     part: TokenBatch
     prompts: slice
@@ -38,7 +38,7 @@ class Clean:
         """Outcome of the run."""
         return self.early.outcome
 
-    def narrowed(self, needs: Needs) -> "Clean":
+    def narrowed(self, needs: Needs) -> "BaselineBatch":
         """Copy of the run with only the layers and tensors that some cells read."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
         sites = {place: found.tensors[place] for site in needs.sites for place in _places(site, needs.layers)}
@@ -56,13 +56,15 @@ class Passes:
     n_sequences: int
     """The sequences of all batches of prompts."""
 
-    def clean(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> Clean:
-        """The unedited run, or one under edits, that cells continue."""
+    def baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
+        """The baseline run, or one under edits, that cells continue."""
         keys: dict[int, tuple[Tensor, Tensor]] = {}
-        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], clean=None)
+        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
         (outcome,) = pack.run(0, keep=keys)
         streams = {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
-        return Clean(part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys, streams=streams)
+        return BaselineBatch(
+            part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys, streams=streams
+        )
 
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
         """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
@@ -73,29 +75,31 @@ class Passes:
         return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
 
     def pack(
-        self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int, begins: Sequence[int]
+        self, edits: Sequence[Sequence[Edit]], *, baseline: BaselineBatch, first: int, begins: Sequence[int]
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
 
         Args:
             edits: the edits of each cell.
-            clean: the unedited run of the same prompts.
+            baseline: the baseline run of the same prompts.
             first: the first layer that any of them touches.
             begins: the first position of each cell.
         """
-        pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, begins=begins, clean=clean)
+        pack = _Pack(
+            passes=self, part=baseline.part, prompts=baseline.prompts, edits=edits, begins=begins, baseline=baseline
+        )
         outcomes = pack.run(first)
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
-    def known(self, clean: Clean, layer: int) -> Known:
-        """The values that the unedited run computes in a layer; kept until another layer is requested."""
-        known = clean.known
+    def known(self, baseline: BaselineBatch, layer: int) -> Known:
+        """The values that the baseline run computes in a layer; kept until another layer is requested."""
+        known = baseline.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
-            if layer in clean.streams:
-                begin = layer, clean.streams[layer].to(self.lens.device)
-            known = know(self.lens, clean.part.tokens, layer=layer, begin=begin)
-            clean.known = known
+            if layer in baseline.streams:
+                begin = layer, baseline.streams[layer].to(self.lens.device)
+            known = know(self.lens, baseline.part.tokens, layer=layer, begin=begin)
+            baseline.known = known
         return known
 
 
@@ -119,18 +123,18 @@ class _Pack:
         prompts: slice,
         edits: Sequence[Sequence[Edit]],
         begins: Sequence[int],
-        clean: Clean | None,
+        baseline: BaselineBatch | None,
     ) -> None:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
-        self.part, self.prompts, self.edits, self.clean = part, prompts, edits, clean
+        self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
         self.layout = _layout(part, begins)
-        n, lens, early = passes.n_sequences, self.lens, None if clean is None else clean.early
+        n, lens, early = passes.n_sequences, self.lens, None if baseline is None else baseline.early
         self.applied = [
             Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)
             for some, begin in zip(edits, begins, strict=True)
         ]
         self.desks = [
-            Desk(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=clean is None) for begin in begins
+            Desk(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=baseline is None) for begin in begins
         ]
         self.valid = part.valid.to(lens.device)
 
@@ -138,20 +142,20 @@ class _Pack:
         """Run the cells, starting inside the first layer if possible."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
-        if self.clean is not None:
+        if self.baseline is not None:
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
             skip = skippable(sites, family=self.lens.family)
-            if skip or (first > 0 and first not in self.clean.streams):
-                known = self.passes.known(self.clean, first).of(self.layout)
+            if skip or (first > 0 and first not in self.baseline.streams):
+                known = self.passes.known(self.baseline, first).of(self.layout)
                 stream = known.stream
             elif first > 0:
-                stream = self.layout.flat(self.clean.streams[first].to(self.lens.device))
+                stream = self.layout.flat(self.baseline.streams[first].to(self.lens.device))
         last = self.needs.end(self.lens.n_layers)
         visits = self._visits(first)
         for cell, desk in enumerate(self.desks):
             for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
-                if SITES[site].observed and skip and layer == first:  # as in the clean run
+                if SITES[site].observed and skip and layer == first:  # as in the baseline run
                     desk.mass[layer] = [self._early_mass(layer)]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
@@ -164,7 +168,7 @@ class _Pack:
             last=last,
             visits=visits,
             stream=stream,
-            held={} if self.clean is None else self.clean.keys,
+            held={} if self.baseline is None else self.baseline.keys,
             keep=keep,
             known=known,
             skip=skip,
@@ -198,11 +202,11 @@ class _Pack:
 
     def _early_mass(self, layer: int) -> Tensor:
         """The attention of a layer that no edit of this pack changes."""
-        assert self.clean is not None
-        return self.clean.outcome.mass[self.clean.outcome.layers.index(layer)]
+        assert self.baseline is not None
+        return self.baseline.outcome.mass[self.baseline.outcome.layers.index(layer)]
 
     def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
-        """Split the pass into one outcome per cell; layers before the first come from the unedited run."""
+        """Split the pass into one outcome per cell; layers before the first come from the baseline run."""
         found, done = [], 0
         n = self.part.n_sequences
         for cell, (desk, edits) in enumerate(zip(self.desks, self.edits, strict=True)):
@@ -219,8 +223,8 @@ class _Pack:
                 if layer not in desk.state:  # the pass ended with the attention of its last layer
                     desk.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
             outcome = desk.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
-            if self.clean is not None:
-                early = self.clean.outcome
+            if self.baseline is not None:
+                early = self.baseline.outcome
                 outcome = splice(outcome, rows=slice(0, n), early=early)
                 if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
                     raise not_a_number(edits)

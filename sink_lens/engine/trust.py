@@ -11,9 +11,9 @@ import torch
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..models.lens import LensModel
+from .baseline_run import BaselineRun
 from .cells import Cell
 from .engine import Engine
-from .ground import Ground
 from .needs import Needs
 from .plan import Plan, even_plan_of, plan_of
 from .threads import can_copy
@@ -52,10 +52,10 @@ def check_plan(
 
 def make_ground(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
-) -> Ground:
-    """The unedited run that a few cells at a time continue; its ``deviation`` says how far the worst of some is off.
+) -> BaselineRun:
+    """The baseline run that a few cells at a time continue; its ``deviation`` says how far the worst of some is off.
 
-    The unedited run and the given cells are compared with the bridge; other plans are tried (``check_plan``) only where
+    The baseline run and the given cells are compared with the bridge; other plans are tried (``check_plan``) only where
     they differ more than they should.
 
     Args:
@@ -68,14 +68,14 @@ def make_ground(
     plan = even_plan_of(lens, batch, needs)
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
-    ground = Ground(lens, batch, plan=plan, needs=needs)
-    engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), ground=ground)
-    worst = max([engine.clean_deviation(), *map(engine.deviation, range(len(cells)))])
+    baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs)
+    engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), baseline_run=baseline_run)
+    worst = max([engine.baseline_deviation(), *map(engine.deviation, range(len(cells)))])
     if worst <= _allowed_deviation(engine):
-        ground.deviation = worst
-        return ground
+        baseline_run.deviation = worst
+        return baseline_run
     plan, worst = check_plan(lens, batch, cells, metrics, plan=plan)
-    return Ground(lens, batch, plan=plan, needs=needs, deviation=worst)
+    return BaselineRun(lens, batch, plan=plan, needs=needs, deviation=worst)
 
 
 def make_engine(
@@ -111,8 +111,8 @@ def make_engine(
 
 
 def _deviation(engine: Engine) -> float:
-    """Largest deviations of the unedited run and of some cells that begin at different layers and positions."""
-    found = [engine.clean_deviation()]
+    """Largest deviations of the baseline run and of some cells that begin at different layers and positions."""
+    found = [engine.baseline_deviation()]
     able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
     starts = {block.first: block for block in able}
     for place, block in enumerate(list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED]):
@@ -123,7 +123,7 @@ def _deviation(engine: Engine) -> float:
 
 
 def _allowed_deviation(engine: Engine) -> float:
-    """Allowed deviation, relative to the largest unedited magnitude, or to 1 for an attention mass."""
+    """Allowed deviation, relative to the largest magnitude of the baseline, or to 1 for an attention mass."""
     if engine.lens.dtype != torch.float32:
         return float("inf")  # half precision has no order of sums to keep to: the deviation is reported
     sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))

@@ -6,7 +6,7 @@ run; if the metric is lost, the clean values were necessary. Columns and numbers
 ``transformer_lens.patching`` wherever both support a patch; ``PatchResult.patching_result`` is its own result object.
 
 The patches are cells of ``engine``: a patch at layer L and position p takes the stream before the layer, and the keys
-and values before the position, from the unpatched run, and ends after the last tensor that the metric reads. If both
+and values before the position, from the baseline run, and ends after the last tensor that the metric reads. If both
 runs have bit-identical values in a cell, nothing is run and the effect is 0.
 
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
@@ -67,7 +67,7 @@ class PatchResult:
     """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
     (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
     standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
-    interval; ``normalised_effect`` (0 = the unpatched run, 1 = the source run; nan if their metrics are equal),
+    interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
     ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
     site: str
     metric: str
@@ -75,14 +75,14 @@ class PatchResult:
     """Unit of value and effect; empty if they are pure numbers."""
     direction: Direction
     by: tuple[str, ...]
-    unpatched: float
+    baseline: float
     """The metric of the patched run before it is patched."""
     source: float
     """The metric of the source run, from which the patched-in values come."""
     values: Float[Tensor, "sample batch"] = field(repr=False)
     """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
     baselines: Float[Tensor, "2 batch"] = field(repr=False)
-    """The metric of the unpatched run and of the source run, by sequence as in ``values``."""
+    """The metric of the baseline run and of the source run, by sequence as in ``values``."""
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
@@ -121,7 +121,7 @@ class PatchResult:
         """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
 
         ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
-        the sequences last. ``normalized(result.baselines[1])`` is 0 at the unpatched run and 1 at the source run.
+        the sequences last. ``normalized(result.baselines[1])`` is 0 at the baseline run and 1 at the source run.
         """
         theirs = _THEIR_MATRIX_AXES if SITES[self.site].observed else _THEIR_AXES
         names = [theirs.get(axis, axis) for axis in self.by]
@@ -140,7 +140,7 @@ class PatchResult:
 
     def _repr_html_(self) -> str:
         said = (
-            f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} in the unpatched run and "
+            f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
             f"{self.source:.4g} in the source run."
         )
         drawn = [self.heatmap()] if self.by else []
@@ -242,8 +242,8 @@ def _patch_cells(
 def _screen_cells(sweep: "Sweep", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
     """The cells with the largest effects to first order, in the order of the grid, and these effects."""
     found = first_order(sweep, grid, steps=steps).double()
-    by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
-    effects = found[:, ~sweep.unpatched.isnan()].mean(1) if by_sequence else found.sum(1)
+    by_sequence = len(sweep.baseline) == sweep.run.n_sequences
+    effects = found[:, ~sweep.baseline.isnan()].mean(1) if by_sequence else found.sum(1)
     best = sorted(effects.abs().argsort(descending=True, stable=True)[:most].tolist())
     return [grid[number] for number in best], effects[best].tolist()
 
@@ -290,7 +290,7 @@ def swept(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The unpatched run and the source run of a sweep."""
+    """The baseline run and the source run of a sweep."""
 
     lens: LensModel
     run: TokenBatch
@@ -299,11 +299,11 @@ class Sweep:
     """The sequences of the source run."""
     site: str
     metric: Metric
-    unpatched: Float[Tensor, " sample"]
+    baseline: Float[Tensor, " sample"]
     source: Float[Tensor, " sample"]
     """The metric of both runs."""
     held: Mapping[tuple[str, int], Tensor]
-    """The site in the unpatched run."""
+    """The site in the baseline run."""
     given: Mapping[tuple[str, int], Tensor]
     """The site in the source run."""
     edits: tuple[Edit, ...] = ()
@@ -331,7 +331,7 @@ class Sweep:
         held, given = (one.tensors for one in runs)
         if not one_run:
             runs = [measured_run(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
-        unpatched, wanted = (evaluate(metric, one) for one in runs)
+        baseline, wanted = (evaluate(metric, one) for one in runs)
         if all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
                 f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
@@ -342,7 +342,7 @@ class Sweep:
             other=source,
             site=site,
             metric=metric,
-            unpatched=unpatched,
+            baseline=baseline,
             source=wanted,
             held=held,
             given=given,
@@ -400,7 +400,7 @@ class Sweep:
             batch_size: sequences per forward pass.
             progress: show a bar.
         """
-        found = {name: Measured(values=self.unpatched.clone(), changed=False) for name in parts}
+        found = {name: Measured(values=self.baseline.clone(), changed=False) for name in parts}
         able = self.changes if make is None else self.reads
         todo = [part for part in parts.values() if able(part)]
         if make is None:
@@ -444,7 +444,7 @@ class Sweep:
     @property
     def _is_whole(self) -> bool:
         """Whether the metric gives one number for all sequences."""
-        return len(self.unpatched) != self.run.n_sequences
+        return len(self.baseline) != self.run.n_sequences
 
     def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
         """The engine of patches, by the plan that an interrupted run began with if there is one."""
@@ -481,8 +481,8 @@ def _result(
     controls: Sequence[Sequence[Part]],
     seed: int,
 ) -> PatchResult:
-    values = torch.stack([found[part.identity].values for part in grid]) if grid else sweep.unpatched.repeat(0, 1)
-    before = sweep.unpatched.double().numpy()
+    values = torch.stack([found[part.identity].values for part in grid]) if grid else sweep.baseline.repeat(0, 1)
+    before = sweep.baseline.double().numpy()
     drawn = [[found[part.identity].values.double().numpy() for part in some] for some in controls]
     effects = effect_table(
         values.double().numpy(),
@@ -490,8 +490,8 @@ def _result(
         controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
         generator=np.random.default_rng(seed),
     )
-    unpatched, source = (float(one.double().nanmean()) for one in (sweep.unpatched, sweep.source))
-    span = float((sweep.source.double() - sweep.unpatched.double()).nanmean())
+    baseline, source = (float(one.double().nanmean()) for one in (sweep.baseline, sweep.source))
+    span = float((sweep.source.double() - sweep.baseline.double()).nanmean())
     frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid))).join(effects)
     frame.insert(
         frame.columns.get_loc("n"),  # type: ignore[arg-type]  # one column has this name
@@ -499,7 +499,7 @@ def _result(
         frame["effect"] / span if span != 0 else math.nan,
     )
     frame.insert(frame.columns.get_loc("n"), "changed", [found[part.identity].changed for part in grid])  # type: ignore[arg-type]
-    every = torch.cat([sweep.unpatched[None], sweep.source[None], values]).double()
+    every = torch.cat([sweep.baseline[None], sweep.source[None], values]).double()
     return PatchResult(
         frame=frame,
         site=sweep.site,
@@ -507,7 +507,7 @@ def _result(
         unit=sweep.metric.unit,
         direction=direction,
         by=by,
-        unpatched=unpatched,
+        baseline=baseline,
         source=source,
         values=values.double(),
         baselines=every[:2],

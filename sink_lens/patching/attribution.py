@@ -1,12 +1,12 @@
 """Attribution patching: approximate every patch of a sweep at once, to first order, and measure the error.
 
-Replacing x by x' at a site changes the metric m by about (x' - x) . dm/dx, with the gradient in the unpatched run. One
+Replacing x by x' at a site changes the metric m by about (x' - x) . dm/dx, with the gradient in the baseline run. One
 forward and one backward pass give this approximation for every cell, whereas real patching takes a pass per cell. Use
 it to screen cells: if the metric is not linear between x and x', as with attention, the approximation can be far off,
 even in sign. ``sample`` measures the error against real patches.
 
-With ``steps``, the gradient is averaged over runs whose embeddings lie between those of the unpatched run and of the
-source run, in the middle of that many equal steps (integrated gradients): where the metric saturates at the unpatched
+With ``steps``, the gradient is averaged over runs whose embeddings lie between those of the baseline run and of the
+source run, in the middle of that many equal steps (integrated gradients): where the metric saturates at the baseline
 run, its gradient there says nothing.
 
 Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Hanna et al., arXiv 2403.17806 (steps).
@@ -56,7 +56,7 @@ class Check:
     """Spearman's correlation of approximation and effect; nan if either is constant, or for fewer than 3 patches."""
     same_sign_frac: float
     """Share of the compared patches whose approximation has the same sign as the effect; what is within rounding
-    (1e-5 of the unpatched metric, at least of 1) has none."""
+    (1e-5 of the metric of the baseline run, at least of 1) has none."""
 
     @property
     def sentence(self) -> str:
@@ -78,8 +78,8 @@ class AttributionResult:
     unit: str
     direction: Direction
     by: tuple[str, ...]
-    unpatched: float
-    """The metric of the unpatched run."""
+    baseline: float
+    """The metric of the baseline run."""
     source: float
     """The metric of the source run, from which the patched-in values come."""
     differences: pd.DataFrame = field(repr=False)
@@ -104,7 +104,9 @@ class AttributionResult:
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
-        said = f"{self.site}, {self.direction}, to first order: {self.metric} is {self.unpatched:.4g} unpatched."
+        said = (
+            f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
+        )
         drawn = [self.heatmap()] if self.by else []
         return display.html(said, *drawn, self.strongest())
 
@@ -127,10 +129,10 @@ class AttributionResult:
         found = self.sweep.measure(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])
         frame = self.frame.iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
-        frame["effect"] = (values.double() - self.sweep.unpatched.double()).nanmean(1).numpy()
+        frame["effect"] = (values.double() - self.sweep.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
-        rounding = TOLERANCE * max(1.0, abs(self.unpatched))
+        rounding = TOLERANCE * max(1.0, abs(self.baseline))
         signs = [np.sign(both[name].where(both[name].abs() > rounding, 0.0)) for name in ("approximation", "effect")]
         ranked = len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
         return Check(
@@ -177,13 +179,13 @@ def _spearman(both: pd.DataFrame) -> float:
 def _result(
     sweep: Sweep, per_sequence: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: list[Part]
 ) -> AttributionResult:
-    by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
+    by_sequence = len(sweep.baseline) == sweep.run.n_sequences
     frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
-    undefined = sweep.unpatched.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
+    undefined = sweep.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
     kept = per_sequence.double()[:, ~undefined]
     frame["approximation"] = (kept.mean(1) if by_sequence else kept.sum(1)).numpy()
     frame["changed"] = [sweep.differs(cell) for cell in grid]
-    frame["n"] = int((~sweep.unpatched.isnan()).sum())
+    frame["n"] = int((~sweep.baseline.isnan()).sum())
     return AttributionResult(
         frame=frame,
         site=sweep.site,
@@ -191,7 +193,7 @@ def _result(
         unit=sweep.metric.unit,
         direction=direction,
         by=by,
-        unpatched=float(sweep.unpatched.double().nanmean()),
+        baseline=float(sweep.baseline.double().nanmean()),
         source=float(sweep.source.double().nanmean()),
         differences=pair.differences,
         labels=pair.labels,

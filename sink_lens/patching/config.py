@@ -64,7 +64,7 @@ class PatchConfig:
     approximate: bool = False
     """Attribution patching: by gradients, checked on a sample of real patches."""
     steps: int = 1
-    """Runs between the two over whose embeddings the gradient is averaged; 1 is the unpatched run alone."""
+    """Runs between the two over whose embeddings the gradient is averaged; 1 is the baseline alone."""
     screen: int = 0
     """Patch only so many cells: those with the largest effects to first order. 0 patches all."""
     check: int = 30

@@ -2,12 +2,12 @@
 
 There are three steps, all on the patched sequences (corrupted for denoising, clean for noising):
 
-1. Read both runs: the sender's value in the source run, and, in the unpatched run, the output that every attention
+1. Read both runs: the sender's value in the source run, and, in the baseline run, the output that every attention
    layer and every MLP adds to the stream.
-2. Repeat the unpatched run with the sender's value replaced, and with every sublayer output between sender and receiver
-   *frozen* at its unpatched value. Only the residual stream, and the sender's and receiver's own sublayers, carry the
+2. Repeat the baseline run with the sender's value replaced, and with every sublayer output between sender and receiver
+   *frozen* at its baseline value. Only the residual stream, and the sender's and receiver's own sublayers, carry the
    change. Keep the receiver's value in this run.
-3. Repeat the unpatched run with the receiver set to this value and everything after it computed as usual. The metric of
+3. Repeat the baseline run with the receiver set to this value and everything after it computed as usual. The metric of
    this run is the result.
 
 The frozen outputs are ``attn_out`` and ``mlp_out`` of the layers in between, and those in the sender's and receiver's
@@ -34,10 +34,10 @@ from ..edits.constructors import ORDER, Edit, Where, freeze, part_of
 from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
+from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
 from ..engine.forward import run_with
-from ..engine.ground import Ground
 from ..engine.needs import Needs
 from ..engine.plan import even_plan_of
 from ..engine.trust import check_plan
@@ -97,7 +97,7 @@ class PathResult:
     receiver: Node
     metric: str
     direction: Direction
-    unpatched: float
+    baseline: float
     source: float
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
@@ -108,7 +108,7 @@ class PathResult:
         return {"paths": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
-        said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched."
+        said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
         return display.html(said, self.frame)
 
 
@@ -178,9 +178,9 @@ def path_patch(
         for one in senders
     ]
     ending, receiving = _grounds(lens, run, receiver=end, edits=edits, metric=measured)
-    unpatched = evaluate(measured, ending.read(ending.needs)).double()
+    baseline = evaluate(measured, ending.read(ending.needs)).double()
     wanted = evaluate(measured, measured_run(lens, source, metric=measured)).double()
-    span = float((wanted - unpatched).nanmean())
+    span = float((wanted - baseline).nanmean())
     key = place(end.site, end.layer)
     batches = len(ending.prompts)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
@@ -192,7 +192,7 @@ def path_patch(
     rows = []
     for one, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome).double()
-        effects = values - unpatched
+        effects = values - baseline
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = one.heads[0] if one.heads is not None and len(one.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
@@ -203,7 +203,7 @@ def path_patch(
         receiver=end,
         metric=measured.name,
         direction=direction,
-        unpatched=float(unpatched.nanmean()),
+        baseline=float(baseline.nanmean()),
         source=float(wanted.nanmean()),
         differences=pair.differences,
     )
@@ -212,7 +212,7 @@ def path_patch(
 def frozen_edits(
     lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """The edits that freeze every output between sender and receiver at its unpatched value."""
+    """The edits that freeze every output between sender and receiver at its baseline value."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -231,15 +231,15 @@ def frozen_edits(
 
 def _grounds(
     lens: LensModel, run: TokenBatch, *, receiver: Node, edits: Sequence[Sequence[Edit]], metric: Metric
-) -> tuple[Ground, Ground]:
-    """The unpatched run as the metric reads it, and with the receiver's tensor, by a plan that was compared."""
+) -> tuple[BaselineRun, BaselineRun]:
+    """The baseline run as the metric reads it, and with the receiver's tensor, by a plan that was compared."""
     needs, last = Needs.of([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (receiver.layer,), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some, name=str(number)) for number, some in enumerate(edits)]
     plan, _ = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
-    ground = Ground(lens, run, plan=plan, needs=needs)
-    return ground, ground.under((), needs=of_receiver)
+    baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
+    return baseline_run, baseline_run.under((), needs=of_receiver)
 
 
 def _node(lens: LensModel, given: Path, *, n_positions: int) -> Node:

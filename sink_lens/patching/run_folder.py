@@ -113,7 +113,7 @@ def write_result(writer: RunWriter, result: "PatchResult | AttributionResult", *
         writer.write_table(name, frame)
     if result.by:
         writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
-    about = {name: getattr(result, name) for name in ("site", "metric", "direction", "unpatched", "source")}
+    about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
     strongest = result.strongest(top).assign(**about)
     writer.write_csv("summary", strongest)
     return strongest

@@ -231,7 +231,7 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
     grid = figure.add_gridspec(len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)])
     for place, (part, apart, with_names) in enumerate(parts):
         axes = figure.add_subplot(grid[place])
-        styled(axes, xlabel=f"effect on {metric}: edited − unedited" if place == len(parts) - 1 else "")
+        styled(axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else "")
         y = np.arange(len(part))
         effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
         for which, colour, label, order in (

@@ -37,7 +37,7 @@ LINKS = {
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
 FROZEN = ("z", "neurons", "dimensions", "key")
-"""Quantities that mediation freezes at their clean value, in the order of the chain."""
+"""Quantities that mediation freezes at their baseline value, in the order of the chain."""
 
 SINK_THRESHOLD = 0.3
 """Default threshold: a head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
@@ -96,7 +96,7 @@ ERROR_RATES = (
 )
 """How often verdicts with default floors and 20 sequences were wrong (``analyses/verdict_calibration``)."""
 TELLING_LOSS = 0.9
-"""Cost is asked only of models whose clean loss is below this share of the loss of uniform guessing."""
+"""Cost is asked only of models whose baseline loss is below this share of the loss of uniform guessing."""
 
 Dtype = Literal["int", "float", "bool", "str", "any"]
 """The kinds of column type, whatever their width; *any* holds numbers and text. An *int* column with missing values may

@@ -116,7 +116,7 @@ def _change(baseline: Outcome, edited: Outcome, *, position: int, reads: Sequenc
 def _amplified(
     factor: float, *, position: int, layers: list[int], centre: Centre, means: CentringMeans | None
 ) -> list[Edit]:
-    """The edit of one cell; none where the factor is 1, which is the clean run."""
+    """The edit of one cell; none where the factor is 1, which is the baseline run."""
     if factor == 1:
         return []
     return [amplifying(factor, positions=[position], layers=layers, centre=centre, means=means)]

@@ -114,7 +114,7 @@ def streaming(
             if 0 < most < config.window:
                 found["sink_mask"] = run(marked)
             means = {kept: loss_beyond_cache(losses, window=config.window) for kept, losses in found.items()}
-            known = {"clean": means["full"], "worst": means["0"], "best": means["full"], "seed": config.seed}
+            known = {"baseline": means["full"], "worst": means["0"], "best": means["full"], "seed": config.seed}
             counts = {"full": math.nan, "sink_mask": float(marked.sum(1).double().mean())}
             for kept, losses in means.items():
                 row = {"part": name, "kept": kept, "tokens": counts.get(kept) if kept in counts else float(kept)}

@@ -88,18 +88,18 @@ def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interva
 
 
 def loss_row(
-    losses: torch.Tensor, *, clean: torch.Tensor, worst: torch.Tensor, best: torch.Tensor, seed: int
+    losses: torch.Tensor, *, baseline: torch.Tensor, worst: torch.Tensor, best: torch.Tensor, seed: int
 ) -> dict[str, Any]:
-    """One condition: its loss, what it costs over the clean run, and the share of the gap that it closes.
+    """One condition: its loss, what it costs over the baseline run, and the share of the gap that it closes.
 
     Args:
         losses: loss of each sequence under the condition.
-        clean: the same of the clean run.
+        baseline: the same of the baseline run.
         worst: the same at the start of the gap, where nothing is kept.
         best: the same at its end. The share is nan where the gap is no cost, as there is nothing to close.
         seed: seed of the bootstrap.
     """
-    here, none, full, low = (one.double().numpy() for one in (losses, clean, worst, best))
+    here, none, full, low = (one.double().numpy() for one in (losses, baseline, worst, best))
     change = paired_difference(here, none, generator=np.random.default_rng(seed))
     closed = share_gained(full - here, full - low, seed=seed) if is_cost(worst, best, seed=seed) else _UNDEFINED
     mean = float(here.mean())

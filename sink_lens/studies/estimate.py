@@ -86,7 +86,7 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, VerifyConfig):
         return 2  # the sequences of its condition, and an edit or a site of its own
     edited = 1 if isinstance(config, IsolateConfig) else len(config.factors) * len(config.centres)
-    return 3 + edited  # two to find the sink, the clean run
+    return 3 + edited  # two to find the sink, the baseline run
 
 
 def estimate(config: Estimable | PatchConfig) -> RenderableType:

@@ -49,9 +49,9 @@ def isolate(
     chosen = list(targets) or [setting.target_position]
     positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
     edit = isolating(chosen, layers=layers)
-    ground = setting.reading(positions)
-    baseline = ground.outcome
-    edited = setting.run([edit], loss=True, of=ground, label="isolation" if progress else None)
+    baseline_run = setting.reading(positions)
+    baseline = baseline_run.outcome
+    edited = setting.run([edit], loss=True, of=baseline_run, label="isolation" if progress else None)
     sink, by_layer, summary = setting.sink_position, [], []
     for target in chosen:
         table = layer_table(baseline, edited, target_position=target, sink_position=sink)

@@ -73,16 +73,16 @@ class Found:
 def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
     """The neurons of some layers by the share of their layer's change of the step's outlier dimension at the sink."""
     shares: list[tuple[float, Neuron]] = []
-    clean = setting.clean("neurons", layers=layers)
+    baseline = setting.tensors("neurons", layers=layers)
     for layer in layers:
         weights = mlp_weights(setting.lens, layer=layer)
-        active = clean[layer][:, setting.sink_position].float().to(weights.w_down.device)
+        active = baseline[layer][:, setting.sink_position].float().to(weights.w_down.device)
         terms, _ = output_terms(setting.lens, weights, layer=layer, activations=active, dimension=step.dimension)
         states = setting.baseline.state_at(setting.sink_position)
         if layer:
             before = states[layer - 1]
         else:
-            before = setting.clean("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
+            before = setting.tensors("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
         change = (states[layer] - before)[:, step.dimension].mean()
         mean = (terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
         shares += [(float(value), (layer, index)) for index, value in enumerate(mean.tolist())]
@@ -248,9 +248,9 @@ def _edits(
         return tuple(
             zero("neurons", layers=[layer], units=units, positions=positions) for layer, units in chosen.items()
         )
-    clean = setting.clean("neurons", layers=list(chosen))
+    baseline = setting.tensors("neurons", layers=list(chosen))
     return tuple(
-        freeze("neurons", {layer: setting.mean_ordinary(clean[layer])[..., units]}, units=units, positions=positions)
+        freeze("neurons", {layer: setting.mean_ordinary(baseline[layer])[..., units]}, units=units, positions=positions)
         for layer, units in chosen.items()
     )
 
@@ -276,7 +276,7 @@ def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: tor
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]
     if not outside:
         return
-    setting.clean("neurons", layers=outside)  # all in one pass
+    setting.tensors("neurons", layers=outside)  # all in one pass
     order = {layer: rank(setting, layers=[layer], step=step) for layer in outside}
     for _ in range(setting.n_controls):
         drawn: dict[Neuron, None] = {}

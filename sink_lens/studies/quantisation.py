@@ -1,6 +1,6 @@
 """``quantise``: which tokens and channels must stay in 16 bit, so that a low-precision format costs little?
 
-Everything is measured as a loss on text: of the clean run, of the run in which all chosen sites are rounded to the
+Everything is measured as a loss on text: of the baseline run, of the run in which all chosen sites are rounded to the
 format, and of runs in which sink tokens, the largest channels of each site, or both are kept as they are. The smallest
 set that closes the goal's share of the gap is chosen on one half of the sequences and judged on the other, against
 random tokens and channels of the same number. Tools such as llm-compressor keep neither tokens nor channels but whole
@@ -62,7 +62,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Magnitudes and signal-to-noise ratios of the clean run, by (site, layer)."""
+    """Magnitudes and signal-to-noise ratios of the baseline run, by (site, layer)."""
 
     largest: Mapping[tuple[str, int], Float[Tensor, " value"]]
     """Largest magnitude of each channel over all tokens."""
@@ -110,10 +110,10 @@ def quantise(
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
             run = _Runs(lens, part, targets=targets, config=config, bar=bar)
-            clean, base = run.clean(), run.rounded_weights()
+            baseline, base = run.baseline(), run.rounded_weights()
             worst = run.loss(Kept())
-            known = {"clean": clean, "worst": worst, "best": base, "seed": config.seed}
-            rows.append(_row(name, "clean", clean, **known))
+            known = {"baseline": baseline, "worst": worst, "best": base, "seed": config.seed}
+            rows.append(_row(name, "clean", baseline, **known))
             if config.weights:
                 rows.append(_row(name, "weights", base, **known))
             rows.append(_row(name, "all", worst, **known))
@@ -234,13 +234,13 @@ class _Runs:
         self.weights: QuantisedFormat | None = config.weights
         self.batch_size = config.batch_size
 
-    def clean(self) -> Float[Tensor, " batch"]:
+    def baseline(self) -> Float[Tensor, " batch"]:
         """Nothing is rounded."""
         return self._loss(())
 
     def rounded_weights(self) -> Float[Tensor, " batch"]:
         """Only the weights are rounded, where they were asked for."""
-        return self.loss(None) if self.weights else self.clean()
+        return self.loss(None) if self.weights else self.baseline()
 
     def loss(self, kept: Kept | None) -> Float[Tensor, " batch"]:
         """Loss by sequence with everything rounded except what is kept; None rounds no activation."""
@@ -270,7 +270,7 @@ def rounding(lens: LensModel, targets: Mapping[str, QuantisedFormat], kept: Kept
 def _measure_channels(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], targets: Mapping[str, QuantisedFormat]
 ) -> Measured:
-    """Largest channels and signal-to-noise ratios of the clean run."""
+    """Largest channels and signal-to-noise ratios of the baseline run."""
     size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -443,7 +443,7 @@ def _decision(
 ) -> dict[str, Any]:
     """The decision and its numbers, all measured on the sequences that judge."""
     judged = _records(conditions[conditions["part"] == "judge"])
-    clean, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
+    baseline, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
     row, inputs_row = (_row_keeping_same(judged, chosen.get(name)) for name in ("set", "inputs"))
     most = max(random, default=math.nan)
@@ -464,7 +464,7 @@ def _decision(
         "format": config.format,
         "cache": config.cache,
         "weights": config.weights,
-        "clean_loss_nats": float(clean["loss_nats"]),
+        "clean_loss_nats": float(baseline["loss_nats"]),
         "quantised_loss_nats": float(worst["loss_nats"]),
         "cost_nats": float(worst["change_nats"]),
         "cost_low": float(worst["change_low"]),
@@ -485,7 +485,7 @@ def _decision(
         "ignored_closed_low": float(inputs_row["closed_low"]) if left and inputs_row is not None else math.nan,
         "ignored_closed_high": float(inputs_row["closed_high"]) if left and inputs_row is not None else math.nan,
         "ignored_inputs": left,
-        "n": int(clean["n"]),
+        "n": int(baseline["n"]),
         "notes": list(lens.notes),
     }
     return found | {"sentence": _sentence(found, n_linear=sum(site in LINEAR_INPUTS for site, _ in measured.largest))}

@@ -87,7 +87,7 @@ def config_of_study(
 def prepare(
     model: ModelLike | Question, config: StudyConfig, *, tokens: TokenBatch | str | None, target_position: int | None
 ) -> tuple[Setting, TraceConfig]:
-    """The setting of a study: model, sequences, where the sink is, the clean run."""
+    """The setting of a study: model, sequences, where the sink is, the baseline run."""
     question = config.question()
     lens = model_of(question) if isinstance(model, Question) else as_lens(model)
     batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=question, bos=question.bos)

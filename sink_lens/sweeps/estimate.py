@@ -30,7 +30,7 @@ class Cost:
     sequences: int
     metrics: int
     slow_forwards: int
-    """Number of full forward passes if cells ran one at a time, including the unedited run."""
+    """Number of full forward passes if cells ran one at a time, including the baseline run."""
     forwards: int
     """Number of forward passes that are really run, with several cells in each."""
     layers_frac: float
@@ -128,13 +128,13 @@ def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
     if least < most:
         slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
     fixed = longest - slope * most
-    unedited = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
-    found = 2 * unedited * len({block.prompts.start for block in blocks})  # what it reads, and where cells begin
+    baseline_cost = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
+    found = 2 * baseline_cost * len({block.prompts.start for block in blocks})  # what it reads, and where cells begin
     return found + sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in blocks)
 
 
 def _seconds_a_cell(engine: Engine, block: Block) -> float:
     """In a pack of a block."""
     few = replace(block, cells=block.cells[: engine.plan.pack * engine.plan.lanes])
-    once = seconds_of(lambda: engine.run(few), device=engine.lens.device, warm_up=1)  # the unedited run is kept
+    once = seconds_of(lambda: engine.run(few), device=engine.lens.device, warm_up=1)  # the baseline run is kept
     return once / len(few.cells)

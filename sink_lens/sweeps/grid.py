@@ -1,6 +1,6 @@
 """A grid: edits x layers x positions x neurons or heads x factors x seeds, and the metrics that are read of each cell.
 
-A *cell* is a set of edits. The sweep reads every metric of every cell on every sequence, beside the unedited run and
+A *cell* is a set of edits. The sweep reads every metric of every cell on every sequence, beside the baseline run and
 beside *controls*: the same edit of as many units, heads or positions, drawn at random in the same layers.
 """
 

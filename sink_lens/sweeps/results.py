@@ -1,4 +1,4 @@
-"""Make the table of a sweep: compare each cell with the unedited run and with its controls."""
+"""Make the table of a sweep: compare each cell with the baseline run and with its controls."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -117,7 +117,7 @@ def tables(
         cells: of the table.
         controls: of their groups; one that is also a cell was run once.
         values: what the blocks gave, its ``cell`` the identity of a cell.
-        baseline: the unedited run.
+        baseline: the baseline run.
         metrics: in the order of the table.
         most_controls: of each cell.
         generator: of the bootstrap.
@@ -137,8 +137,8 @@ def tables(
     found: list[pd.DataFrame] = []
     found_controls: list[pd.DataFrame] = []
     for metric in metrics:
-        unedited = baseline.loc[baseline["metric"] == metric.name]
-        column = {sequence: number for number, sequence in enumerate(unedited["sequence"].tolist())}
+        of_metric = baseline.loc[baseline["metric"] == metric.name]
+        column = {sequence: number for number, sequence in enumerate(of_metric["sequence"].tolist())}
         mine = (values["metric"] == metric.name).to_numpy(dtype=bool)
         sequences = [column[sequence] for sequence in values.loc[mine, "sequence"].tolist()]
         numbers = np.full((len(names), len(column)), np.nan)
@@ -146,7 +146,7 @@ def tables(
         matrix = {name: row for name, row in zip(names, numbers, strict=True) if name not in errors}
         common: dict[str, Any] = {
             "matrix": matrix,
-            "before": unedited["value"].to_numpy(dtype=float),
+            "before": of_metric["value"].to_numpy(dtype=float),
             "metric": metric,
             "errors": errors,
             "changed": changed,

@@ -200,7 +200,7 @@ class _Asked:
         )
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
-        """Make the engine of the sweep, by the plan that the folder has or gets; the unedited run is written."""
+        """Make the engine of the sweep, by the plan that the folder has or gets; the baseline run is written."""
         to_run = distinct(*self.cells)
         job = Job(
             model=self.lens.name,

@@ -2,7 +2,7 @@
 
 Each shard is a run folder of its own inside that of the sweep (``shard-3-of-8``), under a lock of its own, so that one
 that was killed goes on where it was and one that is started twice is refused. Blocks go to shards in turns, by number.
-The sweep's folder holds what all of them need, the plan and the unedited run, and takes their blocks in the end.
+The sweep's folder holds what all of them need, the plan and the baseline run, and takes their blocks in the end.
 """
 
 import os

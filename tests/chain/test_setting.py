@@ -22,9 +22,9 @@ from sink_lens.chain.setting import (
 )
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
+from sink_lens.engine.baseline_run import BaselineRun
 from sink_lens.engine.cells import from_layer
 from sink_lens.engine.forward import run_with
-from sink_lens.engine.ground import Ground
 from sink_lens.errors import InputError
 
 
@@ -111,7 +111,7 @@ def test_the_baseline_is_a_run_of_the_first_positions_of_sequences_spread_over_t
     plain = run_with(place.lens, place.setting.tokens, positions=(6, 0))
     assert_close(plain.mass, place.setting.baseline.mass)
     assert_close(plain.loss, place.setting.baseline.loss)
-    assert sorted(place.setting.ground.clean(0).streams) == [1, 2, 3, 4, 5]
+    assert sorted(place.setting.baseline_run.batch(0).streams) == [1, 2, 3, 4, 5]
 
 
 def test_sequences_are_cut_to_the_shortest(planted_at, config):
@@ -234,19 +234,19 @@ def held(place, one, site, layer):
 def test_a_site_is_captured_once(planted_at, monkeypatch):
     fresh, calls = dataclasses.replace(planted_at().setting), []  # without what others captured
 
-    right = Ground.read
+    right = BaselineRun.read
 
-    def counted(ground, needs):
+    def counted(baseline_run, needs):
         calls.append((needs.sites, needs.layers))
-        return right(ground, needs)
+        return right(baseline_run, needs)
 
-    monkeypatch.setattr(Ground, "read", counted)
-    first = fresh.clean("z", layers=[1, 2])
-    again = fresh.clean("z", layers=[2, 3])
+    monkeypatch.setattr(BaselineRun, "read", counted)
+    first = fresh.tensors("z", layers=[1, 2])
+    again = fresh.tensors("z", layers=[2, 3])
     assert calls == [(("z",), (1, 2)), (("z",), (3,))]
     assert again[2] is first[2]
-    fresh.clean("k", layers=[2])
-    fresh.clean("attn_out", layers=[0])
+    fresh.tensors("k", layers=[2])
+    fresh.tensors("attn_out", layers=[0])
     assert [layers for _, layers in calls[2:]] == [(0, 1, 2, 3, 4)]  # both, of every layer, in one pass
 
 

@@ -126,7 +126,7 @@ def test_packs_give_each_cell_s_own_numbers(
         unedited = slowly(lens, tokens_of(ONE_BATCH), ())
         assert_every_cell_moves(slow_runs(family), unedited=unedited, measured=measured)
     engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), SETS[metrics])
-    assert engine.clean_deviation() < rounding_of(engine)
+    assert engine.baseline_deviation() < rounding_of(engine)
     assert_the_numbers_of(swept(engine), metrics=SETS[metrics], runs=slow_runs(family), measured=measured)
 
 
@@ -211,7 +211,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
     found = swept(engine)
     unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
     assert_close(torch.tensor(engine.baseline()["value"].to_numpy()), unedited)
-    assert engine.clean_deviation() < CLOSE
+    assert engine.baseline_deviation() < CLOSE
     for cell, one in enumerate(edits):
         slow = measured(metric, slowly(lens, tokens_of(), one, sites=(site,)), keys=(0,))
         assert_close(found[cell, "corner"], slow)
@@ -272,7 +272,7 @@ def test_blocks_begin_at_the_first_layer_that_is_touched_and_hold_every_cell_onc
 def test_only_the_layers_from_the_first_that_is_touched_are_run(lens_of, tokens_of, engine_of):
     lens = lens_of("llama")
     engine = engine_of(lens, tokens_of(), [cell_of(zero("k", layers=[1]), name="k")], [sink_mass(0, layers=[1])])
-    engine.run(engine.blocks[0])  # what is known of the unedited run is computed once
+    engine.run(engine.blocks[0])  # what is known of the baseline run is computed once
     ran = []
     handles = [
         module.register_forward_hook(lambda *args, name=name: ran.append(name))
@@ -340,7 +340,7 @@ def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of
         return replace(found, early=replace(found.early, outcome=outcome))
 
     monkeypatch.setattr(Passes, "clean", clean)
-    assert engine.clean_deviation() == pytest.approx(0.25, abs=1e-6)
+    assert engine.baseline_deviation() == pytest.approx(0.25, abs=1e-6)
 
 
 def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_of, monkeypatch):

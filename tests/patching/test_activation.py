@@ -184,15 +184,15 @@ def test_what_is_not_swept_is_patched_together():
     outcome = run_with(lens, corrupted, freeze("z", put, heads=[0], positions=[4, 5]), logits=True)
     assert found.frame["value"].item() == pytest.approx(float(their_metric(outcome.logits)), abs=1e-5)
     assert len(found.frame) == 1
-    assert "unpatched" in found._repr_html_()
+    assert "baseline" in found._repr_html_()
 
 
 def test_both_baselines_are_those_of_the_runs():
     lens, (clean, corrupted) = speaking(), pair()
     found = patch(lens, clean, corrupted, site="z", by=("layer",), metric=metrics.loss(), direction="noising")
-    assert found.unpatched == pytest.approx(float(run_with(lens, clean).loss.mean()))
+    assert found.baseline == pytest.approx(float(run_with(lens, clean).loss.mean()))
     assert found.source == pytest.approx(float(run_with(lens, corrupted).loss.mean()))
-    expected = (found.frame["value"] - found.unpatched) / (found.source - found.unpatched)
+    expected = (found.frame["value"] - found.baseline) / (found.source - found.baseline)
     assert np.allclose(found.frame["normalised_effect"], expected)
 
 

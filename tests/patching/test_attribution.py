@@ -146,10 +146,10 @@ def test_in_steps_the_effects_of_all_embeddings_add_up_to_the_whole_difference()
         found = attribution_patch(
             lens, clean, corrupted, by=("position",), layers=[0], metric=metrics.sink_mass(0), steps=steps
         )
-        return abs(float(found.frame["approximation"].sum()) - (found.source - found.unpatched)), found
+        return abs(float(found.frame["approximation"].sum()) - (found.source - found.baseline)), found
 
     (many, found), (one, _) = missing(24), missing(1)
-    assert many < 0.02 * abs(found.source - found.unpatched)
+    assert many < 0.02 * abs(found.source - found.baseline)
     assert many < one / 4
 
 

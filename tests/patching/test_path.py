@@ -70,7 +70,7 @@ def test_with_nothing_between_the_path_is_the_patch():
         site, layer = sender
         whole = patch(lens, clean, corrupted, site=site, by=("layer",), layers=[layer], metric=DIFFERENCE)
         assert value(found) == pytest.approx(whole.frame["value"].item(), abs=1e-5)
-        assert found.unpatched == pytest.approx(whole.unpatched)
+        assert found.baseline == pytest.approx(whole.baseline)
         assert found.source == pytest.approx(whole.source)
 
 

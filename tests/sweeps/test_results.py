@@ -139,7 +139,7 @@ def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_r
 
 
 def test_sequences_without_a_number_are_left_out_of_effect_and_n():
-    # Undefined in the unedited run at 1 and under the edit at 2: sequences 0 and 3 remain, effects 1 and 3.
+    # Undefined in the baseline run at 1 and under the edit at 2: sequences 0 and 3 remain, effects 1 and 3.
     values = {"a": [2.0, 4.0, NAN, 6.0]}
     frame, _ = tabled([cell("a")], values, [1.0, NAN, 3.0, 3.0])
     (row,) = frame.to_dict("records")

@@ -740,7 +740,7 @@ def test_a_dry_run_counts_what_is_run_and_writes_nothing(tmp_path, monkeypatch):
 def test_a_dry_run_counts_the_forwards_of_the_plan_that_passes_the_check(tmp_path, monkeypatch):
     tampered(monkeypatch, lambda n: n > 1)
     text = shown(dry_run(llama(), FEW, tokens=sequences(), metrics=METRICS))
-    assert re.search(r"forwards after reuse\W+9\b", text)  # 8 cells, none of which shares one, and the unedited run
+    assert re.search(r"forwards after reuse\W+9\b", text)  # 8 cells, none of which shares one, and the baseline run
     assert not list(tmp_path.iterdir())
 
 
@@ -748,7 +748,7 @@ def test_the_time_of_a_sweep_is_so_much_a_cell_and_so_much_a_layer(monkeypatch):
     monkeypatch.setattr(estimation, "_seconds_a_cell", lambda engine, block: 5.0 + engine.layers_of(block))
     grid = Grid.of(EditGrid(site="z", heads="0-1"), controls=0)  # two cells in each of three layers
     cost = cost_of(llama(), sequences(), grid, [loss()])
-    # (5 + 3) + (5 + 2) + (5 + 1) for two cells each; and the unedited run twice, of all three layers
+    # (5 + 3) + (5 + 2) + (5 + 1) for two cells each; and the baseline run twice, of all three layers
     assert cost.seconds == pytest.approx(2 * (8 + 7 + 6) + 2 * 8, abs=0.1)
     assert cost.bytes_peak > cost.bytes_weights
 

@@ -291,7 +291,7 @@ def paths(out: Path, family: str) -> Mapping[str, Any]:
         done = sink_lens.patching.path_patch(
             lens, clean, corrupted, sender=senders, receiver=receiver, metric=metric, **options
         )
-        found[name] = {"frame": done.frame, "unpatched": done.unpatched, "source": done.source}
+        found[name] = {"frame": done.frame, "baseline": done.baseline, "source": done.source}
     return found
 
 
@@ -306,7 +306,7 @@ def patches(out: Path, family: str) -> Mapping[str, Any]:
     checked = screened.sample(6, generator=torch.Generator().manual_seed(0))
     return {
         "patch": {"frame": patched.frame, "values": patched.values, "differences": patched.differences},
-        "attribution": {"frame": screened.frame, "unpatched": screened.unpatched, "source": screened.source},
+        "attribution": {"frame": screened.frame, "baseline": screened.baseline, "source": screened.source},
         "attribution_check": {"frame": checked.frame, "sentence": checked.sentence},
     }
 

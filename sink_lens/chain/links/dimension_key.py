@@ -176,8 +176,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
     entering = {layer: dims for layer, dims in entering.items() if dims}
     if not entering:
         return []
-    clean = setting.clean("attn_in", layers=tuple(entering))
-    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in clean.items()}
+    baseline = setting.tensors("attn_in", layers=tuple(entering))
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
     weights = {layer: attention_weights(setting.lens, layer=layer).w_k for layer in entering}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str, *, but: bool = False) -> Edit:

@@ -70,7 +70,7 @@ class Freeze:
     """Name of the frozen quantity in a sentence, as "the super neurons"."""
     make: Callable[[Setting, Segment, int, torch.Generator], Kept | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
-    nothing to freeze. At the sink position the mean over ordinary tokens stands for the clean value."""
+    nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""
     is_check: bool = False
     """Whether freezing this undoes every intervention by construction, so that it says nothing about other paths."""
 

@@ -159,7 +159,7 @@ def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervent
     layers = range(max(0, min(written)), setting.lens.n_layers)
     until = {layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers}
     spans = {layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()}
-    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in setting.clean("resid_post", layers=layers).items()}
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in setting.tensors("resid_post", layers=layers).items()}
 
     def removed(x: Tensor, span: Tensor, layer: int) -> Tensor:
         span = span.to(x.device, x.dtype)
@@ -194,7 +194,7 @@ def _columns(setting: Setting) -> dict[int, Tensor]:
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
             found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
         elif part.kind == "embedding":
-            whole = setting.clean("resid_pre", layers=[0])[0].float().cpu()
+            whole = setting.tensors("resid_pre", layers=[0])[0].float().cpu()
             over = whole[:, setting.sink_position].mean(0) - setting.mean_ordinary(whole)[0, 0]
             found.setdefault(-1, []).append(over[None])
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}

@@ -1,6 +1,6 @@
 """The run that cells continue: what lies outside their cones is taken from it.
 
-It is the unedited run, or a run under edits of its own, which all its cells then share.
+It is the baseline run, or a run under edits of its own, which all its cells then share.
 """
 
 import math
@@ -16,12 +16,12 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from .forward import Early
 from .needs import Needs
-from .passes import Clean, Passes
+from .passes import BaselineBatch, Passes
 from .plan import Plan
 from .threads import Lanes
 
 
-class Ground:
+class BaselineRun:
     """A run on some sequences, by batches of prompts, as far as it is needed; each batch is computed on demand."""
 
     def __init__(
@@ -57,9 +57,9 @@ class Ground:
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
         self.edits, self.every, self.deviation = tuple(edits), every, deviation
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
-        self.clean = lru_cache(maxsize=most)(self._clean)
+        self.batch = lru_cache(maxsize=most)(self._batch)
         self._lanes = lanes
-        self._keeping: dict[tuple[str, ...], Ground] = {}
+        self._keeping: dict[tuple[str, ...], BaselineRun] = {}
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -80,7 +80,7 @@ class Ground:
 
     def read(self, needs: Needs) -> Outcome:
         """As much of the run as some cells read, over all sequences."""
-        return join_outcomes([self.clean(prompts.start).narrowed(needs).outcome for prompts in self.prompts])
+        return join_outcomes([self.batch(prompts.start).narrowed(needs).outcome for prompts in self.prompts])
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -91,9 +91,9 @@ class Ground:
         """Some of the sequences."""
         return self.tokens[prompts]
 
-    def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "Ground":
+    def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "BaselineRun":
         """A run under other edits, readings or sequences that shares this one's lanes."""
-        return Ground(
+        return BaselineRun(
             self.lens,
             self.tokens,
             plan=self.plan,
@@ -104,7 +104,7 @@ class Ground:
             deviation=self.deviation,
         )
 
-    def keeping(self, sites: Sequence[str]) -> "Ground":
+    def keeping(self, sites: Sequence[str]) -> "BaselineRun":
         """Copy of this run that also holds the tensors of ``sites``; this run itself if it has them."""
         more = tuple(site for site in sites if site not in self.needs.sites)
         if more and more not in self._keeping:
@@ -112,16 +112,18 @@ class Ground:
             self._keeping[more] = self.under(self.edits, needs=needs)
         return self._keeping[more] if more else self
 
-    def fewer(self, most: int) -> "Ground":
+    def fewer(self, most: int) -> "BaselineRun":
         """The same run on at most so many of the sequences, spread over all; itself where there are no more."""
         every = -(-self.n_sequences // most)
         return self if every == 1 else self.under(self.edits, every=self.every * every)
 
-    def _clean(self, start: int) -> Clean:
+    def _batch(self, start: int) -> BaselineBatch:
         prompts = next(prompts for prompts in self.prompts if prompts.start == start)
         part = self.part(prompts)
         if self.plan.path == "bridge":
             outcome, _ = self.passes.slow(part, self.edits, prompts=prompts)
-            return Clean(part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={})
+            return BaselineBatch(
+                part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={}
+            )
         with evaluating(self.lens.bridge):
-            return self.passes.clean(part, prompts=prompts, edits=self.edits)
+            return self.passes.baseline(part, prompts=prompts, edits=self.edits)

@@ -9,9 +9,9 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, freeze, scale, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine import threads
+from sink_lens.engine.baseline_run import BaselineRun
 from sink_lens.engine.engine import outcomes
 from sink_lens.engine.forward import run_with
-from sink_lens.engine.ground import Ground
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
 from sink_lens.models.tiny import VOCAB_SIZE
@@ -37,9 +37,9 @@ LATE = [
 ]
 
 
-def ground_of(lens, *, edits=(), **plan):
+def baseline_run_of(lens, *, edits=(), **plan):
     options = {"path": "plain", "prompts": 2, "pack": 2} | plan
-    return Ground(lens, TOKENS, plan=Plan(**options), needs=NEEDS, edits=edits)
+    return BaselineRun(lens, TOKENS, plan=Plan(**options), needs=NEEDS, edits=edits)
 
 
 def assert_alike(found, wanted):
@@ -52,8 +52,8 @@ def assert_alike(found, wanted):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss"])
 def test_what_goes_on_from_a_run_is_one_run_under_both(family, path):
     lens = lens_of(family)
-    ground = ground_of(lens, edits=EARLY, path=path, pack=1 if path == "bridge" else 2)
-    found = outcomes(ground, LATE, needs=NEEDS)
+    baseline_run = baseline_run_of(lens, edits=EARLY, path=path, pack=1 if path == "bridge" else 2)
+    found = outcomes(baseline_run, LATE, needs=NEEDS)
     for edits, (outcome, changed) in zip(LATE, found, strict=True):
         assert_alike(outcome, run_with(lens, TOKENS, [*EARLY, *edits], positions=KEYS))
         assert changed == set(range(len(edits)))
@@ -63,7 +63,7 @@ def test_of_fewer_sequences_each_has_its_own_values():
     lens = lens_of("llama")
     given = torch.randn(5, 1, 48, generator=torch.Generator().manual_seed(1))
     one = freeze("resid_pre", {1: given}, positions=[4], layers=[1])
-    few = ground_of(lens).fewer(2)
+    few = baseline_run_of(lens).fewer(2)
     assert (few.n_sequences, few.prompts) == (2, [slice(0, 5, 3)])
     ((found, _),) = outcomes(few, [[one]], needs=NEEDS)
     whole = run_with(lens, TOKENS, one, positions=KEYS)
@@ -74,18 +74,18 @@ def test_of_fewer_sequences_each_has_its_own_values():
 
 def test_forwards_side_by_side_give_the_same_numbers(monkeypatch):
     lens = lens_of("llama")
-    alone = outcomes(ground_of(lens, edits=EARLY), LATE, needs=NEEDS)
+    alone = outcomes(baseline_run_of(lens, edits=EARLY), LATE, needs=NEEDS)
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
-    beside = outcomes(ground_of(lens, edits=EARLY, lanes=2), LATE, needs=NEEDS)
+    beside = outcomes(baseline_run_of(lens, edits=EARLY, lanes=2), LATE, needs=NEEDS)
     for (one, _), (other, _) in zip(alone, beside, strict=True):
         assert_alike(one, other)
 
 
 def test_more_sites_are_kept_where_they_are_asked_for():
-    ground = ground_of(lens_of("llama"))
-    more = ground.keeping(("z",))
-    assert more is ground.keeping(("z", "resid_post")) is not ground
-    assert {site for site, _ in more.clean(0).outcome.tensors} == {"z", "resid_post"}
+    baseline_run = baseline_run_of(lens_of("llama"))
+    more = baseline_run.keeping(("z",))
+    assert more is baseline_run.keeping(("z", "resid_post")) is not baseline_run
+    assert {site for site, _ in more.batch(0).outcome.tensors} == {"z", "resid_post"}
 
 
 def test_an_edit_that_fails_fails_the_run():
@@ -93,4 +93,4 @@ def test_an_edit_that_fails_fails_the_run():
         raise ValueError("no such number")
 
     with pytest.raises(ValueError, match="no such number"):
-        outcomes(ground_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS)
+        outcomes(baseline_run_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS)
