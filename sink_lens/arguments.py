@@ -58,7 +58,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
             continue
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not fits(one, hints[name]):
-                raise InputError(f"{name} of {name_of} is {shown(one)}; need {type_words(hints[name])}")
+                raise InputError(f"{name} of {name_of} is {value_text(one)}; need {type_words(hints[name])}")
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; True where the type says nothing that can be checked."""
+    """Check whether a value is of a type; True where the type says nothing that can be checked."""
     from beartype.door import is_bearable
     from beartype.roar import BeartypeException
 
@@ -109,7 +109,7 @@ def _strict(hint: Any) -> Any:
 
 
 def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Whether the items of a list, an array or a tensor are of a type; a text is none, and no table is a list."""
+    """Check whether the items of a list, an array or a tensor are of a type; a text is none, and no table is a list."""
     if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or getattr(value, "is_meta", False):
         return False
     if hasattr(value, "dtype"):
@@ -121,7 +121,7 @@ def _all_fit(values: Any, of: Sequence[Any]) -> bool:
     return not of or len(values) > _MOST_ITEMS or all(fits(one, of[0]) for one in values)
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value in an error: a tensor by its type and shape, anything else as Python writes it, cut."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a {type(value).__name__} of {value.dtype} with the shape {tuple(value.shape)}{_without(value)}"
@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
 
 
 def _beyond(value: Any) -> bool:
-    """Whether a whole number has more than the 64 bits that a tensor takes."""
+    """Check whether a whole number has more than the 64 bits that a tensor takes."""
     return isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
 
 

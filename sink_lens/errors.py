@@ -85,5 +85,5 @@ def check_name(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a listed name is a plain file name, and no path that leads out of the folder."""
+    """Check whether a listed name is a plain file name, and no path that leads out of the folder."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()

@@ -89,7 +89,7 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
 
 
 def _name_carriers(tables: Tables) -> list[Phrase]:
-    """What carries the sink: parts whose link and whose ablation both say so, over their largest controls."""
+    """Give what carries the sink: parts whose link and whose ablation both say so, over their largest controls."""
     answers = _answers(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
@@ -161,7 +161,7 @@ def _layers(text: str) -> list[int]:
 
 
 def cancels_bias(tables: Tables) -> bool:
-    """Whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
+    """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
     rows = _statistics(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
         return False

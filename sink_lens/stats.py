@@ -277,7 +277,7 @@ class Difference:
 
     @property
     def told(self) -> bool:
-        """Whether the t interval excludes 0."""
+        """Check whether the t interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 

@@ -59,7 +59,7 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
 
 
 def off_distribution(row: Mapping[Hashable, Any]) -> bool:
-    """Whether an intervention costs clearly more than masking the sink itself.
+    """Check whether an intervention costs clearly more than masking the sink itself.
 
     It is asked only where the unchanged model predicts clearly better than uniform guessing. Removing a sink may be
     costly because the sink matters, so a high loss alone says nothing.

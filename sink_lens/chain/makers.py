@@ -451,7 +451,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
 
 
 def _role(part: Part, found: Makers) -> str:
-    """What a maker does, in words: it writes, or it is upstream of others that write."""
+    """Say what a maker does, in words: it writes, or it is upstream of others that write."""
     fed = found.feeds.get(part, ())
     return f"upstream of {listed(map(str, fed), most=3)}" if fed else "writes"
 

@@ -52,7 +52,7 @@ class Panel:
         return self["norm:resid_post"].shape[1]
 
     def __contains__(self, name: str) -> bool:
-        """Whether a reading was made, at any layer."""
+        """Check whether a reading was made, at any layer."""
         return bool(self.streamed.values.get(name))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -93,7 +93,7 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """Whether no position is a sink, on sequences that are long enough to tell."""
+        """Check whether no position is a sink, on sequences that are long enough to tell."""
         return not self.location.sink_found and self.tells_sinks
 
     @property
@@ -234,7 +234,7 @@ def measure(
 
 
 def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
-    """Whether a pass with this aim read everything that the location found by it needs."""
+    """Check whether a pass with this aim read everything that the location found by it needs."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_steps = same_steps and aim.erasing_layers == at.erasing_layers
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))

@@ -210,7 +210,7 @@ def first_parts(parts: str, most: int = 8) -> str:
 
 
 def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
+    """Check whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
     if "all makers" not in sets.index:
         return "no set of parts that write to this position removes half of it: what makes it was not found"

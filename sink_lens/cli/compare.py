@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..training.config import CompareConfig
-from .console import app, console, echo, reported, say
+from .console import app, console, echo, render_report, say
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    page = reported(folder, quiet=quiet)
+    page = render_report(folder, quiet=quiet)
     echo(str(folder))
     said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
     shown = ("finals", "measures")

@@ -236,7 +236,7 @@ class _Plain(logging.Formatter):
 
 
 def lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """What is printed, as plain lines."""
+    """Say what is printed, as plain lines."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -245,7 +245,7 @@ def lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def reported(folder: Path, *, quiet: bool = False) -> Path:
+def render_report(folder: Path, *, quiet: bool = False) -> Path:
     """Render a run's page, and say where it is.
 
     Ctrl-C meanwhile loses nothing but the page, and says how it is drawn.
@@ -263,7 +263,7 @@ def reported(folder: Path, *, quiet: bool = False) -> Path:
 
 
 def _advice(error: BaseException) -> str | None:
-    """What the user can do about an error; None where it is the program's own fault."""
+    """Give what the user can do about an error; None where it is the program's own fault."""
     if isinstance(error, SinkLensError):
         return str(error)
     if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..studies.config import QuantiseConfig, StreamingConfig
-from .console import app, columns_of, console, echo, hush, reported
+from .console import app, columns_of, console, echo, hush, render_report
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def show_study(
         below: makes what is printed between the sentence and the page.
         quiet: print the folder alone.
     """
-    page = reported(study.folder, quiet=True)
+    page = render_report(study.folder, quiet=True)
     if quiet:
         echo(study.folder)
     else:

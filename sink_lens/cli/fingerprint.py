@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.config import FingerprintConfig
-from .console import INTERRUPTED, app, console, echo, hush, reported, say, shown_size
+from .console import INTERRUPTED, app, console, echo, hush, render_report, say, shown_size
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def fingerprint(
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    page = reported(folder, quiet=True)
+    page = render_report(folder, quiet=True)
     echo(str(page))
     said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
     return Answer(found=lambda: {**said, "pairs": rows(found.pairs)})

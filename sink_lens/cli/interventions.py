@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from .console import app, columns_of, console, echo, hush, reported
+from .console import app, columns_of, console, echo, hush, render_report
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _ablations(study: "Study") -> "pd.DataFrame":
 
 
 def _show(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> Answer:
-    page = reported(study.folder, quiet=True)
+    page = render_report(study.folder, quiet=True)
     if quiet:
         echo(study.folder)
     else:

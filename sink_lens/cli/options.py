@@ -20,7 +20,7 @@ import typer
 
 from ..configuration import bare, check_known, choices_of, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import console, lines, reported
+from .console import console, lines, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,7 @@ def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_js
         try:
             answer = command()
         except UndrawnError as error:  # all but the page was done before
-            page, folder = reported(error.folder, quiet=True), error.folder
+            page, folder = render_report(error.folder, quiet=True), error.folder
             typer.echo(f"{folder} was finished and had no page; it is drawn")
             answer = Answer(found=lambda: {"run": folder, "report": page})
         except SinkLensError as error:

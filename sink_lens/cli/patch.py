@@ -7,7 +7,7 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, echo, hush, reported
+from .console import app, console, echo, hush, render_report
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def patch(
     if not quiet:
         console().print(_differences(result.differences))
     strongest = result.strongest(top)
-    page = reported(folder, quiet=True)
+    page = render_report(folder, quiet=True)
     found = {"run": folder, "report": page, "metric": result.metric}
     answer = Answer(found=lambda: {**found, "differences": rows(result.differences), "strongest": rows(strongest)})
     if quiet:

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
-from .console import INTERRUPTED, app, console, echo, lines, reported
+from .console import INTERRUPTED, app, console, echo, lines, render_report
 from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of, rows
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
             console().print(_strongest(result, str(metric)))
         for row in result.failed.head(3).to_dict("records"):
             console(stderr=True).print(f"failed: {cell_name(row)}: {row['error']}", soft_wrap=True)
-    page = reported(result.folder, quiet=quiet)
+    page = render_report(result.folder, quiet=quiet)
     echo(str(result.folder))
 
     def found() -> dict[str, Any]:

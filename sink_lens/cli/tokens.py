@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..studies.tokens_config import TokensConfig
-from .console import app, console, echo, hush, reported
+from .console import app, console, echo, hush, render_report
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def tokens(
     from ..studies.token_scan import sink_tokens
 
     found = sink_tokens(config, out=out, overwrite=overwrite, progress=not quiet)
-    report = reported(found.folder, quiet=True)
-    answer = Answer(found=lambda: _found(found, report=report))
+    report = render_report(found.folder, quiet=True)
+    answer = Answer(found=lambda: _json_answer(found, report=report))
     if quiet:
         echo(found.folder)
         return answer
@@ -59,7 +59,7 @@ def tokens(
     return answer
 
 
-def _found(found: "SinkTokens", *, report: Path) -> dict[str, Any]:
+def _json_answer(found: "SinkTokens", *, report: Path) -> dict[str, Any]:
     """The short tables, as lists of rows; undefined numbers are null."""
     names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
     ids = found.tables["token_ids"]

@@ -192,7 +192,7 @@ _NOTEBOOKS = {
 
 
 def _first_line(file: Path) -> str:
-    """What an example says of itself in its first line."""
+    """Say what an example says of itself in its first line."""
     if file.suffix == ".ipynb":
         return _NOTEBOOKS[file.stem]
     return file.read_text(encoding="utf-8").partition("\n")[0].strip('"')

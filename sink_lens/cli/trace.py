@@ -67,10 +67,10 @@ def trace(
         if verbose:
             console().print(Group("", short_table(result)))
         echo(f"\nreport: {result.report_path}" + ("" if verbose else " (tables: there, or with --verbose)"))
-    return Answer(found=lambda: _found(result))
+    return Answer(found=lambda: _json_answer(result))
 
 
-def _found(result: "Trace") -> dict[str, Any]:
+def _json_answer(result: "Trace") -> dict[str, Any]:
     """The conclusion, the links with their answers, the summary and the sets that make the sink."""
     from ..report.html import conclusion
 

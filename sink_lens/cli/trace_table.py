@@ -64,7 +64,7 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
 
 
 def _makers_line(row: Mapping[Any, Any]) -> Text:
-    """What a set of makers removes, in a line."""
+    """Give what a set of makers removes, in a line."""
     named = first_parts(named_parts(row["parts"]), most=3)
     return Text(f"{plural(int(row['size']), 'part')} remove {percent(row['removed'])} {_percent_bounds(row)}: {named}")
 

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
-from .console import INTERRUPTED, app, console, echo, lines, reported
+from .console import INTERRUPTED, app, console, echo, lines, render_report
 from .options import Answer, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
@@ -73,7 +73,7 @@ def train(
         return None
     if not quiet:
         console().print(result.headline, soft_wrap=True)
-    page = reported(result.folder, quiet=quiet)
+    page = render_report(result.folder, quiet=quiet)
     echo(str(result.folder))
     found = {"run": result.folder, "report": page, "sentence": result.headline}
     return Answer(found=lambda: found)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..training.config import WatchConfig
-from .console import app, console, echo, reported
+from .console import app, console, echo, render_report
 from .options import Answer, Quiet, configured
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     if not quiet:
         console().print(_table(frame, threshold=threshold))
     console().print(born.sentence, soft_wrap=True)
-    page = reported(run, quiet=quiet)
+    page = render_report(run, quiet=quiet)
     if not quiet:
         echo(str(run / "course.png"))
     found = {"run": run, "report": page, "sentence": born.sentence, "table": run / "watch.parquet"}

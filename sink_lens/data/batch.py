@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sink_lens.arguments import checked, shown
+from sink_lens.arguments import checked, value_text
 from sink_lens.data.bos import bos_id
 from sink_lens.data.described import BosCondition
 from sink_lens.errors import InputError
@@ -292,7 +292,7 @@ def _check(tokens: Tensor, lengths: Tensor) -> None:
     """Refuse tensors that no model can read. The shape is part of the check, so any shape may be passed in."""
     for name, given in (("tokens", tokens), ("lengths", lengths)):
         if not isinstance(given, Tensor) or given.is_meta:
-            raise InputError(f"{name} of a TokenBatch are {shown(given)}; need a tensor of int64. Use from_tensor")
+            raise InputError(f"{name} of a TokenBatch are {value_text(given)}; need a tensor of int64. Use from_tensor")
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
         raise InputError(
             f"tokens are {_kind(tokens)}; need int64 of shape (sequences, positions), neither 0. "

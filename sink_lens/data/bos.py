@@ -20,7 +20,7 @@ def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def tokenizer_adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer puts exactly its BOS token in front of plain text; False if it has no BOS token."""
+    """Check whether the tokenizer puts exactly its BOS token in front of plain text; False if it has no BOS token."""
     bos = bos_id(tokenizer)
     return bos is not None and _added_prefix(tokenizer) == [bos]
 

@@ -119,7 +119,7 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
 
 
 def is_device(path: Path) -> bool:
-    """Whether a name is a device, such as /dev/zero, which can be read for ever."""
+    """Check whether a name is a device, such as /dev/zero, which can be read for ever."""
     return path.is_char_device() or path.is_block_device()
 
 

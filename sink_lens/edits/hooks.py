@@ -264,7 +264,7 @@ def _index(one: Edit, tensor: Tensor, *, begin: int) -> tuple[Tensor, ...] | Non
 
 
 def _version(tensor: Tensor) -> int:
-    """How often the tensor was changed in place; inference tensors have no such count."""
+    """Count how often the tensor was changed in place; inference tensors have no such count."""
     return 0 if tensor.is_inference() else tensor._version
 
 

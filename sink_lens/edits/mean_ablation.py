@@ -42,7 +42,7 @@ class Averaged:
 
     @property
     def words(self) -> str:
-        """What is left out, in words."""
+        """Say what is left out, in words."""
         real = f"{int(self.mask.sum()) + self.n_sinks:,} tokens"
         if self.mean != "mean_ordinary":
             return f"{self.mean}: all of {real}"

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import checked, shown
+from ..arguments import checked, value_text
 from ..data.bos import single_id
 from ..edits.outcome import Outcome
 from ..errors import InputError, noted
@@ -70,7 +70,7 @@ class Metric:
 
     @property
     def whole(self) -> bool:
-        """Whether the metric reads anything after the last layer; every run must then go to the end."""
+        """Check whether the metric reads anything after the last layer; every run must then go to the end."""
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
@@ -250,7 +250,7 @@ def _of_outcome(function: Callable[..., Any], name: str) -> Callable[[Outcome], 
 
 
 def _takes_logits(function: Callable[..., Any]) -> bool:
-    """Whether the first open parameter of a function is called after logits, or annotated as a tensor."""
+    """Check whether the first open parameter of a function is called after logits, or annotated as a tensor."""
     try:
         first = next(iter(signature(function).parameters.values()), None)
     except ValueError:  # a built-in function without a signature
@@ -266,7 +266,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     """
     if not isinstance(metric, Metric) or not isinstance(run, Outcome):
         raise InputError(
-            f"evaluate was given {shown(metric)} and {shown(run)}; need a Metric and an Outcome of run_with"
+            f"evaluate was given {value_text(metric)} and {value_text(run)}; need a Metric and an Outcome of run_with"
         )
     with noted(f"the metric {metric.name!r}"):
         found = metric.function(run)

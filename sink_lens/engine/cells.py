@@ -79,5 +79,5 @@ def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit
 
 
 def ends_before(one: Edit, position: int) -> bool:
-    """Whether an edit touches no position from this one on."""
+    """Check whether an edit touches no position from this one on."""
     return one.positions is not None and max(one.positions) < position

@@ -162,7 +162,7 @@ def _continue(
 
 
 def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
-    """Whether no edit acts later on what was computed before, as far as can be told."""
+    """Check whether no edit acts later on what was computed before, as far as can be told."""
     return all(
         one.reads is None and (one.positions is None or max(one.positions) < n_prompt) and one.keys is None
         for one in edits

@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every cell computes every position."""
+        """Check whether every cell computes every position."""
         return not self.alone and not any(self.begins)
 
     @cached_property

@@ -54,7 +54,7 @@ class Needs:
 
     @property
     def attention_only(self) -> bool:
-        """Whether nothing is read of the last layer but its attention."""
+        """Check whether nothing is read of the last layer but its attention."""
         return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
@@ -81,7 +81,7 @@ class Needs:
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def reaches(self, touches: Touches, *, n_layers: int) -> bool:
-        """Whether edits at these sites and layers can change anything that is read."""
+        """Check whether edits at these sites and layers can change anything that is read."""
         if self.whole:
             return True
         for site, layers in touches:

@@ -57,7 +57,7 @@ def copy_for_thread(lens: LensModel) -> LensModel:
 
 
 def can_copy(lens: LensModel) -> bool:
-    """Whether its modules can be copied; one that holds a lock, or a tensor with a gradient's history, cannot."""
+    """Check whether its modules can be copied; one that holds a lock, or a tensor with a gradient's history, cannot."""
     try:
         copy_for_thread(lens)
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything

@@ -120,7 +120,7 @@ def p_of(nulls: pd.DataFrame) -> np.ndarray:
 
 
 def are_related(a: tuple[str | None, int | None], b: tuple[str | None, int | None]) -> bool | None:
-    """Whether two models have one initialisation, as far as (what they share, seed) tells; None if it does not.
+    """Check whether two models have one initialisation, as far as (what they share, seed) tells; None if it does not.
 
     Checkpoints of one training, or models with one label, are related. Another seed is another initialisation. One seed
     in two kinds of model may or may not draw the same weights, and of a model without a label nothing is known.

@@ -134,7 +134,7 @@ class RandomSequences:
 
     @property
     def n_chunks(self) -> int:
-        """How many chunks there are."""
+        """Count how many chunks there are."""
         return -(-self.sequences // CHUNK)
 
     def chunks(self, lens: LensModel, *, start: int = 0) -> Iterator[TokenBatch]:

@@ -82,7 +82,7 @@ class Null:
     """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
 
     def z(self, tau_bar: float) -> float:
-        """How many standard deviations over the mean."""
+        """Count how many standard deviations over the mean."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:

@@ -59,7 +59,7 @@ class ModelPair:
 
     @property
     def shares_scale(self) -> bool:
-        """Whether an input scales all coordinates of both models alike, and no coordinate more than by that.
+        """Check whether an input scales all coordinates of both models alike, and no coordinate more than by that.
 
         The published nulls may then call unrelated models related. One initialisation shows beyond the factor.
         """

@@ -124,7 +124,7 @@ def uniform_mass(
 
 
 def tells(reach: int | None, *, threshold: float) -> bool:
-    """Whether a window is long enough for a sink score over the threshold to mean something.
+    """Check whether a window is long enough for a sink score over the threshold to mean something.
 
     The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
     1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.

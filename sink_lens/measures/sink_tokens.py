@@ -62,7 +62,7 @@ def sampled_queries(length: int, *, first: int = 0, most: int = SAMPLED_QUERIES)
 def earlier_keys(
     row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
 ) -> Bool[Tensor, "row key"]:
-    """Whether a key is before the query, and within its sliding window of `reach` positions if it has one."""
+    """Check whether a key is before the query, and within its sliding window of `reach` positions if it has one."""
     distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
     earlier = distance > 0
     return earlier if reach is None else earlier & (distance < reach)
@@ -94,7 +94,7 @@ def share_score(
     row_valid: Bool[Tensor, "batch row"],
     prior: float = PRIOR_QUERIES,
 ) -> Float[Tensor, "batch key"]:
-    """How many times its fair share of attention each token receives from the sampled later queries.
+    """Count how many times its fair share of attention each token receives from the sampled later queries.
 
     A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
     sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions

@@ -156,7 +156,7 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """What the module computes now."""
+    """Give what the module computes now."""
     return module.forward
 
 

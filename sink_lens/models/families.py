@@ -97,7 +97,7 @@ class Family:
 
     @property
     def fused_kernel(self) -> bool:
-        """Whether a fused kernel computes this family's attention exactly."""
+        """Check whether a fused kernel computes this family's attention exactly."""
         return not (self.soft_capped or self.sigmoid or self.alibi)
 
     @property
@@ -411,7 +411,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
 
 
 def reach_of(config: Any, *, layer: int) -> int | None:
-    """How many positions a query of a layer sees, itself included; None where it sees all before it.
+    """Count how many positions a query of a layer sees, itself included; None where it sees all before it.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

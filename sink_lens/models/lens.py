@@ -102,7 +102,7 @@ class LensModel:
         return getattr(self.config, "max_position_embeddings", None)
 
     def reach(self, layer: int) -> int | None:
-        """How many positions a query of a layer sees, itself included; None where it has no sliding window."""
+        """Count how many positions a query of a layer sees, itself included; None where it has no sliding window."""
         return reach_of(self.config, layer=layer)
 
     @property
@@ -131,7 +131,7 @@ class LensModel:
 
     @property
     def offloaded(self) -> bool:
-        """Whether some weights are on disk: then there is no bridge, and only the plain path runs."""
+        """Check whether some weights are on disk: then there is no bridge, and only the plain path runs."""
         return bytes_on_disk(self.plain) > 0
 
     @property
@@ -163,7 +163,7 @@ def linear_layers(lens: LensModel) -> str:
 
 
 def refusal(found: str) -> str:
-    """What an error says of layers without attention, as ``linear_layers`` gives them."""
+    """Say what an error says of layers without attention, as ``linear_layers`` gives them."""
     return (
         f"{found}, and this needs it in every layer; need another model. The attention of the other layers is measured "
         "by sink-lens tokens, sink_mask, capture and stream"

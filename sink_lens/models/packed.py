@@ -14,7 +14,7 @@ from .offload import in_memory
 
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
-    """Whether a parameter is not stored as numbers of 16 bits or more."""
+    """Check whether a parameter is not stored as numbers of 16 bits or more."""
     weight: Any = getattr(module, name, None)
     plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
     return not plain
@@ -52,7 +52,7 @@ def check_stored(module: nn.Module, name: str = "weight") -> None:
 
 
 def packed_text(module: nn.Module) -> str:
-    """What an error says of a packed weight."""
+    """Say what an error says of a packed weight."""
     return (
         f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in 16 "
         "or 32 bit. Load the checkpoint without quantisation"

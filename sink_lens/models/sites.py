@@ -57,7 +57,7 @@ class Site:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is chosen from on each axis after the sequences: position, head, key or unit."""
+        """Say what is chosen from on each axis after the sequences: position, head, key or unit."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     def hook_name(self, layer: int) -> str:
@@ -301,7 +301,7 @@ def sites_of(family: Family) -> tuple[str, ...]:
 
 
 def in_attention(name: str, *, family: Family) -> bool:
-    """Whether a site, or an observed name, is in the attention, which a hybrid's linear layers do not have."""
+    """Check whether a site, or an observed name, is in the attention, which a hybrid's linear layers do not have."""
     address = SITES[name].address(family) if name in SITES else None
     return address is None or f"{address.module}.".startswith(f"{family.attention}.")
 

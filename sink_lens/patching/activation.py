@@ -359,15 +359,15 @@ class Sweep:
         return self.reads(cell) and self.differs(cell)
 
     def reads(self, cell: Part) -> bool:
-        """Whether the metric reads something that comes after a cell."""
+        """Check whether the metric reads something that comes after a cell."""
         return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
 
     def differs(self, cell: Part) -> bool:
-        """Whether the two runs have different values in a cell."""
+        """Check whether the two runs have different values in a cell."""
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
     def maker(self, put: Put) -> MakesEdit | None:
-        """What makes the edit of a part that a configuration names; None puts in the values of the source run."""
+        """Give what makes the edit of a part that a configuration names; None puts in the values of the source run."""
         if put == "source":
             return None
         if put == "zero":
@@ -443,7 +443,7 @@ class Sweep:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the metric gives one number for all sequences."""
+        """Check whether the metric gives one number for all sequences."""
         return len(self.baseline) != self.run.n_sequences
 
     def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:

@@ -108,7 +108,7 @@ def cells(
 def differs(
     cell: Part, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
 ) -> bool:
-    """Whether the source values of the cell differ from the run's own; otherwise the patch changes nothing."""
+    """Check whether the source values of the cell differ from the run's own; otherwise the patch changes nothing."""
     keys = {place(site, layer) for layer in cell.layers}
     return any(not torch.equal(cell.of(run[key]), cell.of(source[key])) for key in keys)
 

@@ -43,7 +43,7 @@ class RunWriter:
         self._wrote = False
 
     def has(self, name: str) -> bool:
-        """Whether the table, tensors or file with this name is already in the folder, complete."""
+        """Check whether the table, tensors or file with this name is already in the folder, complete."""
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:

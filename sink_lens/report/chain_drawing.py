@@ -263,7 +263,7 @@ def _arrow(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box], sa
 
 
 def _free(x: float, y: float, *, boxes: Mapping[str, _Box], said: Sequence[tuple[float, float]]) -> bool:
-    """Whether a share fits here."""
+    """Check whether a share fits here."""
     wide, tall = 0.1, 0.08
     inside = any(
         box.left - wide < x < box.right + wide and box.bottom - tall < y < box.top + tall for box in boxes.values()
@@ -314,12 +314,12 @@ def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
             name = words(visible(edge["statistic"])).replace(", nats", "")
             said.append((name, {"color": QUIET}))
             said.append((f"{number(edge['statistic_value'])}{_sign(edge['measured'])}", {"color": QUIET}))
-        said += _moved(edge, first=index == 0)
+        said += _effect_texts(edge, first=index == 0)
         for place, (text, style) in enumerate(said):
             _text(axes, x, top - _LINE * (place + 0.7), text, **style)
 
 
-def _moved(edge: Mapping[Any, Any], *, first: bool) -> list[tuple[str, dict[str, Any]]]:
+def _effect_texts(edge: Mapping[Any, Any], *, first: bool) -> list[tuple[str, dict[str, Any]]]:
     """What a link's intervention makes or removes of the sink, its interval and its controls, each with its style."""
     if math.isnan(edge["value"]):
         return [("no intervention", {"color": QUIET})]
@@ -334,12 +334,12 @@ def _moved(edge: Mapping[Any, Any], *, first: bool) -> list[tuple[str, dict[str,
 
 
 def _sign(verdict: str) -> str:
-    """What the measurement, or the intervention, says by itself."""
+    """Say what the measurement, or the intervention, says by itself."""
     return f" {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 
 def _foot(axes: Axes, about: Mapping[str, Any], edges: pd.DataFrame, *, left_out: int, top: float) -> None:
-    """What the arrows and numbers are."""
+    """Give what the arrows and numbers are."""
     lines = [
         "Arrow: a path. As wide as the share of the sink that is lost if its end alone reads the stream without what "
         "its beginning wrote.",

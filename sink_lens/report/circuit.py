@@ -30,7 +30,7 @@ from sink_lens.records import Run, read_run
 from sink_lens.report import chain_drawing, diagram, sketches
 from sink_lens.report.chain_drawing import CARRIES, CHARACTERS, GROWS, UNTOLD
 from sink_lens.report.diagram import Style
-from sink_lens.report.edges import EdgeCircuit, edge_circuit, saved
+from sink_lens.report.edges import EdgeCircuit, edge_circuit, save_circuit
 from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
@@ -158,7 +158,7 @@ class ChainCircuit:
         Raises:
             InputError: another ending, or as for ``draw``.
         """
-        return saved(self, path, style=style, width=width)
+        return save_circuit(self, path, style=style, width=width)
 
     def _repr_png_(self) -> bytes:
         return png(self.draw())
@@ -334,7 +334,7 @@ def _upstream(
     links: pd.DataFrame,
     effect_of: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """What all growth steps share: the token, its aggregated values, what attention writes, and plain nodes."""
+    """Give what all growth steps share: the token, its aggregated values, what attention writes, and plain nodes."""
     layers = _named_layers(str(effect_of.get(into.get("attn_out", ""), {}).get("layers", "")))
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     names = {_kind(node): node for link in joined for node in (link.source, link.target)}

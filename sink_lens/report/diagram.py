@@ -143,7 +143,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
             tried = replace(one, heavy=heavy)
             placed = _placed(diagram, levels, form=tried, size=size, wrapped=wrapped and not one.down, room_for=room)
             if placed is not None:
-                figure = _drawn(diagram, placed, form=tried, size=size)
+                figure = _draw_placed(diagram, placed, form=tried, size=size)
                 if isinstance(figure, Picture):
                     figure.at_width = lambda inches, family: draw(diagram, style=style, width=inches, font=family)
                 return figure
@@ -287,7 +287,7 @@ def _placed(
 
 
 def _side(name: str, diagram: Diagram, *, em: float) -> float:
-    """How long the side of a box is that its arrows need, beside each other."""
+    """Measure how long the side of a box is that its arrows need, beside each other."""
     sides = ([one for one in diagram.arrows if getattr(one, end) == name] for end in ("source", "target"))
     return max(sum(0.45 * em + _width(one, em=em) / 72 for one in some) for some in sides)
 
@@ -354,7 +354,7 @@ def _filled(words: Sequence[str], width: float, *, form: _Form, size: float, bol
 
 
 def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
-    """What the lines mean, in lines: kind, meaning, and where it begins."""
+    """Give what the lines mean, in lines: kind, meaning, and where it begins."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
@@ -367,7 +367,7 @@ def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[li
     return lines
 
 
-def _drawn(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
+def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
@@ -393,7 +393,7 @@ def _drawn(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figu
 
 
 def _is_formula(text: str) -> bool:
-    """Whether a text holds one of our symbols, and no other dollar sign."""
+    """Check whether a text holds one of our symbols, and no other dollar sign."""
     rest = text
     for symbol in _SYMBOLS.values():
         rest = rest.replace(symbol, "")
@@ -506,7 +506,7 @@ def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: b
 
 
 def _leads_past(arrow: Arrow, placed: _Placed) -> bool:
-    """Whether an arrow leaves and enters elsewhere than at the sides: past a level, or within one."""
+    """Check whether an arrow leaves and enters elsewhere than at the sides: past a level, or within one."""
     return placed.at[arrow.target][0] - placed.at[arrow.source][0] != 1
 
 
@@ -517,7 +517,7 @@ def _width(arrow: Arrow, *, em: float) -> float:
 
 
 def _head(arrow: Arrow, *, em: float) -> tuple[float, float]:
-    """How long the head of an arrow is, and half of how wide."""
+    """Measure how long the head of an arrow is, and half of how wide."""
     width = _width(arrow, em=em)
     return 0.35 * em + width / 90, 0.2 * em + width / 95
 

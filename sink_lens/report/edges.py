@@ -76,13 +76,13 @@ class EdgeCircuit:
         Raises:
             InputError: another ending, or as for ``draw``.
         """
-        return saved(self, path, style=style, width=width)
+        return save_circuit(self, path, style=style, width=width)
 
     def _repr_png_(self) -> bytes:
         return png(self.draw())
 
 
-def saved(circuit: Any, path: str | Path, *, style: Style | Literal["page"], width: float | None) -> Path:
+def save_circuit(circuit: Any, path: str | Path, *, style: Style | Literal["page"], width: float | None) -> Path:
     """Write a circuit that can be drawn, explored and be JSON, as the path's ending says.
 
     Raises:

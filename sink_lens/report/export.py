@@ -14,9 +14,9 @@ from matplotlib.font_manager import FontProperties, findfont
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run, read_run
-from sink_lens.report.fitting import fitted
+from sink_lens.report.fitting import fit_figure
 from sink_lens.report.html import belongs, page_of
-from sink_lens.report.page import Drawn, csv, told
+from sink_lens.report.page import Drawn, attempt, csv
 from sink_lens.report.style import FORMATS
 
 _GENERIC = ("serif", "sans-serif", "monospace")
@@ -57,11 +57,11 @@ def save_figures(
             if not belongs(run, drawn):
                 continue
             make = functools.partial(_figure, run, drawn)
-            made, why = told(run, lambda make=make: fitted(make, inches=inches, font=font))
+            made, why = attempt(run, lambda make=make: fit_figure(make, inches=inches, font=font))
             if made is None:
                 missing.append(f"{prefix}{drawn.key}: {why}")
                 continue
-            data, _ = told(run, lambda drawn=drawn, run=run: drawn.data(run))
+            data, _ = attempt(run, lambda drawn=drawn, run=run: drawn.data(run))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 for form in formats:

@@ -190,7 +190,7 @@ def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int], site
 
 
 def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
-    """What each neuron adds to the outlier dimension, against its activation spike and its weight norm.
+    """Draw what each neuron adds to the outlier dimension, against its activation spike and its weight norm.
 
     Args:
         neurons: layer, neuron, position, contribution, spike_ratio, gate_norm_rank, up_norm_rank, is_super;
@@ -386,7 +386,7 @@ def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) ->
 
 
 def qk_split(split: pd.DataFrame) -> Figure:
-    """What makes the sink's key and its logit, by layer: the outlier dimensions, the rest, and controls.
+    """Draw what makes the sink's key and its logit, by layer: the outlier dimensions, the rest, and controls.
 
     Args:
         split: layer; key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions; dimension, rest,
@@ -422,7 +422,7 @@ def qk_split(split: pd.DataFrame) -> Figure:
 
 
 def loss_changes(effects: pd.DataFrame) -> Figure:
-    """What each intervention does to the loss, in nats.
+    """Draw what each intervention does to the loss, in nats.
 
     Args:
         effects: link, edit, baseline_loss_nats, loss_nats.

@@ -35,7 +35,7 @@ _ENOUGH = 5
 """Unrelated pairs from which their p are drawn."""
 
 
-def told(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *, decides: str) -> tuple[str, ...]:
+def sentences(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *, decides: str) -> tuple[str, ...]:
     """The result in sentences: the pairs, whether the nulls hold on unrelated ones, how lineages are told apart."""
     if len(pairs) <= _FEW:
         said = [_pair(row) for row in pairs.to_dict("records")]
@@ -69,7 +69,7 @@ def _reasons(pairs: pd.DataFrame) -> set[str]:
 
 
 def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
-    """How many unrelated pairs each null lets pass, and by how much the formula is too narrow."""
+    """Count how many unrelated pairs each null lets pass, and by how much the formula is too narrow."""
     n = int(calibration["pairs"].iloc[0])
     passed = listed(
         f"{row['null']} {row['p_over_01'] * n:.0f}{' (decides)' * (row['null'] == decides)}"
@@ -221,7 +221,7 @@ def _headline(run: Run) -> list[str]:
     calibration, scores = (run.tables.get(name, empty) for name in ("calibration", "scores"))
     pairs = run.tables["pairs"]
     names, shared = brief(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
-    said = told(_renamed(pairs, names), calibration, scores, decides=str(run.config.get("decides")))
+    said = sentences(_renamed(pairs, names), calibration, scores, decides=str(run.config.get("decides")))
     alike = [f"all models: {', '.join(shared)}"] if shared else []
     return [f"{one[0].upper()}{one[1:]}." for one in (*alike, *said)]
 

@@ -34,7 +34,7 @@ _FALLBACK = "DejaVu Sans"
 """Font of the characters that another font lacks."""
 
 
-def fitted(make: Callable[[], Figure], *, inches: float | None, font: str | None) -> Figure:
+def fit_figure(make: Callable[[], Figure], *, inches: float | None, font: str | None) -> Figure:
     """The figure in a width and a font, all of it legible.
 
     Args:

@@ -24,7 +24,7 @@ from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import explorer, views
 from sink_lens.report.circuit import chain_circuit
 from sink_lens.report.edges import edge_circuit
-from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, csv, shown_table, told
+from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
 from sink_lens.report.style import svg
@@ -64,24 +64,24 @@ PAGES = {
 
 
 def content(run: Run, *, prefix: str = "") -> Content:
-    """What the page says of a run; ids of its parts begin with the prefix."""
+    """Say what the page says of a run; ids of its parts begin with the prefix."""
     run = dataclasses.replace(run, tables=run.tables.kept())
     page = page_of(run)
-    found, untold = told(run, lambda: link_rows(run)) if page.chained else ([], "")
+    found, untold = attempt(run, lambda: link_rows(run)) if page.chained else ([], "")
     verdicts = {row.link: row.verdict for row in found or ()}
     name = run_name(run)
     return Content(
         run=run,
         name=visible(name),
-        title=told(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
-        headline=told(run, lambda: page.headline(run))[0] or [],
+        title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
+        headline=attempt(run, lambda: page.headline(run))[0] or [],
         notes=[visible(note, limit=400) for note in _notes(run)],
         incomplete=_incomplete(run),
         chained=page.chained,
         chain=walked(chain(run), verdicts) if page.chained else [],
         links=found or [],
         links_missing=untold,
-        numbers=(told(run, lambda: first_numbers(run))[0] or []) if page.chained else [],
+        numbers=(attempt(run, lambda: first_numbers(run))[0] or []) if page.chained else [],
         figures=[_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
         tables=[_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
         provenance=_provenance(run),
@@ -95,7 +95,7 @@ def conclusion(folder: str | os.PathLike[str]) -> str:
         RunError: There is no run in the folder, or its run.json is damaged.
     """
     run = read_run(folder)
-    return told(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
+    return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
 
 
 def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Beside]:
@@ -127,8 +127,8 @@ def page_of(run: Run) -> Page:
 
 
 def belongs(run: Run, of: Drawn | Listed) -> bool:
-    """Whether a part stands on the run's page; where a damaged table hides that, it does, and says so there."""
-    return told(run, lambda: of.when(run))[0] is not False
+    """Check whether a part stands on the run's page; where a damaged table hides that, it does, and says so there."""
+    return attempt(run, lambda: of.when(run))[0] is not False
 
 
 def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
@@ -153,7 +153,7 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
     def make() -> Shown:
         see, figure = of.make(run)
         wide = bool(figure.get_figwidth() > 6)
-        data, _ = told(run, lambda: of.data(run))
+        data, _ = attempt(run, lambda: of.data(run))
         return Shown(
             key=key,
             title=of.title,
@@ -163,13 +163,13 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
             csv=csv(data) if data is not None else "",
         )
 
-    made, missing = told(run, make)
+    made, missing = attempt(run, make)
     return made or Shown(key=key, title=of.title, missing=missing, wide=True)
 
 
 def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
     key = f"{prefix}{of.key}"
-    made, missing = told(run, lambda: of.make(run))
+    made, missing = attempt(run, lambda: of.make(run))
     if made is None:
         return Shown(key=key, title=of.title, missing=missing)
     see, table = made
@@ -198,7 +198,7 @@ def _incomplete(run: Run) -> str:
         said.append(visible(run.error, limit=300))
     if missing:
         said.append(f"Not in this folder: {listed(missing, most=20)}")
-    if damaged := [visible(name) for name in run.tables if told(run, lambda name=name: run.tables[name])[1]]:
+    if damaged := [visible(name) for name in run.tables if attempt(run, lambda name=name: run.tables[name])[1]]:
         said.append(f"Damaged: {listed(damaged, most=20)}")
     return f"{'. '.join(said)}. Everything else is shown." if said else ""
 
@@ -317,7 +317,7 @@ def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
     """Patterns for the script, and which; where the run has none, why. Other kinds of run have neither."""
     if not part.chained:
         return {"data": None, "said": ""}
-    found, why = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
+    found, why = attempt(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
     return {"data": None, "said": why} if found is None else {"data": found.data, "said": found.said}
 
 
@@ -326,18 +326,20 @@ def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
     if parts[0].run.kind not in ("circuit", "trace"):
         return [], ""
     of = edge_circuit if parts[0].run.kind == "circuit" else chain_circuit
-    made = [told(part.run, lambda part=part: of(part.run).graph) for part in parts[:2]]
+    made = [attempt(part.run, lambda part=part: of(part.run).graph) for part in parts[:2]]
     return [graph for graph, _ in made if graph], " ".join(why for _, why in made if why)
 
 
 def _views(part: Content) -> dict[str, tuple[str, views.View]]:
-    """What CircuitsVis shows of a run: id of its element -> title and view."""
+    """Give what CircuitsVis shows of a run: id of its element -> title and view."""
     asked = {
         "view-heads": ("Attention heads, the strongest", views.attention_heads),
         "view-tokens": ("Tokens, by the attention that they get", views.colored_tokens),
         "view-neurons": ("Tokens, by what super neurons read there", views.neuron_activations),
     }
-    made = {key: (title, told(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()}
+    made = {
+        key: (title, attempt(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()
+    }
     return {key: (title, view) for key, (title, view) in made.items() if view is not None}
 
 

@@ -55,7 +55,7 @@ Row = Mapping[str, Cell]
 
 
 def row_of(run: Run) -> dict[str, Cell]:
-    """What a run says of its model: name -> cell; cards and traces share the names of what both have.
+    """Give what a run says of its model: name -> cell; cards and traces share the names of what both have.
 
     Raises:
         RunError: the run is neither a card nor a trace, or lacks its summary.
@@ -94,8 +94,8 @@ def _of_card(run: Run) -> dict[str, Cell]:
             "sink_mass": _cell(sink["attention"]),
             "to_no_key": _cell(sink["to_no_key"]),
             "first_sink_layer": Cell(value=sink["first_layer"]),
-            "outlier_dimensions": _joined(card["outlier_dimensions"], "dimension"),
-            "residual_sinks": _joined(card["residual_sinks"], "dimension"),
+            "outlier_dimensions": _join(card["outlier_dimensions"], "dimension"),
+            "residual_sinks": _join(card["residual_sinks"], "dimension"),
             "super_weights": Cell(
                 value="; ".join(f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"])
             ),
@@ -116,7 +116,7 @@ def _cell(found: Mapping[str, Any]) -> Cell:
     return Cell(value=found.get("value"), low=found.get("low"), high=found.get("high"))
 
 
-def _joined(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
+def _join(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
     return Cell(value=", ".join(str(row[name]) for row in rows))
 
 

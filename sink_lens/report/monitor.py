@@ -125,7 +125,7 @@ def _title(run: Run) -> str:
     return "Training watched: no sink is born" + ("" if rate is None else f" ({rate:.1%} of heads at the end)")
 
 
-def _said(run: Run) -> list[str]:
+def _sentences(run: Run) -> list[str]:
     """The alarms, and where the training stands at the last reading."""
     alarms = _alarms(run)
     told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
@@ -175,7 +175,7 @@ def _alarm_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _has_alarms(run: Run) -> bool:
-    """Whether a rule found something; a damaged table is shown as that."""
+    """Check whether a rule found something; a damaged table is shown as that."""
     return "alarms" not in run.tables or len(run.tables["alarms"]) > 0
 
 
@@ -190,7 +190,7 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
 
 MONITOR = Page(
     title=_title,
-    headline=_said,
+    headline=_sentences,
     figures=(Drawn(key="course", title="What the monitor read", make=_course, data=whole("monitor")),),
     tables=(
         Listed(key="alarm-table", title="Alarms", make=_alarm_table, when=_has_alarms),

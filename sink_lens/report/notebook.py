@@ -47,7 +47,7 @@ def _part(part: object) -> str:
         return part
     if isinstance(part, pd.DataFrame):
         return table(part)
-    return facts(part) if isinstance(part, Mapping) else drawn(part)
+    return facts(part) if isinstance(part, Mapping) else image_html(part)
 
 
 def trace(folder: Path, *, links: pd.DataFrame) -> str:
@@ -122,7 +122,7 @@ def facts(values: Mapping[str, Any]) -> str:
     return _scrolled(f"<tbody>{_rows(rows)}</tbody>")
 
 
-def drawn(figure: Any) -> str:
+def image_html(figure: Any) -> str:
     """A figure as an image."""
     from sink_lens.report.style import picture
 

@@ -38,7 +38,7 @@ class PageTable:
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """What a reader copies."""
+        """Give what a reader copies."""
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
@@ -68,7 +68,7 @@ def _cell(value: Any, *, is_number: bool) -> str:
 
 
 def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """What is said where a table has more rows than are shown; nothing where it has not."""
+    """Say what is said where a table has more rows than are shown; nothing where it has not."""
     return f" The first {most} of {total}; all are in {name}.parquet." if total > most else ""
 
 
@@ -105,7 +105,7 @@ def _always(_: Run) -> bool:
 
 
 def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
-    """What reads a table of a run, or some of its columns: the numbers behind a figure."""
+    """Give what reads a table of a run, or some of its columns: the numbers behind a figure."""
 
     def read(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=())
@@ -206,7 +206,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 """What comes of a table that holds something else; the last is what Arrow says of a sum of texts."""
 
 
-def told(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
+def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
     """What is made, or why it cannot be: what a damaged table breaks must not take the rest of the page with it."""
     try:
         return make(), ""

@@ -14,7 +14,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
-from sink_lens.report.edges import saved
+from sink_lens.report.edges import save_circuit
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel, png
 from sink_lens.text import interval, listed, number, percent, site_words, token, visible, words
@@ -62,7 +62,7 @@ class PatchCircuit:
         Raises:
             InputError: another ending, or as for ``draw``.
         """
-        return saved(self, path, style=style, width=width)
+        return save_circuit(self, path, style=style, width=width)
 
     def _repr_png_(self) -> bytes:
         return png(self.draw())
@@ -159,7 +159,7 @@ def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[t
 
 
 def value_label(value: str, *, unit: str) -> str:
-    """What stands beside the scale."""
+    """Say what stands beside the scale."""
     return value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
 
 
@@ -187,7 +187,7 @@ def _title(run: Run) -> str:
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
-    if moved := _moved(table, run):
+    if moved := _decision_sentence(table, run):
         return f"{title}: {_metric(run)} {moved}"
     table = _strongest_first(table)
     strongest = table["effect"].to_numpy(float)
@@ -196,7 +196,7 @@ def _title(run: Run) -> str:
     return f"{title}: {_metric(run)} is moved most at {_most(table)}{also}"
 
 
-def _moved(table: pd.DataFrame, run: Run) -> str:
+def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
     """Where the decision is, layer by layer, in a stream: on which position, and where it moves; else empty."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
@@ -236,7 +236,7 @@ def _most(table: pd.DataFrame) -> str:
 
 
 def _way(share: float) -> str:
-    """How much of the difference between the two prompts a patch makes up."""
+    """Say how much of the difference between the two prompts a patch makes up."""
     if not np.isfinite(share):
         return ""
     if abs(share) <= _FAR:
@@ -268,8 +268,8 @@ def _headline(run: Run) -> list[str]:
     return said
 
 
-def _given(run: Run) -> str:
-    """What was put into a place."""
+def _put_words(run: Run) -> str:
+    """Say what was put into a place."""
     put = str(run.config.get("put", "source"))
     return "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
 
@@ -282,9 +282,9 @@ def _map(run: Run) -> tuple[str, Figure]:
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     see = (
-        f"Each cell is a place that was {_given(run)}; red moves the metric towards the other prompt's, blue away. "
+        f"Each cell is a place that was {_put_words(run)}; red moves the metric towards the other prompt's, blue away. "
         "1 restores it whole." if value == "normalised_effect" else
-        f"Each cell is a place that was {_given(run)}; red raises the metric, blue lowers it."
+        f"Each cell is a place that was {_put_words(run)}; red raises the metric, blue lowers it."
     )  # fmt: skip
     title = "\n".join([_metric(run), *_prompts(run)])
     return see, patch_map(table, by=by, value=value, labels=_texts(run), title=title)

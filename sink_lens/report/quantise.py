@@ -118,12 +118,12 @@ def _title(run: Run) -> str:
 
 
 def _tried(run: Run) -> bool:
-    """Whether something was kept: where the format costs nothing, nothing is tried."""
+    """Check whether something was kept: where the format costs nothing, nothing is tried."""
     table = run.optional("conditions", columns=["kept"])
     return table is None or bool(table["kept"].isin(["tokens", "channels", "both"]).any())
 
 
-def _judged(run: Run) -> pd.DataFrame:
+def _judged_rows(run: Run) -> pd.DataFrame:
     conditions = run.need("conditions", columns=_COLUMNS)
     return conditions.loc[conditions["part"] == "judge"]
 
@@ -134,7 +134,7 @@ def _loss_curve(run: Run) -> tuple[str, Figure]:
         "the format costs; crosses are random tokens and channels of the chosen number, and should stay where nothing "
         "is kept."
     )
-    return see, loss_by_channels(_judged(run))
+    return see, loss_by_channels(_judged_rows(run))
 
 
 def _noise(run: Run) -> tuple[str, Figure]:
@@ -159,7 +159,7 @@ def _what(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
-    judged = _judged(run)
+    judged = _judged_rows(run)
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
     bounds = zip(named["closed_low"].to_numpy(float), named["closed_high"].to_numpy(float), strict=True)
@@ -207,7 +207,11 @@ QUANTISE = Page(
     headline=_headline,
     figures=(
         Drawn(
-            key="kept", title="What keeping tokens and channels gives back", make=_loss_curve, data=_judged, when=_tried
+            key="kept",
+            title="What keeping tokens and channels gives back",
+            make=_loss_curve,
+            data=_judged_rows,
+            when=_tried,
         ),
         Drawn(key="noise", title="Where the noise is", make=_noise, data=whole("sqnr")),
     ),

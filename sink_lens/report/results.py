@@ -23,7 +23,7 @@ FIGURES: Mapping[str, Callable[..., Figure]] = {
     "faithfulness": curve_figure,
 }
 SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {
-    "fingerprint": fingerprint.told,
+    "fingerprint": fingerprint.sentences,
     "circuit": circuit_told,
 }
 

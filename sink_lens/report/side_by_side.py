@@ -7,8 +7,7 @@ from typing import Any
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.config import MayDiffer
-from sink_lens.report.page import Content, PageTable, Shown, csv, told
+from sink_lens.report.page import Content, PageTable, Shown, attempt, csv
 from sink_lens.report.story import chain
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval, listed, number, visible, words
@@ -30,7 +29,7 @@ _SAME = (
     ("interventions", "config"),
 )
 """What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
-COMPARED_BY: dict[MayDiffer, tuple[str, ...]] = {
+COMPARED_BY = {
     "dtype": ("dtype",),
     "bos": ("bos", "bos_condition", "tokens_sha256"),
     "tokens": ("token_source", "data_sha256", "tokens_sha256", "sequences", "length"),
@@ -58,7 +57,7 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether the runs do not agree in it."""
+        """Check whether the runs do not agree in it."""
         return any(cell.differs for cell in self.cells)
 
 
@@ -129,7 +128,7 @@ def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     links = {link.name: link.words for run in chained for link in chain(run)}
     summaries, missing = [], ""
     for run in runs:
-        found, why = told(run, lambda run=run: _summary(run))
+        found, why = attempt(run, lambda run=run: _summary(run))
         summaries.append(found or {})
         missing = missing or why
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
@@ -195,7 +194,7 @@ def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> Run
 
 
 def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
-    """What each run is called: its model, and its folder where models are the same."""
+    """Say what each run is called: its model, and its folder where models are the same."""
     models = [part.name for part in parts]
     if len(set(models)) == len(models):
         return tuple(models)

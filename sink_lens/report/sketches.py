@@ -46,7 +46,7 @@ def of_chain(circuit: Any) -> Diagram:
     at = dict(zip(nodes["id"], nodes["at"], strict=True))
     rows = None if one_step else {step: row for row, step in enumerate(sorted(set(nodes["step"].dropna())))}
     boxes = [
-        Box(id=str(name), text=_named(part), row=None if rows is None else rows.get(part["step"].iloc[0]))
+        Box(id=str(name), text=_node_words(part), row=None if rows is None else rows.get(part["step"].iloc[0]))
         for name, part in nodes.groupby("at", sort=False)
     ]
     if rows is not None:  # columns are kinds of nodes; what all growth steps share stands between them
@@ -84,7 +84,7 @@ def of_chain(circuit: Any) -> Diagram:
     )
 
 
-def _named(nodes: pd.DataFrame) -> str:
+def _node_words(nodes: pd.DataFrame) -> str:
     """Nodes of one kind in a few words."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
@@ -101,7 +101,7 @@ def _named(nodes: pd.DataFrame) -> str:
 
 
 def _heads(nodes: pd.DataFrame) -> str:
-    """How many heads are over the threshold, of how many; nothing where it was not measured."""
+    """Count how many heads are over the threshold, of how many; nothing where it was not measured."""
     found = [re.match(r"(\d+) of (\d+)\n", detail) for detail in nodes["detail"]]
     if not all(found):
         return ""
@@ -211,7 +211,7 @@ def of_patches(
     labels: Mapping[int, str] | None = None,
     title: str = "",
 ) -> Diagram:
-    """What patches measured: the strongest parts, each with an arrow to the metric.
+    """Give what patches measured: the strongest parts, each with an arrow to the metric.
 
     Patches of neighbouring layers that do about the same are one box, with the strongest's number.
 

@@ -53,7 +53,7 @@ class Story:
 
     @property
     def is_sink(self) -> bool | None:
-        """Whether the studied position is a sink; None where it was not measured."""
+        """Check whether the studied position is a sink; None where it was not measured."""
         return None if self.sink_rate is None else self.sink_rate >= self.min_sink_rate
 
 
@@ -128,7 +128,7 @@ def headline(story: Story) -> list[str]:
 
 
 def consequences(run: Run) -> list[str]:
-    """What a small set of parts removes, and what the model loses without its sink."""
+    """Say what a small set of parts removes, and what the model loses without its sink."""
     said = []
     columns = ["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high", "target"]
     makers = run.optional("maker_sets", columns=columns)
@@ -266,7 +266,7 @@ def real(value: Any) -> float | None:
 
 
 def find_story(run: Run) -> Story:
-    """What the tables of a run say, as far as they are there."""
+    """Say what the tables of a run say, as far as they are there."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
@@ -425,7 +425,7 @@ def _known(share: float) -> str:
 
 
 def _cost(row: Mapping[Any, Any]) -> str:
-    """What an intervention does to the loss; empty where the run does not say."""
+    """Say what an intervention does to the loss; empty where the run does not say."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
     return "" if math.isnan(before) or math.isnan(after) else f"{before:.2f} → {after:.2f} ({after - before:+.2f})"
 
@@ -475,7 +475,7 @@ def _in_words(text: str) -> str:
 
 
 def _tells(row: Mapping[str, Any]) -> bool:
-    """Whether a null is worth showing beside its statistic: not where that is a share and the null exceeds 1."""
+    """Check whether a null is worth showing beside its statistic: not where that is a share and the null exceeds 1."""
     return not (str(row["statistic"]).endswith("_share") and abs(row["null_value"]) > 1)
 
 

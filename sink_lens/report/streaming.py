@@ -89,7 +89,7 @@ def _title(run: Run) -> str:
     return f"{title}, which closes {percent(closed)} {bounds} of the gap to a full cache".replace("  ", " ")
 
 
-def _judged(run: Run) -> pd.DataFrame:
+def _judged_rows(run: Run) -> pd.DataFrame:
     losses = run.need("losses", columns=_COLUMNS)
     return losses.loc[losses["part"] == "judge"]
 
@@ -120,7 +120,7 @@ def _kept_curve(run: Run) -> tuple[str, Figure]:
         "on. All caches have the same size: more first tokens are fewer of the newest. Bars: 95% intervals of the "
         "change from a full cache, over sequences."
     )
-    return see, loss_by_kept(_judged(run))
+    return see, loss_by_kept(_judged_rows(run))
 
 
 def _position_curve(run: Run) -> tuple[str, Figure]:
@@ -130,7 +130,7 @@ def _position_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:
-    every = _judged(run)
+    every = _judged_rows(run)
     judged, random = every.loc[every["kept"] != "random"], every.loc[every["kept"] == "random", "loss_nats"]
     see = "Held-out loss beyond the window, against a full cache at the same positions."
     if len(random):
@@ -165,7 +165,7 @@ STREAMING = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="kept", title="How many first tokens?", make=_kept_curve, data=_judged),
+        Drawn(key="kept", title="How many first tokens?", make=_kept_curve, data=_judged_rows),
         Drawn(key="positions", title="Where the loss rises", make=_position_curve, data=whole("positions")),
     ),
     tables=(Listed(key="loss-table", title="Losses", make=_loss_table),),

@@ -212,7 +212,7 @@ def _amplified(run: Run) -> list[str]:
         part = table.loc[table["centre"] == centre]
         if len(part):
             best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
-            what = f"Factor {best['factor']:g}, {_moved(centre)} ({number(best['times'])} times the attention)"
+            what = f"Factor {best['factor']:g}, {_shift_words(centre)} ({number(best['times'])} times the attention)"
             said.append(_sentence(best, what))
     return said
 
@@ -227,19 +227,21 @@ def _most_amplified(run: Run) -> str:
     best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
     factor, centre = f"{best['factor'].iloc[0]:g}", str(best["centre"].iloc[0])
     how = (
-        f"scaled {factor} times" if centre == "none" else f"{factor} times as far from the mean of the {_named(centre)}"
+        f"scaled {factor} times"
+        if centre == "none"
+        else f"{factor} times as far from the mean of the {_centre(centre)}"
     )
     return f"{title} ({how}): the sink is {visible(best['outcome'].iloc[0])}{_attention(best)}"
 
 
-def _moved(centre: str) -> str:
-    """What an amplification does to the position's aggregated values, by its centre."""
+def _shift_words(centre: str) -> str:
+    """Say what an amplification does to the position's aggregated values, by its centre."""
     if centre == "none":
         return "scaled alone, the control"
-    return f"away from the mean of the {_named(centre)}"
+    return f"away from the mean of the {_centre(centre)}"
 
 
-def _named(centre: str) -> str:
+def _centre(centre: str) -> str:
     return visible(figures.NAMES.get(centre, centre))
 
 
@@ -259,7 +261,7 @@ def _factor_losses(run: Run) -> tuple[str, Figure]:
     return see, loss_by_factor(_summary(run, columns))
 
 
-def _removed(run: Run) -> list[str]:
+def _removal_sentences(run: Run) -> list[str]:
     table = _summary(run, ["step", "neurons", "size", "removes", "removed_share", "random_mean", "random_max"])
     said = []
     for row in table.to_dict("records"):
@@ -341,7 +343,7 @@ AMPLIFY = Page(
 )
 ABLATE = Page(
     title=_carriers,
-    headline=_removed,
+    headline=_removal_sentences,
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )

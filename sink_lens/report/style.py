@@ -124,10 +124,10 @@ def panel(
     grid: bool = True,
 ) -> Axes:
     """Axes at a place of a grid (rows, columns, which, from 1), in the style of every figure here."""
-    return styled(figure.add_subplot(*place), xlabel=xlabel, ylabel=ylabel, grid=grid)
+    return style_axes(figure.add_subplot(*place), xlabel=xlabel, ylabel=ylabel, grid=grid)
 
 
-def styled(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
+def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
     """Axes in the style of every figure here."""
     axes.set_xlabel(xlabel, fontsize=FONT, color=INK)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
@@ -249,7 +249,7 @@ def _plain(value: float, _: int | None = None) -> str:
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
-    """What the marks mean, above the axes, or above the whole figure."""
+    """Give what the marks mean, above the axes, or above the whole figure."""
     style = {
         "fontsize": FONT - 1,
         "frameon": False,

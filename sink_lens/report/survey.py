@@ -303,7 +303,7 @@ def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
 
 
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
-    """What two models have in common."""
+    """Say what two models have in common."""
     same_seed = a["seed"] == b["seed"]
     if a["variant"] == b["variant"]:
         return "one training, two steps" if same_seed else "one variant, two seeds"
@@ -379,7 +379,7 @@ def _mean(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, float
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
 
-def _said(row: dict[str, float]) -> str:
+def _words(row: dict[str, float]) -> str:
     return interval_text(float(row["mean"]), float(row["low"]), float(row["high"])) if row else "not measured"
 
 
@@ -391,7 +391,7 @@ def _short(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared(variants: Sequence[str]) -> list[str]:
-    """What all variants have in common, which their short names leave out."""
+    """Say what all variants have in common, which their short names leave out."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
     return [f"All models: {', '.join(shared)}."] if shared else []
@@ -541,7 +541,7 @@ def _contraction_title(run: Run) -> str:
     names = variants_of(variants)
     best = rows.to_dict("records")[0]
     name = visible(name_of(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
-    found = _said({str(key): value for key, value in best.items()})
+    found = _words({str(key): value for key, value in best.items()})
     cosine = f"the cosine between two sequences' states rises by {found} through the layers"
     if float(best["low"]) > 0:
         return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
@@ -560,9 +560,9 @@ def _contraction_headline(run: Run) -> list[str]:
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         said.append(
-            f"{name_of(variant, among=names)}: the cosine between sequences changes by {_said(found['inter_excess'])} "
+            f"{name_of(variant, among=names)}: the cosine between sequences changes by {_words(found['inter_excess'])} "
             f"from {number(float(found['inter_floor']['mean']))}, that between positions by "
-            f"{_said(found['intra_excess'])}; at the last position by {_said(found['discrepancy'])} more than at "
+            f"{_words(found['intra_excess'])}; at the last position by {_words(found['discrepancy'])} more than at "
             "position 0."
         )
     said += _unsaid(names)

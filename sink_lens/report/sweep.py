@@ -24,7 +24,7 @@ from sink_lens.report.style import (
     legend,
     map_panel,
     panel,
-    styled,
+    style_axes,
 )
 from sink_lens.text import interval, number, plural, site_words, visible
 
@@ -231,7 +231,7 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
     grid = figure.add_gridspec(len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)])
     for place, (part, apart, with_names) in enumerate(parts):
         axes = figure.add_subplot(grid[place])
-        styled(axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else "")
+        style_axes(axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else "")
         y = np.arange(len(part))
         effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
         for which, colour, label, order in (
@@ -308,7 +308,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
 
 
 def _has_map(rows: pd.DataFrame) -> bool:
-    """Whether some kind of edit was swept over two axes, and stands out somewhere."""
+    """Check whether some kind of edit was swept over two axes, and stands out somewhere."""
     return any(len(swept_columns(part)) > 1 for _, part in _blocks(rows)) and bool(stands_out(rows).any())
 
 

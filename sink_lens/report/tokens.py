@@ -32,7 +32,7 @@ _MOST_DIMENSIONS = 6
 
 
 def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure:
-    """How many tokens have which score, one panel a score, with the gap shaded and the threshold as a line.
+    """Count how many tokens have which score, one panel a score, with the gap shaded and the threshold as a line.
 
     Args:
         histogram: by, low, high, tokens.
@@ -281,7 +281,7 @@ def _marked(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
     heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
-    return see + more(len(table), "sink_tokens"), shown_table(_told(shown), heads)
+    return see + more(len(table), "sink_tokens"), shown_table(_with_readable_text(shown), heads)
 
 
 def _ids(run: Run) -> tuple[str, PageTable]:
@@ -290,10 +290,10 @@ def _ids(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
     heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
-    return see + more(len(table), "token_ids"), shown_table(_told(table), heads)
+    return see + more(len(table), "token_ids"), shown_table(_with_readable_text(table), heads)
 
 
-def _told(table: pd.DataFrame) -> pd.DataFrame:
+def _with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(text=[token(text) for text in table["text"]])
 
 
@@ -313,7 +313,7 @@ def _maxima(run: Run) -> tuple[str, PageTable]:
     heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}
     heads |= {"text": "token", "position": "position", "sink": "sink", "massive": "massive"}
     return "The layer with the largest value of each site; maxima.parquet has all layers.", shown_table(
-        _told(best), heads
+        _with_readable_text(best), heads
     )
 
 

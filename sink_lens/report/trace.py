@@ -573,17 +573,17 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _looked_for_makers(run: Run) -> bool:
-    """Whether makers were looked for, and there is something that they make."""
+    """Check whether makers were looked for, and there is something that they make."""
     table = run.optional("maker_sets", columns=["set"])
     return table is not None and len(table) > 0
 
 
 def _has_paths(run: Run) -> bool:
-    return "paths" in run.tables and _asked(run)
+    return "paths" in run.tables and _has_interventions(run)
 
 
-def _asked(run: Run) -> bool:
-    """Whether interventions were asked for, and there is a sink to remove."""
+def _has_interventions(run: Run) -> bool:
+    """Check whether interventions were asked for, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
     without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
     return bool(run.config.get("interventions")) and not without
@@ -595,29 +595,29 @@ _CAUSAL_FIGURES = (
         title="Which link carries the sink",
         make=_matrix,
         data=whole("mediation"),
-        when=_asked,
+        when=_has_interventions,
     ),
     Drawn(
         key="amplification",
         title="Variance makes a sink",
         make=_amplification,
         data=whole("amplification"),
-        when=_asked,
+        when=_has_interventions,
     ),
     Drawn(
         key="loss",
         title="What the interventions cost",
         make=_costs,
         data=whole("effects", columns=["link", "edit", "baseline_loss_nats", "loss_nats"]),
-        when=_asked,
+        when=_has_interventions,
         on_page=False,
     ),
 )
 _CAUSAL_TABLES = (
     Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_looked_for_makers),
-    Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_asked),
+    Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_has_interventions),
     Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
-    Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
+    Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_has_interventions),
 )
 
 

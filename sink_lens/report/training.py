@@ -54,7 +54,7 @@ def course(
         born: tokens at the sink's birth.
         title: above the figure.
     """
-    watched, unit = _counted(watched)
+    watched, unit = _with_steps(watched)
     figure = canvas(width=9.4, height=9.6)
     scale = _Tokens(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
@@ -111,7 +111,7 @@ def course(
     return finished(figure)
 
 
-def _counted(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The table, with steps in its column ``tokens`` where those are unknown; and the unit of that column."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
@@ -373,8 +373,8 @@ def _end(run: Run) -> str:
     return ", ".join(said)
 
 
-def _said(run: Run) -> list[str]:
-    """How far it came, what the loss is, and whether there is a sink."""
+def _sentences(run: Run) -> list[str]:
+    """Say how far it came, what the loss is, and whether there is a sink."""
     said = []
     log = run.optional("log", columns=_LOG)
     if log is not None and len(log):
@@ -393,7 +393,7 @@ def _sink(watch: pd.DataFrame) -> str:
     """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
     rates = watch.loc[watch["measure"] == "sink_rate"]
     rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
-    rates, unit = _counted(rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")])
+    rates, unit = _with_steps(rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")])
     if not len(rates):
         return f"Whether there is a sink over {_THRESHOLD:g} was not measured."
     tokens, rate = rates["tokens"].to_numpy(float), rates["value"].to_numpy(float)
@@ -428,7 +428,7 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
-    watch, _ = _counted(run.tables["watch"])
+    watch, _ = _with_steps(run.tables["watch"])
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
@@ -453,7 +453,7 @@ def _log_table(run: Run) -> tuple[str, PageTable]:
 
 TRAIN = Page(
     title=_title,
-    headline=_said,
+    headline=_sentences,
     figures=(
         Drawn(key="loss", title="Loss", make=_loss, data=whole("log")),
         Drawn(key="course", title="How the sink grows", make=_course, data=_watched_rows),
@@ -467,14 +467,14 @@ TRAIN = Page(
 
 WATCH = Page(
     title=_watch_title,
-    headline=_said,
+    headline=_sentences,
     figures=(Drawn(key="course", title="How the sink grows", make=_course, data=_watched_rows),),
     tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
 )
 
 
 def _source(run: Run) -> str:
-    """What was watched: the folder's name, or how many checkpoints."""
+    """Say what was watched: the folder's name, or how many checkpoints."""
     found = run.config.get("checkpoints")
     return plural(len(found), "model") if isinstance(found, list) else Path(str(found)).name
 
@@ -535,7 +535,7 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _was_watched(run: Run) -> bool:
-    """Whether the runs were watched; a note above says so where one was not."""
+    """Check whether the runs were watched; a note above says so where one was not."""
     return "measures" in run.tables
 
 

@@ -56,7 +56,7 @@ def _facts(run: Run) -> tuple[str, PageTable]:
 
 
 def _known(run: Run) -> bool:
-    """Whether there is a fact about the model, comparable or not."""
+    """Check whether there is a fact about the model, comparable or not."""
     table = run.optional("facts", columns=["id"])
     return table is None or len(table) > 0
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sink_lens.arguments import shown
+from sink_lens.arguments import value_text
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.report.page import MAKES, about
@@ -318,7 +318,7 @@ def _packed(bundle: str) -> str:
 
 
 def hashes(*scripts: str) -> str:
-    """What a content policy must allow for some scripts and bundles."""
+    """Say what a content policy must allow for some scripts and bundles."""
     digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -365,7 +365,7 @@ def _array(source: Any) -> np.ndarray:
     try:
         return np.asarray(source, dtype=float)
     except (TypeError, ValueError) as error:
-        raise InputError(f"the source is {shown(source)}, which holds no numbers; need an array of them") from error
+        raise InputError(f"the source is {value_text(source)}, without numbers; need an array of them") from error
 
 
 def _harmless(text: object, *, limit: int = 24) -> str:
@@ -374,7 +374,7 @@ def _harmless(text: object, *, limit: int = 24) -> str:
 
 
 def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = None) -> list[str]:
-    """What some positions hold, harmless; their numbers where there are no tokens.
+    """Say what some positions hold, harmless; their numbers where there are no tokens.
 
     Args:
         tokens: texts, or a token batch.
@@ -536,7 +536,7 @@ def _bounded(found: np.ndarray) -> np.ndarray:
 
 
 def _texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """What the positions hold, by default a run's tokens."""
+    """Say what the positions hold, by default a run's tokens."""
     if tokens is None and isinstance(source, Run):
         tokens = _run_tokens(source, length=length)
     return _texts_of(tokens, length=length, sequence=sequence, tokenizer=tokenizer)
@@ -555,7 +555,7 @@ def _id(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: numbers to four digits, undefined ones as 0."""
+    """Give what JSON can hold: numbers to four digits, undefined ones as 0."""
     if isinstance(value, np.ndarray):
         return np.round(np.nan_to_num(value, posinf=0, neginf=0), 4).tolist()
     return value

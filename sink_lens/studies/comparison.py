@@ -289,7 +289,7 @@ def _writing(seen: Observed) -> list[str]:
 
 
 def _has_moved(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether the first model's first index is gone."""
+    """Check whether the first model's first index is gone."""
     return bool(first) and first[0] not in second
 
 

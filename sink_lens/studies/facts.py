@@ -50,7 +50,7 @@ class Fact:
 
     @property
     def room(self) -> float:
-        """How far from a published number a measured one may lie; for numbers only."""
+        """Measure how far from a published number a measured one may lie; for numbers only."""
         return max(
             float(self.tolerance.get("absolute", 0.0)),
             float(self.tolerance.get("relative", 0.0 if self.tolerance else _DEFAULT_TOLERANCE)) * abs(self.value),
@@ -156,7 +156,7 @@ def _check_value(value: Any, name: str, *, where: str) -> None:
 
 
 def is_about(fact: Fact, names: Sequence[str]) -> bool:
-    """Whether a fact is about a model of one of these names; owners, ``-hf`` and capitals do not count."""
+    """Check whether a fact is about a model of one of these names; owners, ``-hf`` and capitals do not count."""
     return not {_bare(name) for name in fact.model}.isdisjoint(map(_bare, names))
 
 

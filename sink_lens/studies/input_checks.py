@@ -53,7 +53,7 @@ def _broken(check: str, said: str, line: str) -> Finding:
 
 
 def leading_bos(ids: Sequence[int], token: int | None) -> int:
-    """How many BOS tokens a sequence begins with."""
+    """Count how many BOS tokens a sequence begins with."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1
@@ -159,7 +159,7 @@ def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Findi
 
 
 def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
-    """What a chat of three turns shows: every message, the end of a turn, and the prompt for an answer."""
+    """Give what a chat of three turns shows: every message, the end of a turn, and the prompt for an answer."""
     before, now = (str(one.apply_chat_template(list(_TURNS), tokenize=False)) for one in (base, tuned))
     lost = [turn["content"] for turn in _TURNS if turn["content"] in before and turn["content"] not in now]
     if lost:
@@ -449,7 +449,7 @@ def _learned_places(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) 
 
 
 def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding:
-    """Whether tokens of a sequence's first half change with those of the second."""
+    """Check whether tokens of a sequence's first half change with those of the second."""
     ids = batch["input_ids"]
     late = (torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] // 2).expand_as(ids)
     after = _logits(lens, batch, _other_tokens(ids, where=late, n=lens.d_vocab))

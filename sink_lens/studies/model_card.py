@@ -375,7 +375,7 @@ def _as_python(path: str) -> str:
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """What to do about this model's sink, with the number that says so."""
+    """Say what to do about this model's sink, with the number that says so."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
     rate = sink["rate"]
     rated = ""
@@ -465,7 +465,7 @@ def _layers(layers: str) -> str:
 
 
 def _maker(row: Mapping[str, Any]) -> str:
-    """What writes the outlier dimension in one growth layer: experts, neurons, else attention and MLP."""
+    """Say what writes the outlier dimension in one growth layer: experts, neurons, else attention and MLP."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
         units = [(name, ("", row[site])) for name, site in (("attention", "attn_out"), ("the MLP", "mlp_out"))]

@@ -254,13 +254,13 @@ class _Asked:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What the sweep is made from."""
+        """Give what the sweep is made from."""
         found = provenance_of(self.lens, self.batch, kernel="eager") | ({"means": self.means} if self.means else {})
         return found | {"seeds": {"tokens": self.batch.seed, "bootstrap": self.seed}}
 
     @cached_property
     def means(self) -> list[str]:
-        """What each mean ablation of a grid leaves out, in words.
+        """Say what each mean ablation of a grid leaves out, in words.
 
         Raises:
             InputError: it leaves no token.

@@ -132,7 +132,7 @@ def tidy(folder: Path, *, finished: bool) -> None:
 
 
 def _sizes_fit(folder: Path) -> bool:
-    """Whether a checkpoint can be gone on from, as far as the sizes of its files say."""
+    """Check whether a checkpoint can be gone on from, as far as the sizes of its files say."""
     try:
         files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)

@@ -171,7 +171,7 @@ class SinkMonitor:
 
     @property
     def due(self) -> bool:
-        """Whether the step that comes is read."""
+        """Check whether the step that comes is read."""
         return self._step % self._every == 0 and not self.stopped
 
     def arm(self) -> None:
@@ -236,7 +236,7 @@ class SinkMonitor:
         return reading
 
     def _state(self, sums: KeySums | None) -> int:
-        """Whether there is a reading, whose sums are taken then."""
+        """Check whether there is a reading, whose sums are taken then."""
         if sums is not None and sums.complete(range(len(self._layers))):
             sums.settled()
             return _READY
@@ -518,12 +518,12 @@ def _family(model: PreTrainedModel) -> Family:
 
 
 def _has_compiled(model: nn.Module) -> bool:
-    """Whether some part of the model is compiled, so that hooks within it are not called."""
+    """Check whether some part of the model is compiled, so that hooks within it are not called."""
     return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in model.modules())
 
 
 def _callable(model: nn.Module) -> Callable[..., Any]:
-    """What to call for a forward of its own: not DDP, which would synchronise its buffers."""
+    """Give what to call for a forward of its own: not DDP, which would synchronise its buffers."""
     while name := next((one for one in ("_orig_mod", "module") if one in model._modules), None):
         model = model.get_submodule(name)
     return model

@@ -172,7 +172,7 @@ class KeySums:
         self._by_key("mass_by_key", later / seen.mass[:, None], where=seen.mass_told[:, None], layer=layer)
 
     def complete(self, layers: range) -> bool:
-        """Whether every layer was read."""
+        """Check whether every layer was read."""
         return all(("kurtosis", one) in self._values and ("entropy", one) in self._values for one in layers)
 
     def settled(self) -> "KeySums":

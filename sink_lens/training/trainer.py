@@ -73,7 +73,7 @@ class TrainResult:
 
     @property
     def headline(self) -> str:
-        """What was trained, on how much, and how well it predicts."""
+        """Say what was trained, on how much, and how well it predicts."""
         last, config = self.log.iloc[-1], self.config
         norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
         held_out = self.log["eval_loss"].dropna()
@@ -265,7 +265,7 @@ def _wandb_host() -> str:
 
 
 def _wandb_is_ready() -> bool:
-    """Whether Weights & Biases needs no key, or has one where ``wandb login`` puts it."""
+    """Check whether Weights & Biases needs no key, or has one where ``wandb login`` puts it."""
     if os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
         return True
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")):

@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
-from sink_lens.report.fitting import fitted
+from sink_lens.report.fitting import fit_figure
 from sink_lens.report.html import belongs, page_of
 from sink_lens.report.legible import faults
 from sink_lens.report.style import canvas, panel
@@ -25,14 +25,14 @@ def check(make, name):
     for width, font in SIZES:
         said = ""
         try:
-            figure = fitted(make, inches=width, font=font)
+            figure = fit_figure(make, inches=width, font=font)
         except InputError as error:
             said = str(error)
         if said:
             found = re.search(r"need ([\d.]+) at least", said)
             assert found, (name, width, font, said)
             width = float(found[1])
-            figure = fitted(make, inches=width, font=font)
+            figure = fit_figure(make, inches=width, font=font)
         assert figure.get_figwidth() == pytest.approx(width)
         assert faults(figure) == [], (name, width, font)
 
@@ -55,10 +55,10 @@ def test_a_circuit_of_all_numbers_names_its_least_width_and_the_papers_one_fits(
     run = read_run(traced(tmp_path / "run"))
     made = {drawn.key: drawn.make for drawn in page_of(run).figures}
     with pytest.raises(InputError, match=r"cannot be read at 3\.25 inches .* need \d[\d.]* at least"):
-        fitted(lambda: made["circuit"](run)[1], inches=3.25, font="serif")
+        fit_figure(lambda: made["circuit"](run)[1], inches=3.25, font="serif")
     for width, font in SIZES:
-        assert fitted(lambda: made["circuit-paper"](run)[1], inches=width, font=font).get_figwidth() == width
-    assert fitted(lambda: made["circuit-talk"](run)[1], inches=13.33, font="sans-serif").get_figwidth() == 13.33
+        assert fit_figure(lambda: made["circuit-paper"](run)[1], inches=width, font=font).get_figwidth() == width
+    assert fit_figure(lambda: made["circuit-talk"](run)[1], inches=13.33, font="sans-serif").get_figwidth() == 13.33
 
 
 def test_what_cannot_be_read_is_found():

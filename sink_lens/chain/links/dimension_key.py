@@ -104,7 +104,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 
 def rotary(lens: LensModel) -> bool:
-    """Whether keys are rotated by position."""
+    """Check whether keys are rotated by position."""
     return any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
 
 
