@@ -113,7 +113,9 @@ def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
     if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or getattr(value, "is_meta", False):
         return False
     if hasattr(value, "dtype"):
-        return of != (str,) or getattr(value.dtype, "kind", "") in ("U", "O", "T")
+        kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
+        kind = getattr(value.dtype, "kind", "")  # a tensor's has none
+        return value.ndim > 0 and (kinds is None or (kind in kinds if kind else of != (str,)))
     return not isinstance(value, Sequence | Set | Mapping) or _all_fit(value, of)
 
 

@@ -51,7 +51,15 @@ def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of the text alone, without special tokens and at full length; the caller cuts them."""
+    """Token ids of the text alone, without special tokens and at full length; the caller cuts them.
+
+    Raises:
+        InputError: the text holds half of a surrogate pair, as that of a command line with other bytes than UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text {text[:60]!r} is no UTF-8 ({error.reason}); need text. Write it anew.") from error
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

@@ -284,6 +284,7 @@ def test_an_end_token_that_the_tokenizer_would_add_is_left_out():
         ([], "there is no prompt"),
         (["abc", ""], r"prompt 1 \(''\) has no tokens"),
         (["a"], "prompt 0 .* is a single token; need at least 2"),
+        (["ab", "c\udcff"], r"the text 'c\\udcff' is no UTF-8 \(surrogates not allowed\)"),
         ("abc", r"prompts of from_prompts is 'abc' \(str\); need a list"),
     ],
 )
