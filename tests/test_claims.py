@@ -79,7 +79,7 @@ QUESTIONS = {
     "Does head-wise RMSNorm train faster?": ("A13", "stands untested"),
     "Do untrained models prefer tokens by orders of magnitude?": ("B1", "not how probable it is"),
     "When may I believe a fingerprint?": ("C9", "the relabelled null (ours) keeps"),
-    "Is Prefix-Tuning+ as good as LoRA?": ("D5", "not run to its end"),
+    "Is Prefix-Tuning+ as good as LoRA?": ("D5", "Level on agreement"),
 }
 """Questions of a newcomer, the row that answers, and words of the answer."""
 

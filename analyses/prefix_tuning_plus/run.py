@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from analyses.claims import Measured, Work, certain, main
 from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
-from sink_lens.data.tasks import agreement, answered, batches, genres, padded, questions
+from sink_lens.data.tasks import agreement, answer_examples, batches, genres, pad_prompts, questions
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.interfaced import set_attention
@@ -161,7 +161,7 @@ def _train(work, data, arm, *, rate, seed, short=False):
         ramp.step()
         if step % every:
             continue
-        valid = answered(model, work.lens.tokenizer, data["valid"])["loss"].mean()
+        valid = answer_examples(model, work.lens.tokenizer, data["valid"])["loss"].mean()
         if not valid < best - BETTER and not found.empty:
             misses += 1
         else:
@@ -223,7 +223,7 @@ def _of_peft(plain, config):
 
 def _read(work, model, base, data):
     """Answers on what is held out, and the attention of the sink heads in the same prompts, a row an example."""
-    rows = answered(model, work.lens.tokenizer, data["held"])
+    rows = answer_examples(model, work.lens.tokenizer, data["held"])
     shares = []
     for pattern, mask in _patterns(work, model, base, data["held"]):
         sinks = pattern[:, data["sinks"]].mean(1)  # [batch, query, key]
@@ -254,7 +254,7 @@ def _patterns(work, model, base, examples):
     try:
         for start in range(0, len(examples), 12):
             pairs = [(one.prompt, "") for one in examples[start : start + 12]]
-            batch = padded(pairs, work.lens.tokenizer)
+            batch = pad_prompts(pairs, work.lens.tokenizer)
             batch.pop("labels")
             attentions = model(**batch, output_attentions=True).attentions
             yield torch.stack(attentions, 1).detach(), batch["attention_mask"]
