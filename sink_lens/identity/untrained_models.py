@@ -12,7 +12,7 @@ defaults here are the sizes of GPT-2 small for every style, and ours.
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from jaxtyping import Float, Int
@@ -158,6 +158,10 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
             return words[text.lower()]
         raise InputError(f"{name} is {text!r}; need true or false")
     of = next(one for one in kinds if one is not type(None))
+    if get_origin(of) is Literal:
+        if text in get_args(of):
+            return text
+        raise InputError(f"{name} is {text!r}; need one of {', '.join(get_args(of))}")
     try:
         return of(text)
     except ValueError:

@@ -332,14 +332,14 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
     engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"), name="z")], [sink_mass(0)])
-    right = Passes.clean
+    right = Passes.baseline
 
-    def clean(self, *args, **options):
+    def wrong(self, *args, **options):
         found = right(self, *args, **options)
         outcome = replace(found.outcome, mass=found.outcome.mass + 0.25)
         return replace(found, early=replace(found.early, outcome=outcome))
 
-    monkeypatch.setattr(Passes, "clean", clean)
+    monkeypatch.setattr(Passes, "baseline", wrong)
     assert engine.baseline_deviation() == pytest.approx(0.25, abs=1e-6)
 
 

@@ -127,7 +127,7 @@ def test_bad_input_ends_with_code_2(tmp_path):
         ((a, b, "--length", 0), "the length is 0"),
         ((a, b, "--lineages", "x"), "1 lineages for 2 models"),
         ((a, b, "--lineages", "x,"), "a label of the lineages is empty"),
-        ((a, b, "--null", "bayes"), "the null that decides is 'bayes'"),
+        ((a, b, "--null", "bayes"), "--null is 'bayes'; need one of analytical"),
         ((a, b, "--coordinates", 60), "60 of 48 coordinates"),
     ):
         done = run(*arguments)

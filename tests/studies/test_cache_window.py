@@ -167,7 +167,7 @@ def decided(kept, *, chosen=None, sequences=8):
         for some in (kept, chosen or kept)
     )
     recommended = module._recommend(first, config=config)
-    known = {"clean": means["full"], "worst": means["0"], "best": means["full"], "seed": 0}
+    known = {"baseline": means["full"], "worst": means["0"], "best": means["full"], "seed": 0}
     rows = [
         {"part": "judge", "kept": one, "tokens": 0.0} | module.loss_row(loss, **known) for one, loss in means.items()
     ]

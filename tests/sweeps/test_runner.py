@@ -677,14 +677,14 @@ def test_cells_whose_forwards_are_wrong_are_run_in_another_way(tmp_path, monkeyp
 
 
 def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatch, few):
-    clean = Passes.clean
+    right = Passes.baseline
 
     def wrong(self, part, *, prompts, **named):
-        found = clean(self, part, prompts=prompts, **named)
+        found = right(self, part, prompts=prompts, **named)
         outcome = replace(found.outcome, mass=found.outcome.mass + 1e-3)
         return replace(found, early=replace(found.early, outcome=outcome))
 
-    monkeypatch.setattr(Passes, "clean", wrong)
+    monkeypatch.setattr(Passes, "baseline", wrong)
     result = swept(tmp_path, what=FEW)
     assert json.loads((tmp_path / "plan.json").read_text())["path"] == "bridge"
     pd.testing.assert_frame_equal(result.frame, few.frame, **ROUNDING)
@@ -718,7 +718,7 @@ def test_a_dry_run_counts_what_is_run_and_writes_nothing(tmp_path, monkeypatch):
     text = shown(dry_run(lens, GRID, tokens=tokens, metrics=METRICS))
     assert not list(tmp_path.iterdir())
     counted = []
-    for name in ("pack", "clean"):
+    for name in ("pack", "baseline"):
         call = getattr(Passes, name)
         monkeypatch.setattr(
             Passes, name, lambda *args, call=call, **options: (counted.append(1), call(*args, **options))[1]
