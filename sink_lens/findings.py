@@ -89,7 +89,7 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
 
 
 def _name_carriers(tables: Tables) -> list[Phrase]:
-    """Give what carries the sink: parts whose link and whose ablation both say so, over their largest controls."""
+    """Find the parts that carry the sink: both link and ablation say so, above their largest controls."""
     answers = _answers(tables)
     if not answers or not len(tables.get("effects", ())):
         return []

@@ -46,7 +46,7 @@ def said_in(script):
 
 
 def words(line):
-    """What a line says before its first number."""
+    """Return the words of a line before its first number."""
     return " ".join(re.split(r"\d", line, maxsplit=1)[0].split())
 
 

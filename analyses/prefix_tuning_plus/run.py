@@ -112,12 +112,14 @@ def _trainings(work):
             if arm in TRIED:
                 tried = {}
                 for rate in TRIED[arm]:
-                    tried[rate] = _kept(work, data, f"{name} {arm} rate {rate:g}", arm, rate=rate, seed=100, short=True)
+                    tried[rate] = _train_once(
+                        work, data, f"{name} {arm} rate {rate:g}", arm, rate=rate, seed=100, short=True
+                    )
                     bar.update()
                 rates[arm] = min(tried, key=lambda one: tried[one]["valid"].iloc[0])
             rate = rates[arm if arm in TRIED else LIKE[arm]]
             for seed in range(seeds):
-                made = _kept(work, data, f"{name} {arm} {seed}", arm, rate=rate, seed=seed)
+                made = _train_once(work, data, f"{name} {arm} {seed}", arm, rate=rate, seed=seed)
                 frames.append(made.assign(task=name, arm=arm, seed=seed))
                 bar.update()
     return pd.concat(frames, ignore_index=True)
@@ -132,7 +134,7 @@ def _brown():
     return {genre: table[table["name"].str[1].isin([*letters])]["text"] for genre, letters in SECTIONS.items()}
 
 
-def _kept(work, data, key, arm, **options):
+def _train_once(work, data, key, arm, **options):
     """A training, unless an interrupted run has left what came of it."""
     return work.once(key.replace(" ", "-"), lambda: _train(work, data, arm, **options))
 

@@ -108,7 +108,7 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Writings:
-    """What every part adds at a position over its mean on ordinary tokens, in the baseline run of a setting."""
+    """The addition of every part at a position over its mean on ordinary tokens, in the baseline run of a setting."""
 
     setting: Setting
     units: Mapping[int, Sequence[int]]
@@ -128,7 +128,7 @@ class Writings:
         return found
 
     def of_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute what some neurons add."""
+        """Compute the part that some neurons add."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
@@ -152,7 +152,7 @@ class Writings:
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """Compute what a source has added before a place, over ordinary tokens, at a position."""
+        """Compute the part that a source has added before a place, over ordinary tokens, at a position."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added = self.added
         if source.name == EMBEDDING:
@@ -206,7 +206,7 @@ class Writings:
             yield from self._read(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
     def _shift(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
-        """Measure how what an MLP reads changes without the source."""
+        """Compute the change of an MLP's input without the source."""
         lens, position = self.setting.lens, path.position
         change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)
         x = self.stream(layer, mlp=True)[:, position].to(lens.device)
@@ -214,7 +214,7 @@ class Writings:
         return normed(x - change, norm) - normed(x, norm)
 
     def _read(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
-        """Give what the gate and up-projection of some neurons give for a shifted input."""
+        """Compute the gate and up-projection of some neurons for a shifted input."""
         weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
         for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
             if weight is not None:
@@ -335,7 +335,7 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
 def _controls(
     setting: Setting, path: Path, *, units: Mapping[int, Sequence[int]], generator: torch.Generator
 ) -> tuple[str, list[Path]]:
-    """Give what the controls of a path are, and their paths."""
+    """Describe the controls of a path, and list their paths."""
     draws = min(setting.n_controls, PATH_CONTROLS)
     if path.through is not None:
         width = setting.lens.d_model

@@ -58,7 +58,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
 
 def kind_of(table: pd.DataFrame) -> Kind:
-    """Give what the sink is bound to, from the cells that are not isolated.
+    """Say to what the sink is bound, from the cells that are not isolated.
 
     *positional*: an ordinary token at position 0 is a sink, and BOS inside is none; *positional, not BOS* if BOS at
     position 0 is none either. *token*: the other way round. *position or token*: both are. *position and token*:

@@ -263,7 +263,7 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
 
 
 def _advice(error: BaseException) -> str | None:
-    """Give what the user can do about an error; None where it is the program's own fault."""
+    """Say what the user can do about an error; None where it is the program's own fault."""
     if isinstance(error, SinkLensError):
         return str(error)
     if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):

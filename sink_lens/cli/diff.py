@@ -44,7 +44,7 @@ def diff(
 
 
 def _changes(study: "Study") -> "Iterator[RenderableType]":
-    """Give what changed, in numbers and in indices, and every check of the inputs."""
+    """Yield the changes, in numbers and in indices, and every check of the inputs."""
     changes = study.tables["changes"]
     numbers = changes.loc[changes["unit"] != "index"]
     yield columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))

@@ -64,7 +64,7 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
 
 
 def _makers_line(row: Mapping[Any, Any]) -> Text:
-    """Give what a set of makers removes, in a line."""
+    """Say in a line what a set of makers removes."""
     named = first_parts(named_parts(row["parts"]), most=3)
     return Text(f"{plural(int(row['size']), 'part')} remove {percent(row['removed'])} {_percent_bounds(row)}: {named}")
 

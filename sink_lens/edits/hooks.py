@@ -264,7 +264,7 @@ def _index(one: Edit, tensor: Tensor, *, begin: int) -> tuple[Tensor, ...] | Non
 
 
 def _version(tensor: Tensor) -> int:
-    """Count how often the tensor was changed in place; inference tensors have no such count."""
+    """Count the changes in place of the tensor; inference tensors have no such count."""
     return 0 if tensor.is_inference() else tensor._version
 
 

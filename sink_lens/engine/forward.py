@@ -235,7 +235,7 @@ class Desk:
         self.kept.setdefault(place, []).append(found)
 
     def early_of(self, outcome: Outcome) -> Early:
-        """Give what the baseline run whose parts are here leaves for runs that begin at a later position."""
+        """Collect the state of the baseline run, whose parts are here, for runs that begin at a later position."""
         return Early(outcome=outcome, columns=self.columns, losses=self.token_losses)
 
     def finish(

@@ -170,7 +170,7 @@ def partial_pass(
 
 
 def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None) -> Known:
-    """Give what a layer computes without an edit, by a pass from an earlier layer's stream, or from the tokens."""
+    """Compute a layer without an edit, by a pass from an earlier layer's stream, or from the tokens."""
     family = lens.family
     found: dict[str, Tensor] = {}
 

@@ -134,7 +134,7 @@ class RandomSequences:
 
     @property
     def n_chunks(self) -> int:
-        """Count how many chunks there are."""
+        """Count the chunks."""
         return -(-self.sequences // CHUNK)
 
     def chunks(self, lens: LensModel, *, start: int = 0) -> Iterator[TokenBatch]:

@@ -42,8 +42,10 @@ from ..schema import NULLS as NULLS
 from .kendall import tau
 
 Convention = Literal["paper", "code"]
-"""How z becomes p: 1 - Phi(z) in the text of arXiv 2509.26404; min(1, 2 (1 - Phi(z))) in its released code, whose p is
-two-sided for z > 0 only."""
+"""The rule by which z becomes p.
+
+In the text of arXiv 2509.26404 it is 1 - Phi(z); in its released code min(1, 2 (1 - Phi(z))), two-sided for z > 0 only.
+"""
 _VALUES_AT_ONCE = 2**21
 
 
@@ -82,7 +84,7 @@ class Null:
     """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
 
     def z(self, tau_bar: float) -> float:
-        """Count how many standard deviations over the mean."""
+        """Return the distance from the mean in standard deviations."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:

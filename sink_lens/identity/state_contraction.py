@@ -86,7 +86,7 @@ def contraction(
     sinks: bool = True,
     progress: bool = False,
 ) -> Contraction:
-    """Measure how alike a model makes random sequences, and the positions of one, after each sublayer, with the floor.
+    """Measure the similarity of random sequences, and of the positions of one, after each sublayer, with the floor.
 
     One pass of the plain model over the sequences, which are drawn as they are needed, and one over 32 of them for the
     sink measures.

@@ -249,7 +249,7 @@ def _chance(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarr
 
 
 def _covering(ordered: np.ndarray, n: int) -> int:
-    """Count how many of the most frequent tokens cover ``COVERED`` of the events."""
+    """Count the most frequent tokens that cover ``COVERED`` of the events."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 
 

@@ -164,7 +164,7 @@ def top_dimensions(w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: i
 
 
 def agreement(ranking_a: Num[Tensor, " neuron"], ranking_b: Num[Tensor, " neuron"], *, k: int) -> Agreement:
-    """Measure how far two criteria agree: Jaccard overlap of their top k, and Spearman's correlation.
+    """Measure the agreement of two criteria: Jaccard overlap of their top k, and Spearman's correlation.
 
     Args:
         ranking_a: ranks by one criterion, 1 = the top (`norm_rank` turns scores into ranks).

@@ -94,7 +94,7 @@ def share_score(
     row_valid: Bool[Tensor, "batch row"],
     prior: float = PRIOR_QUERIES,
 ) -> Float[Tensor, "batch key"]:
-    """Count how many times its fair share of attention each token receives from the sampled later queries.
+    """Return the attention that each token receives, in fair shares, from the sampled later queries.
 
     A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
     sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions

@@ -156,7 +156,7 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """Give what the module computes now."""
+    """Return the function that the module runs now."""
     return module.forward
 
 

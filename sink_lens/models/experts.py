@@ -38,7 +38,7 @@ class _Shown:
         top_k_index: Int[Tensor, "position sample"],
         top_k_weights: Float[Tensor, "position sample"],
     ) -> Float[Tensor, "position d_model"]:
-        """Compute what the experts add to the stream at each token; where an edit changed something, by neurons."""
+        """Compute what experts add to the stream at each token; where an edit changed something, by neurons."""
         experts: Any = self
         out = super().forward(hidden_states, top_k_index, top_k_weights)  # type: ignore[misc]  # of the base class
         point = getattr(experts, HOOK)

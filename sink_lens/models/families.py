@@ -411,7 +411,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
 
 
 def reach_of(config: Any, *, layer: int) -> int | None:
-    """Count how many positions a query of a layer sees, itself included; None where it sees all before it.
+    """Return the number of positions that a query of a layer sees, itself included; None where it sees all before it.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

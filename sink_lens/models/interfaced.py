@@ -78,7 +78,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 def _sum_values(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute what ``_attn`` of these classes gives: the output by heads, and the pattern."""
+    """Compute attention as ``_attn`` of these classes does: the output by heads, and the pattern."""
     output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
     return output.transpose(1, 2).to(value.dtype), pattern
 

@@ -102,7 +102,7 @@ class LensModel:
         return getattr(self.config, "max_position_embeddings", None)
 
     def reach(self, layer: int) -> int | None:
-        """Count how many positions a query of a layer sees, itself included; None where it has no sliding window."""
+        """Return the number of positions that a query of a layer sees with itself; None without a sliding window."""
         return reach_of(self.config, layer=layer)
 
     @property

@@ -283,7 +283,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
 
 
 def _memory_limits(max_memory: str | None) -> dict[str, Any]:
-    """Measure how much each device may hold; of GPUs what is free."""
+    """Return the memory that each device may use; of GPUs the free part."""
     if max_memory is None:
         return {}
     try:

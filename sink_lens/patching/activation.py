@@ -367,7 +367,7 @@ class Sweep:
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
     def maker(self, put: Put) -> MakesEdit | None:
-        """Give what makes the edit of a part that a configuration names; None puts in the values of the source run."""
+        """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
         if put == "source":
             return None
         if put == "zero":

@@ -46,9 +46,9 @@ _CLAIMS = {
 """(kind of the first node, kind of the second) -> the label of the arrow between them. Other arrows have the name of
 their link."""
 _FROZEN_LINE, _INPUT_LINE = "freeze:", "all inputs:"
-"""How the lines begin that say what freezing a node, or all that it reads, takes away."""
+"""Beginnings of the lines that say what freezing a node, or all that it reads, takes away."""
 CHARACTERS = 14
-"""What fits over a gap; into a box two fewer."""
+"""Characters that fit over a gap; into a box two fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +320,7 @@ def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
 
 
 def _effect_texts(edge: Mapping[Any, Any], *, first: bool) -> list[tuple[str, dict[str, Any]]]:
-    """What a link's intervention makes or removes of the sink, its interval and its controls, each with its style."""
+    """The share of the sink that a link's intervention moves, its interval and controls, each with its style."""
     if math.isnan(edge["value"]):
         return [("no intervention", {"color": QUIET})]
     colour = _STYLES.get(edge["verdict"], (QUIET, ""))[0]
@@ -339,7 +339,7 @@ def _sign(verdict: str) -> str:
 
 
 def _foot(axes: Axes, about: Mapping[str, Any], edges: pd.DataFrame, *, left_out: int, top: float) -> None:
-    """Give what the arrows and numbers are."""
+    """Explain the arrows and numbers below the drawing."""
     lines = [
         "Arrow: a path. As wide as the share of the sink that is lost if its end alone reads the stream without what "
         "its beginning wrote.",

@@ -334,7 +334,7 @@ def _upstream(
     links: pd.DataFrame,
     effect_of: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Give what all growth steps share: the token, its aggregated values, what attention writes, and plain nodes."""
+    """Make the nodes that all growth steps share: token, aggregated values, what attention writes, plain nodes."""
     layers = _named_layers(str(effect_of.get(into.get("attn_out", ""), {}).get("layers", "")))
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     names = {_kind(node): node for link in joined for node in (link.source, link.target)}

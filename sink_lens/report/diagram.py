@@ -287,7 +287,7 @@ def _placed(
 
 
 def _side(name: str, diagram: Diagram, *, em: float) -> float:
-    """Measure how long the side of a box is that its arrows need, beside each other."""
+    """Compute the length of the side of a box that its arrows need, beside each other."""
     sides = ([one for one in diagram.arrows if getattr(one, end) == name] for end in ("source", "target"))
     return max(sum(0.45 * em + _width(one, em=em) / 72 for one in some) for some in sides)
 
@@ -354,7 +354,7 @@ def _filled(words: Sequence[str], width: float, *, form: _Form, size: float, bol
 
 
 def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
-    """Give what the lines mean, in lines: kind, meaning, and where it begins."""
+    """Explain the lines: kind, meaning, and where it begins."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
@@ -517,7 +517,7 @@ def _width(arrow: Arrow, *, em: float) -> float:
 
 
 def _head(arrow: Arrow, *, em: float) -> tuple[float, float]:
-    """Measure how long the head of an arrow is, and half of how wide."""
+    """Compute the length of the head of an arrow, and half of its width."""
     width = _width(arrow, em=em)
     return 0.35 * em + width / 90, 0.2 * em + width / 95
 

@@ -69,7 +69,7 @@ def _reasons(pairs: pd.DataFrame) -> set[str]:
 
 
 def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
-    """Count how many unrelated pairs each null lets pass, and by how much the formula is too narrow."""
+    """Say how many unrelated pairs each null lets pass, and by how much the formula is too narrow."""
     n = int(calibration["pairs"].iloc[0])
     passed = listed(
         f"{row['null']} {row['p_over_01'] * n:.0f}{' (decides)' * (row['null'] == decides)}"

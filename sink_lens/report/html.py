@@ -331,7 +331,7 @@ def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
 
 
 def _views(part: Content) -> dict[str, tuple[str, views.View]]:
-    """Give what CircuitsVis shows of a run: id of its element -> title and view."""
+    """Collect the CircuitsVis views of a run: id of its element -> title and view."""
     asked = {
         "view-heads": ("Attention heads, the strongest", views.attention_heads),
         "view-tokens": ("Tokens, by the attention that they get", views.colored_tokens),

@@ -55,7 +55,7 @@ Row = Mapping[str, Cell]
 
 
 def row_of(run: Run) -> dict[str, Cell]:
-    """Give what a run says of its model: name -> cell; cards and traces share the names of what both have.
+    """Collect the facts that a run has of its model: name -> cell; cards and traces share the names of what both have.
 
     Raises:
         RunError: the run is neither a card nor a trace, or lacks its summary.

@@ -38,7 +38,7 @@ class PageTable:
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """Give what a reader copies."""
+        """Return the text that a reader copies."""
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
@@ -105,7 +105,7 @@ def _always(_: Run) -> bool:
 
 
 def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
-    """Give what reads a table of a run, or some of its columns: the numbers behind a figure."""
+    """Return the code that reads a table of a run, or some of its columns: the numbers behind a figure."""
 
     def read(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=())

@@ -101,7 +101,7 @@ def _node_words(nodes: pd.DataFrame) -> str:
 
 
 def _heads(nodes: pd.DataFrame) -> str:
-    """Count how many heads are over the threshold, of how many; nothing where it was not measured."""
+    """Say how many heads are over the threshold, of how many; nothing where it was not measured."""
     found = [re.match(r"(\d+) of (\d+)\n", detail) for detail in nodes["detail"]]
     if not all(found):
         return ""
@@ -211,7 +211,7 @@ def of_patches(
     labels: Mapping[int, str] | None = None,
     title: str = "",
 ) -> Diagram:
-    """Give what patches measured: the strongest parts, each with an arrow to the metric.
+    """Sketch the measured patches: the strongest parts, each with an arrow to the metric.
 
     Patches of neighbouring layers that do about the same are one box, with the strongest's number.
 

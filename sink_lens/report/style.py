@@ -249,7 +249,7 @@ def _plain(value: float, _: int | None = None) -> str:
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
-    """Give what the marks mean, above the axes, or above the whole figure."""
+    """Explain the marks, above the axes, or above the whole figure."""
     style = {
         "fontsize": FONT - 1,
         "frameon": False,

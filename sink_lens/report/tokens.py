@@ -32,7 +32,7 @@ _MOST_DIMENSIONS = 6
 
 
 def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure:
-    """Count how many tokens have which score, one panel a score, with the gap shaded and the threshold as a line.
+    """Draw the number of tokens by score, one panel a score, with the gap shaded and the threshold as a line.
 
     Args:
         histogram: by, low, high, tokens.

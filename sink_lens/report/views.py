@@ -555,7 +555,7 @@ def _id(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Give what JSON can hold: numbers to four digits, undefined ones as 0."""
+    """Convert an array to lists of numbers with four digits, undefined ones as 0, since JSON has no others."""
     if isinstance(value, np.ndarray):
         return np.round(np.nan_to_num(value, posinf=0, neginf=0), 4).tolist()
     return value

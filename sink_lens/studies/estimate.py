@@ -61,7 +61,7 @@ class StudyCost:
     bytes_peak: int
     """Peak memory of the process."""
     is_timed: bool = True
-    """Whether a pass was timed, rather than reckoned from the headers."""
+    """True if a pass was timed, False if the time is reckoned from the headers."""
 
 
 def most_passes(config: Estimable) -> float:

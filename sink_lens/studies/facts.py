@@ -50,7 +50,7 @@ class Fact:
 
     @property
     def room(self) -> float:
-        """Measure how far from a published number a measured one may lie; for numbers only."""
+        """Return the allowed distance of a measured number from a published one; for numbers only."""
         return max(
             float(self.tolerance.get("absolute", 0.0)),
             float(self.tolerance.get("relative", 0.0 if self.tolerance else _DEFAULT_TOLERANCE)) * abs(self.value),

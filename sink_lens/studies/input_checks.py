@@ -53,7 +53,7 @@ def _broken(check: str, said: str, line: str) -> Finding:
 
 
 def leading_bos(ids: Sequence[int], token: int | None) -> int:
-    """Count how many BOS tokens a sequence begins with."""
+    """Count the BOS tokens that a sequence begins with."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1
@@ -159,7 +159,7 @@ def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Findi
 
 
 def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
-    """Give what a chat of three turns shows: every message, the end of a turn, and the prompt for an answer."""
+    """Check a chat of three turns: every message, the end of a turn, and the prompt for an answer."""
     before, now = (str(one.apply_chat_template(list(_TURNS), tokenize=False)) for one in (base, tuned))
     lost = [turn["content"] for turn in _TURNS if turn["content"] in before and turn["content"] not in now]
     if lost:

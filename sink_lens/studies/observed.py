@@ -274,7 +274,7 @@ class Observed:
 
     @cached_property
     def writers(self) -> list[dict[str, Any]]:
-        """Give what writes the outlier dimension in each growth step: the attention, the MLP and the strongest neurons.
+        """Find the writers of the outlier dimension by growth step: attention, MLP and the strongest neurons.
 
         One row a layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
         share] of those that make at least ``SUPER_SHARE``. A mixture of experts also has ``experts``: [expert, share],

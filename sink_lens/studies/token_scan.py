@@ -438,7 +438,7 @@ def _maxima(maxima: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
 
 
 def _histogram(found: _Found) -> pd.DataFrame:
-    """Count how many tokens have which score, in bins of equal ratio."""
+    """Count tokens by score, in bins of equal ratio."""
     frames = []
     for by, scores in found.scores.items():
         known = scores[~scores.isnan()].numpy().astype(float)
@@ -475,7 +475,7 @@ def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
 
 
 def _agreement(every: pd.DataFrame) -> pd.DataFrame:
-    """Measure how far sinks and massive tokens are the same ones, by kind of token."""
+    """Measure the overlap of sinks and massive tokens, by kind of token."""
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
         part = every if kind == "all" else every.loc[every["kind"] == kind]

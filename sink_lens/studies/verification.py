@@ -120,7 +120,7 @@ class _Batches:
         self._seen: dict[tuple[str, str, int], Observed] = {}
 
     def seen(self, condition: Mapping[str, Any]) -> Observed:
-        """Give what was measured of the model on the sequences that a fact is about (tokens, length, BOS).
+        """Return the measurements of the model on the sequences that a fact is about (tokens, length, BOS).
 
         Raises:
             UnmeasuredError: such sequences are not at hand.

@@ -254,7 +254,7 @@ class _Asked:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Give what the sweep is made from."""
+        """Return the model, tokens, means and seeds that the sweep is made from."""
         found = provenance_of(self.lens, self.batch, kernel="eager") | ({"means": self.means} if self.means else {})
         return found | {"seeds": {"tokens": self.batch.seed, "bootstrap": self.seed}}
 

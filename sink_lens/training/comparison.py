@@ -298,7 +298,7 @@ def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
 
 
 def measured_checkpoints(run: Run) -> pd.DataFrame | None:
-    """Give what was measured on a run's checkpoints; None where nothing was."""
+    """Read the measurements of a run's checkpoints; None where there are none."""
     if "watch" not in run.tables:
         return None
     frame = run.tables["watch"]

@@ -523,7 +523,7 @@ def _has_compiled(model: nn.Module) -> bool:
 
 
 def _callable(model: nn.Module) -> Callable[..., Any]:
-    """Give what to call for a forward of its own: not DDP, which would synchronise its buffers."""
+    """Return the module to call for a forward of its own: not DDP, which would synchronise its buffers."""
     while name := next((one for one in ("_orig_mod", "module") if one in model._modules), None):
         model = model.get_submodule(name)
     return model

@@ -98,7 +98,7 @@ def outside(
     *matrices: Float[Tensor, "kv_head row value"],
     phi: Phi = "elu",
 ) -> Float[Tensor, "batch position head value"]:
-    """Compute what Prefix-Tuning+ adds to the heads' outputs: ``phi(q) M``.
+    """Compute the part that Prefix-Tuning+ adds to the heads' outputs: ``phi(q) M``.
 
     Args:
         query: queries as they are projected, before a norm or a rotation, so that the same query adds the same at

@@ -23,7 +23,7 @@ _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_pos
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
-    """Count how many queries have a positive product with each key, and the advantage of the studied one.
+    """Make the readings: share of queries that have a positive product with a key, and advantage of the studied key.
 
     A key's advantage is its logit over the mean logit of the other keys that the query sees. Logits are
     those before a soft cap.
