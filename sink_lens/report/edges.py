@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -315,9 +315,30 @@ def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
 
 
 def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
-    """The result of a run in sentences, from its table ``summary``."""
+    """The result of a run in sentences, from its table ``summary``: how good the circuit is comes first."""
     row = summary.to_dict("records")[0]
-    said = [
+    said = [_faithful(row)]
+    if np.isfinite(row["rank_correlation"]):
+        said.append(
+            f"Beside real patches of single edges the scores rank with {number(row['rank_correlation'])}, and miss "
+            f"{percent(row['missed'])} of the summed effect."
+        )
+    said.append(
+        f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
+        f"halves share {percent(row['jaccard_halves'])} of the edges of either."
+    )
+    if row["core_edges"] >= 0:
+        real = (
+            f"; a real patch confirms {row['confirmed_edges']} (1% of the difference)"
+            if "confirmed_edges" in row
+            else ""
+        )
+        said.append(
+            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template"
+            f"{real}. {row.get('undecided_edges', 0)} are undecided: in as many under some of these and in fewer under "
+            f"others. {row['contingent_edges']} more are contingent: chosen under some, in 95% under none."
+        )
+    said += [
         f"{row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method'])} on {row['pairs']} pairs; "
         f"replaced: {visible(row['ablation'])}.",
         f"{_capital(words(str(row['metric'])))} is {number(row['clean'])} in clean and {number(row['corrupted'])} in "
@@ -334,28 +355,6 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"EAP-IG's left sum with the points it began with gives {percent(row['left_sum'])} on "
             f"{plural(int(row['left_pairs']), 'pair')}."
         )
-    if np.isnan(row["cpr"]):
-        said.append(
-            "Faithfulness is not given: the difference between the whole model and no edge is "
-            f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}], which is not told from 0."
-        )
-    else:
-        at = row["share_at_80"]
-        reach = f"{percent(at)} of the edges reach 80% of it" if np.isfinite(at) else "no judged size reaches 80% of it"
-        said.append(
-            f"Whole model minus no edge is {number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}] "
-            f"on pairs that chose no edge; {reach}. CPR {number(row['cpr'])}, CMD {number(row['cmd'])} (over the "
-            f"logarithm of the share: {number(row['cpr_log'])}, {number(row['cmd_log'])})."
-        )
-    said.append(
-        f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
-        f"halves share {percent(row['jaccard_halves'])} of the edges of either."
-    )
-    if np.isfinite(row["rank_correlation"]):
-        said.append(
-            f"Beside real patches of single edges the scores rank with {number(row['rank_correlation'])}, and miss "
-            f"{percent(row['missed'])} of the summed effect."
-        )
     if row.get("outside_sampled", -1) > 0:
         outside = row["all_edges"] - row["edges"]
         said.append(
@@ -363,18 +362,26 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): at "
             f"most {row['outside_at_most']:,} of {outside:,} outside do, at 95% confidence."
         )
-    if row["core_edges"] >= 0:
-        real = (
-            f"; a real patch confirms {row['confirmed_edges']} (1% of the difference)"
-            if "confirmed_edges" in row
-            else ""
-        )
-        said.append(
-            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template"
-            f"{real}. {row.get('undecided_edges', 0)} are undecided: in as many under some of these and in fewer under "
-            f"others. {row['contingent_edges']} more are contingent: chosen under some, in 95% under none."
-        )
     return tuple(said)
+
+
+def _faithful(row: Mapping[str, Any]) -> str:
+    """How much of the whole model's metric few edges keep, on pairs that chose none of them."""
+    gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
+    if np.isnan(row["cpr"]):
+        return (
+            f"Faithfulness is not given: the difference between the whole model and no edge is {gap}, which is not "
+            "told from 0."
+        )
+    return (
+        f"{_capital(_reach(row['share_at_80']))} what the whole model has over no edge, {gap}, on pairs that chose no "
+        f"edge. CPR {number(row['cpr'])}, CMD {number(row['cmd'])} (over the logarithm of the share: "
+        f"{number(row['cpr_log'])}, {number(row['cmd_log'])})."
+    )
+
+
+def _reach(share: float) -> str:
+    return f"{percent(share)} of the edges reach 80% of" if np.isfinite(share) else "no judged size reaches 80% of"
 
 
 def _capital(text: str) -> str:
@@ -384,11 +391,12 @@ def _capital(text: str) -> str:
 def _title(run: Run) -> str:
     task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
-    table = run.optional("summary", columns=["edges", "all_edges"])
+    table = run.optional("summary", columns=["cpr", "share_at_80"])
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
-    return f"The circuit of {what}: {int(row['edges']):,} of {int(row['all_edges']):,} edges"
+    found = "what it carries is not told" if np.isnan(row["cpr"]) else f"{_reach(row['share_at_80'])} it"
+    return f"The circuit of {what}: {found}"
 
 
 def _headline(run: Run) -> list[str]:

@@ -53,13 +53,14 @@ def save_figures(
     for number, path in enumerate(runs, start=1):
         run = read_run(path)
         prefix = f"run-{number}-" if len(runs) > 1 else ""
-        for drawn in page_of(run).figures:
-            if not belongs(run, drawn):
-                continue
+        every = [drawn for drawn in page_of(run).figures if belongs(run, drawn)]
+        for drawn in every:
             make = functools.partial(_figure, run, drawn)
             made, why = attempt(run, lambda make=make: fit_figure(make, inches=inches, font=font))
             if made is None:
-                missing.append(f"{prefix}{drawn.key}: {why}")
+                narrow = f"{drawn.key}-paper"  # a figure's sketch for a column of a paper
+                instead = f". Use {prefix}{narrow}" if any(one.key == narrow for one in every) else ""
+                missing.append(f"{prefix}{drawn.key}: {why}{instead}")
                 continue
             data, _ = attempt(run, lambda drawn=drawn, run=run: drawn.data(run))
             try:

@@ -1,5 +1,6 @@
 """The sentence at the top of a page, and the notes that keep two of its numbers apart."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -127,3 +128,23 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
     ticks = [label.get_text() for axes in figure.axes for label in (*axes.get_yticklabels(), *axes.get_xticklabels())]
     assert {"0 ·In", "1 ·Paris/·Rome", "2 ,"} <= set(ticks)
     assert patch._prompts(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
+
+
+@pytest.mark.parametrize(
+    ("share", "cpr", "title", "first"),
+    [
+        (0.01, 0.94, "1% of the edges reach 80% of it", "1% of the edges reach 80% of what the whole model has"),
+        (np.nan, 0.4, "no judged size reaches 80% of it", "No judged size reaches 80% of what the whole model has"),
+        (np.nan, np.nan, "what it carries is not told", "Faithfulness is not given"),
+    ],
+)
+def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp_path, share, cpr, title, first):
+    numbers = dict.fromkeys(("gap", "gap_low", "gap_high", "clean", "corrupted", "jaccard_halves", "cmd"), 0.5)
+    numbers |= {"cpr_log": 0.5, "cmd_log": 0.5, "rank_correlation": 0.9, "missed": 0.1}
+    numbers |= {"edges": 152, "all_edges": 70512, "pairs": 16, "stable_edges": 9, "core_edges": -1}
+    numbers |= {"share_at_80": share, "cpr": cpr, "method": "eap", "ablation": "resample", "metric": "logit_diff"}
+    numbers["completeness"] = np.nan
+    summary = pd.DataFrame([numbers])
+    shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
+    assert shown.title.endswith(title)
+    assert shown.headline[0].startswith(first)
