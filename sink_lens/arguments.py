@@ -9,6 +9,7 @@ raises while it runs passes as it is.
 import functools
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -51,7 +52,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
         InputError: which one, what was found and what is needed.
     """
     hints, parameters = _hints(function), inspect.signature(function).parameters
-    name_of = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    name_of = re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
         if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from jaxtyping import Float
@@ -16,10 +17,14 @@ import sink_lens
 from sink_lens.arguments import checked, fits
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
+from sink_lens.identity.nulls import analytical
 from sink_lens.models.tiny import tiny
+from sink_lens.patching.pairs import PromptPair
 
 META = torch.zeros(2, 2, device="meta")
 IDS = torch.ones(1, 8, dtype=torch.int64)
+BATCH = sink_lens.TokenBatch.from_tensor(IDS)
+PAIR = PromptPair(clean=BATCH, corrupted=BATCH, differences=pd.DataFrame(), labels={})
 
 
 def gini(rows):
@@ -104,6 +109,10 @@ def test_what_a_type_allows(value, hint, fit):
             ),
             "freeze of path_patch is 'q'",
         ),
+        (lambda: PAIR.run_and_source("sideways"), "direction of run_and_source is 'sideways'"),
+        (lambda: analytical(10, shared=3).log10_p(0.1, convention="none"), "convention of log10_p is 'none'"),
+        (lambda: BATCH[5], r"rows of TokenBatch is 5 \(int\)"),
+        (lambda: BATCH.cut("3"), r"length of cut is '3' \(str\)"),
     ],
 )
 def test_public_names_refuse_what_they_cannot_take(call, says):

@@ -158,12 +158,14 @@ class TokenBatch:
             digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
+    @checked
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
         """Some of the sequences, by a slice, a list of numbers or a tensor of them; all keep the full width."""
         index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
         index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
         return replace(self, tokens=self.tokens[index], lengths=self.lengths[index])
 
+    @checked
     def cut(self, length: int) -> "TokenBatch":
         """The first positions of every sequence; a length above their number changes nothing."""
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits

@@ -37,6 +37,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import log_ndtr, log_softmax
 
+from ..arguments import checked
 from ..errors import InputError
 from ..schema import NULLS as NULLS
 from .kendall import tau
@@ -87,6 +88,7 @@ class Null:
         """Return the distance from the mean in standard deviations."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
+    @checked
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:
         """log10 of p by the normal approximation, not under the smallest p that there is."""
         return max(log10_p(self.z(tau_bar), convention=convention), self.floor)

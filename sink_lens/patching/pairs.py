@@ -7,6 +7,7 @@ import pandas as pd
 from torch import Tensor
 
 from ..activations.forward import check_tokens
+from ..arguments import checked
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, decode_tokens, from_prompts, from_tensor
 from ..errors import InputError
@@ -28,6 +29,7 @@ class PromptPair:
     labels: Mapping[int, str]
     """Position -> label; for a single sequence its token (clean / corrupted). * marks positions that differ."""
 
+    @checked
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
         """The sequences to patch and the source sequences, for a direction.
 
