@@ -45,7 +45,6 @@ REFUSED = {
     "patch, an axis that is not": ["patch", *PATCH, "--by", "layer,head"],
     "patch, a check of none": ["patch", *PATCH, "--approximate", "--check", -1],
     "sweep, an engine that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--engine", "slurm"],
-    "sweep, a mode that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--mode", "quick"],
     "sweep, a device that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--devices", "cuda:7,cuda:8"],
     "tokens, over the context": ["tokens", "MODEL", "--tokens", "random", "--length", 5000, "--device", "cpu"],
     "tokens, a gap of one": ["tokens", "MODEL", "--gap", 1, "--device", "cpu"],

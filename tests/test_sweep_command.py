@@ -71,7 +71,7 @@ def calls(monkeypatch, tmp_path):
 
 def test_help_shows_every_option_the_examples_and_the_exit_codes():
     shown = run("sweep", "--help").stdout
-    options = "model out mode device devices engine workers retry-failed dry-run example overwrite quiet"
+    options = "model out device devices engine workers retry-failed dry-run example overwrite quiet"
     for option in options.split():
         assert f"--{option} " in shown
     assert "sink-lens sweep --example > sweep.toml" in shown
@@ -112,7 +112,6 @@ def test_without_a_file_the_error_says_how_to_get_one():
         ("colour = 1\n" + FILE, "has 'colour', which is not known; need some of"),
         ("[tokens]\nlength = 9\n", "has no edits"),
         ("[[edits]\n", "cannot be read as a configuration of sweep"),
-        ('mode = "slow"\n' + FILE, "mode is 'slow'; need one of exact, fast"),
         (FILE.replace("length = 10", "length = 1"), "length is 1; need at least 2"),
     ],
 )
@@ -125,18 +124,17 @@ def test_a_bad_file_ends_with_code_2(calls, tmp_path, text, says):
     assert not calls
 
 
-def test_a_file_that_is_not_there_and_a_mode_that_is_none_end_with_code_2(calls, file):
+def test_a_file_that_is_not_there_and_no_workers_end_with_code_2(calls, file):
     missing = run("sweep", "none.toml")
     assert missing.exit_code == 2
     assert "none.toml cannot be read as a configuration of sweep" in missing.stderr
-    assert run("sweep", file, "--mode", "slow").exit_code == 2
     assert run("sweep", file, "--workers", "0").exit_code == 2
     assert not calls
 
 
 def test_options_reach_the_sweep(calls, file, tmp_path):
     run("sweep", file)
-    options = "--model a/model --mode exact --device cpu --out here --engine ray --workers 3 --overwrite --retry-failed"
+    options = "--model a/model --device cpu --out here --engine ray --workers 3 --overwrite --retry-failed"
     run("sweep", file, *options.split())
     run("sweep", file, "--devices", "cpu, cuda:1", "--quiet")
     (first, plain), (second, chosen), (third, spread) = calls
@@ -150,7 +148,7 @@ def test_options_reach_the_sweep(calls, file, tmp_path):
         "retry_failed": False,
         "progress": True,
     }
-    assert (second.model, second.mode, second.device) == ("a/model", "exact", "cpu")
+    assert (second.model, second.device) == ("a/model", "cpu")
     assert (str(chosen["out"]), chosen["engine"], chosen["workers"]) == ("here", "ray", 3)
     assert (chosen["overwrite"], chosen["retry_failed"]) == (True, True)
     assert (third.device, spread["devices"], spread["progress"]) == ("cpu", ["cpu", "cuda:1"], False)

@@ -20,11 +20,10 @@ layers = 11
 units = "each"
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..configuration import check_known, check_types, flat, with_fields
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
@@ -34,18 +33,6 @@ from ..models.bundled import DEFAULT_MODEL
 if TYPE_CHECKING:  # they need torch, and --help does not
     from ..engine.named_metrics import MetricSpec
     from .grid import EditGrid, Grid
-
-Mode = Literal["exact", "fast"]
-
-
-def check_mode(mode: Mode) -> None:
-    """Warn if the mode is the one that no longer does anything."""
-    if mode == "fast":
-        warnings.warn(
-            "the mode 'fast' does nothing: every sweep is exact and as fast as it gets; leave it out",
-            FutureWarning,
-            stacklevel=3,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +45,6 @@ class SweepConfig:
     """Metrics of each cell: the tables ``[[metrics]]`` of a file. Default: ``sink_mass``."""
     model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
-    mode: Mode = "exact"
-    """There is one mode, exact; fast is accepted with a warning, and does nothing."""
     controls: int | None = None
     """Random draws of as many units (heads, positions) for each cell; 0 for none. Default: 5."""
     tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})

@@ -34,7 +34,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display, read_table
 from ..records.reading import damaged_file
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
-from .config import Mode, SweepConfig, check_mode
+from .config import SweepConfig
 from .estimate import cost_of, estimate
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, tables
@@ -53,7 +53,6 @@ def sweep(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: Mode | None = None,
     out: str | Path | None = None,
     engine: str = "local",
     devices: Sequence[str] = (),
@@ -73,7 +72,6 @@ def sweep(
         what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
         tokens: the sequences; those of the configuration if None.
         metrics: the metrics to read from each cell; by default the attention to position 0.
-        mode: of earlier versions; there is one, exact, and ``fast`` does nothing but warn.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         engine: local, or ray (``pip install 'sink-lens[ray]'``).
         devices: local only: one process for each, such as ``("cuda:0", "cuda:1")``; this process if there is at most
@@ -85,10 +83,10 @@ def sweep(
         progress: show a progress bar.
 
     Raises:
-        InputError: a grid, metric, mode or engine that cannot be used.
+        InputError: a grid, metric or engine that cannot be used.
         RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
     """
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
     where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
     check_engine(**where, what=asked.what, metrics=asked.metrics)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
@@ -185,7 +183,7 @@ class _Asked:
         config = {
             "grid": _plain(self.what.config()) if isinstance(self.what, Grid) else [cell.identity for cell in cells],
             "metrics": [metric_config(one) for one in self.metrics],
-            "mode": "exact",
+            "mode": "exact",  # runs of 0.2 have it
             "interval_seed": self.seed,
         }
         return create_run(
@@ -299,14 +297,13 @@ def dry_run(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: Mode | None = None,
 ) -> RenderableType:
     """Estimate the cost of ``sweep`` with these arguments, in words. Loads the model, but writes nothing.
 
     Raises:
         InputError: what ``sweep`` would refuse.
     """
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=None)
     lens, batch = asked.lens, asked.batch
     if not isinstance(asked.what, Grid):
         _cells(asked.what, lens, batch)
@@ -324,13 +321,12 @@ def _collect(
     *,
     tokens: TokenBatch | None,
     metrics: Sequence[Measured] | Measured,
-    mode: Mode | None,
     seed: int | None,
 ) -> _Asked:
     """Collect everything that determines the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     if isinstance(model, SweepConfig):
-        for name, found in (("grid", what), ("mode", mode), ("seed", seed)):
+        for name, found in (("grid", what), ("seed", seed)):
             if found is not None:
                 raise InputError(
                     f"a configuration and a {name} were given; the configuration has its own: leave one out"
@@ -343,7 +339,6 @@ def _collect(
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
         lens, batch, seed = as_lens(model), tokens, seed or 0
-        check_mode(mode or "exact")
     check_tokens(lens, batch)
     return _Asked(lens=lens, what=what, batch=batch, metrics=given or [MetricSpec(name="sink_mass")], seed=seed)
 

@@ -20,7 +20,6 @@ from sink_lens.sweeps.config import sweep_config
 EDITS = [{"kind": "zero", "site": "z", "heads": "each"}]
 TOML = """
 model = "a/model"
-mode = "exact"
 controls = 2
 seed = 7
 device = "cpu"
@@ -47,7 +46,6 @@ units = "each"
 """
 WANTED = SweepConfig(
     model="a/model",
-    mode="exact",
     seed=7,
     device="cpu",
     dtype="float64",
@@ -79,7 +77,6 @@ def written(folder, text, *, name="sweep.toml"):
 def test_toml_and_json_give_the_same_configuration(tmp_path):
     as_json = {
         "model": "a/model",
-        "mode": "exact",
         "controls": 2,
         "seed": 7,
         "device": "cpu",
@@ -101,7 +98,6 @@ def test_everything_but_the_edits_has_a_default():
     assert {part.name: getattr(config, part.name) for part in fields(config)} == {
         "grid": Grid(edits=(EditGrid(),), controls=5, seed=0),
         "metrics": (MetricSpec(name="sink_mass"),),
-        "mode": "exact",
         "controls": 5,
         "model": DEFAULT_MODEL,
         "tokens": "text",
@@ -123,8 +119,8 @@ def test_prompts_and_a_text_file_are_sources_of_tokens(tmp_path):
 
 
 def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
-    config = read_sweep(written(tmp_path, TOML), model="another", mode="exact", seed=11)
-    assert (config.model, config.mode, config.seed, config.grid.seed) == ("another", "exact", 11, 11)
+    config = read_sweep(written(tmp_path, TOML), model="another", seed=11)
+    assert (config.model, config.seed, config.grid.seed) == ("another", 11, 11)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,6 @@ def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
         ({"controls": -1, "edits": EDITS}, "controls is -1; need a whole number from 0 on"),
         ({"seed": 1.5, "edits": EDITS}, "seed is 1.5; need a whole number"),
         ({"seed": -1, "edits": EDITS}, "seed is -1; need a whole number from 0 on"),
-        ({"mode": "slow", "edits": EDITS}, "mode is 'slow'; need one of exact, fast"),
         ({"model": 3, "edits": EDITS}, "model is 3; need a text"),
         ({"device": 0, "edits": EDITS}, "device is 0; need a text"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
@@ -202,7 +197,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
 
 def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     config = read_sweep(written(tmp_path, _EXAMPLE))
-    assert (config.model, config.mode, config.tokens) == (DEFAULT_MODEL, "exact", "text")
+    assert (config.model, config.tokens) == (DEFAULT_MODEL, "text")
     lens = llama(30)  # as many layers as the default model
     cells, controls = config.grid.cells(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads

@@ -318,13 +318,6 @@ def test_cells_that_share_forwards_have_the_numbers_of_single_runs_and_the_plan_
             assert rows["value"].tolist() == close(wanted.tolist())
 
 
-def test_the_mode_of_earlier_versions_does_nothing_but_warn(whole, tmp_path):
-    with pytest.warns(FutureWarning, match="the mode 'fast' does nothing"):
-        found = swept(tmp_path, mode="fast")
-    assert_same(found, whole)
-    assert swept(tmp_path).headline == found.headline  # the same sweep
-
-
 # --- cells of one's own
 
 
@@ -781,7 +774,6 @@ def test_times_are_spoken_in_seconds_minutes_and_hours():
         (lambda out: swept(out, what=None), "needs a grid, or cells, and tokens"),
         (lambda out: swept(out, tokens=None), "needs a grid, or cells, and tokens"),
         (lambda out: sweep(SweepConfig(grid=GRID), GRID, out=out), "has its own: leave one out"),
-        (lambda out: sweep(SweepConfig(grid=GRID), mode="fast", out=out), "a mode were given; the configuration has"),
         (lambda out: sweep(SweepConfig(grid=GRID), seed=0, out=out), "a seed were given; the configuration has its"),
         (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
         (lambda out: swept(out, what=[]), "there are no cells"),
