@@ -40,7 +40,8 @@ from sink_lens.edits.outcome import Outcome
 from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
 from sink_lens.patching.activation import Sweep, measured_run
-from sink_lens.patching.cells import Part, cell_of_patch, cells
+from sink_lens.patching.cells import cell_of_patch
+from sink_lens.patching.parts import Part, cells
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
 TOLERANCE = 1e-5

@@ -15,7 +15,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display
-from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep, runner
+from sink_lens.sweeps import EditGrid, MetricSpec, estimate, read_sweep, runner
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'
 
@@ -62,7 +62,7 @@ def calls(monkeypatch, tmp_path):
 
     monkeypatch.setattr(runner, "sweep", sweep)
     monkeypatch.setattr(runner, "sweep_shard", sweep)
-    monkeypatch.setattr(runner, "dry_run", lambda config: made.append((config, "dry")) or "what it would cost")
+    monkeypatch.setattr(estimate, "estimate", lambda config: made.append((config, "dry")) or "what it would cost")
     return made
 
 
@@ -209,7 +209,7 @@ def test_an_interrupt_says_where_the_finished_blocks_are_and_how_to_go_on(monkey
 def test_a_dry_run_says_what_it_would_cost(calls, file):
     done = run("sweep", file, "--dry-run", "--seed", "4")
     assert done.exit_code == 0
-    assert re.fullmatch(r"what it would cost\nThis dry run took \S+( \S+)?: libraries, the model .*\n", done.stdout)
+    assert done.stdout == "what it would cost\n"
     ((config, called),) = calls
     assert (config.seed, called) == (4, "dry")
 
@@ -292,6 +292,9 @@ def test_a_dry_run_counts_cells_and_writes_nothing(model, file, tmp_path):
     assert done.exit_code == 0
     assert re.search(r"cells\W+12\b", done.stdout)
     assert re.search(r"random controls beside them\W+0\b", done.stdout)  # every head is a cell of the table itself
+    # of the three layers a head of layer L takes 3 - L: (3 + 2 + 1) / 9
+    assert re.search(r"layers run for a cell\W+67% of all", done.stdout)
+    assert "Nothing was written" in " ".join(done.stdout.split())
     assert [path.name for path in tmp_path.iterdir()] == ["heads.toml"]
 
 

@@ -12,12 +12,15 @@ both of its ends are at the same positions, since only attention moves between p
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, ModelError
-from ..models.lens import LensModel, check_every_layer
+
+if TYPE_CHECKING:
+    from ..models.header import Sized
+    from ..models.lens import LensModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Graph:
     @classmethod
     def of(
         cls,
-        lens: LensModel,
+        lens: "LensModel",
         *,
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
@@ -85,6 +88,8 @@ class Graph:
             ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
             InputError: a layer or a neuron that does not exist.
         """
+        from ..models.lens import check_every_layer
+
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
         check_every_layer(lens)
@@ -93,21 +98,38 @@ class Graph:
                 f"{lens.name} is a mixture of experts: which experts run changes with the input, so that what an MLP "
                 "writes is no sum of fixed parts; need a dense model. sink-lens patch works on this one"
             )
+        return cls.of_sizes(lens, parallel=is_parallel(lens), gated=has_gate(lens), neurons=neurons, spans=spans)
+
+    @classmethod
+    def of_sizes(
+        cls,
+        model: "Sized",
+        *,
+        parallel: bool,
+        gated: bool = False,
+        neurons: Mapping[int, Sequence[int]] | None = None,
+        spans: Sequence[str] = ("",),
+    ) -> "Graph":
+        """The graph of a dense decoder of these sizes.
+
+        Raises:
+            InputError: a layer or a neuron that does not exist.
+        """
         chosen: dict[int, tuple[int, ...]] = {}
         for layer, some in sorted((neurons or {}).items()):
-            if not 0 <= layer < lens.n_layers:
-                raise InputError(f"neurons of layer {layer} were given; need a layer from 0 to {lens.n_layers - 1}")
+            if not 0 <= layer < model.n_layers:
+                raise InputError(f"neurons of layer {layer} were given; need a layer from 0 to {model.n_layers - 1}")
             numbers = tuple(sorted({int(one) for one in some}))
-            if not numbers or numbers[0] < 0 or numbers[-1] >= lens.d_mlp:
-                raise InputError(f"neurons {list(some)} of layer {layer}: need some from 0 to {lens.d_mlp - 1}")
+            if not numbers or numbers[0] < 0 or numbers[-1] >= model.d_mlp:
+                raise InputError(f"neurons {list(some)} of layer {layer}: need some from 0 to {model.d_mlp - 1}")
             chosen[layer] = numbers
         return cls(
-            n_layers=lens.n_layers,
-            n_heads=lens.n_heads,
-            n_kv_heads=lens.n_kv_heads,
-            d_model=lens.d_model,
-            parallel=is_parallel(lens),
-            gated=has_gate(lens),
+            n_layers=model.n_layers,
+            n_heads=model.n_heads,
+            n_kv_heads=model.n_kv_heads,
+            d_model=model.d_model,
+            parallel=parallel,
+            gated=gated,
             neurons=chosen,
             spans=tuple(spans),
         )
@@ -224,14 +246,14 @@ def place_of(kind: str) -> str:
     return {"mlp": "mlp", "neurons": "mlp", "logits": "logits"}.get(kind, "attention")
 
 
-def is_parallel(lens: LensModel) -> bool:
+def is_parallel(lens: "LensModel") -> bool:
     """Whether attention and MLP of a layer read the same stream: they share a norm, or the configuration says so."""
     family = lens.family
     shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
     return shared or bool(getattr(lens.config, "use_parallel_residual", False))
 
 
-def has_gate(lens: LensModel) -> bool:
+def has_gate(lens: "LensModel") -> bool:
     """Whether a projection of the attention's input gates the heads' output."""
     attention = lens.layer(0).get_submodule(lens.family.attention)
     return bool(getattr(attention, "gated", False))

@@ -19,7 +19,6 @@ from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_text
 from ..edits import metrics
 from ..edits.metrics import Metric
-from ..engine.cost import duration, size
 from ..errors import InputError
 from ..models.inputs import default_folder, model_of, provenance_of
 from ..models.lens import LensModel
@@ -102,10 +101,10 @@ def run(
         config, model = model, None
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
-    lens = model_of(cast("Any", _Described(asked))) if model is None else as_lens(cast("ModelLike", model))
+    lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    task = _task(lens, asked)
+    task = task_for(lens, asked)
     folder = default_folder(lens.name) if out is None else Path(out)
     provenance = provenance_of(lens, task.clean, kernel="eager") | {
         "corrupted_sha256": None if asked.task == "text" else task.corrupted.hash,
@@ -135,7 +134,13 @@ class _Described:
         return getattr(self.config, name)
 
 
-def _task(lens: LensModel, config: CircuitConfig) -> Task:
+def model_for(config: CircuitConfig) -> LensModel:
+    """The model that a configuration names."""
+    return model_of(cast("Any", _Described(config)))
+
+
+def task_for(lens: LensModel, config: CircuitConfig) -> Task:
+    """The pairs of a configuration's task, or pieces of text without answers."""
     if config.task != "text":
         generator = np.random.default_rng([config.seed, 0])
         return task_of(
@@ -167,7 +172,8 @@ def metric_of(task: Task, config: CircuitConfig) -> Metric:
     return task.metric
 
 
-def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
+def runs_of(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
+    """The clean and the replaced runs of a task."""
     spans = config.positions_by_span
     graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(spans) or ("",))
     corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
@@ -185,7 +191,7 @@ def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablat
 def _written(
     lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
 ) -> tuple[Circuit, tuple[str, ...]]:
-    runs = _runs(lens, task, config=config, ablation=config.replaced_by)
+    runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
     _check_gap(runs, seed=config.seed)
     scores = _scores(runs, config=config, writer=writer, name="scores", progress=progress)
     circuit = _circuit(runs, scores, task=task, config=config)
@@ -362,7 +368,7 @@ def _core(
     for ablation in _CORE:
         if ablation == config.replaced_by or (ablation == "resample" and config.task == "text"):
             continue
-        runs = _runs(lens, task, config=config, ablation=ablation)
+        runs = runs_of(lens, task, config=config, ablation=ablation)
         scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = _circuit(runs, scores, task=task, config=config)
     settings, circuits = circuit.settings(others)
@@ -449,35 +455,3 @@ def _summary(
 def told(summary: pd.DataFrame) -> tuple[str, ...]:
     """The result in sentences, drawn from the table ``summary``."""
     return display.sentences("circuit", summary)
-
-
-def estimate(config: CircuitConfig) -> tuple[str, ...]:
-    """What a run would cost, from one timed forward and backward pass of a few pairs."""
-    import time
-
-    from .scores import Gradients
-
-    config.check_together()
-    lens = model_of(cast("Any", _Described(config)))
-    graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(config.positions_by_span) or ("",))
-    task = _task(lens, replace(config, pairs=min(config.pairs, 8)))
-    runs = _runs(lens, task, config=config, ablation=config.replaced_by)
-    rows = next(iter(runs.batches(copies=3)))
-    began = time.perf_counter()
-    Gradients(runs.some(range(rows.start, rows.stop)), begin=runs.begin(rows)).add([], weight=1.0)
-    a_pair = (time.perf_counter() - began) / (rows.stop - rows.start)
-    points = {"eap": 1, "gim": 1, "eap-corrupted": 1, "clean-corrupted": 2}.get(config.method, 2 * config.steps)
-    if config.method == "eap-ig-activations":
-        points = config.steps * (2 * graph.n_layers + 1)
-    if config.method == "exact":
-        points = graph.n_edges // 3
-    circuits = len(config.sizes) * (1 + config.nodes) + config.random * sum(one < 1 for one in config.sizes)
-    scoring, judging = a_pair * points * config.pairs, a_pair * config.pairs / 2 * circuits
-    held = 4 * config.pairs * graph.n_edges
-    return (
-        f"{graph.n_edges:,} edges of {lens.name}, {config.pairs} pairs of up to {runs.clean.n_positions} tokens",
-        f"scores ({config.method}, about {points} points a pair): about {duration(scoring)}; more where sums are not "
-        "complete",
-        f"curve ({circuits} circuits): about {duration(judging)}",
-        f"scores by pair take {size(held)} of memory and disk",
-    )

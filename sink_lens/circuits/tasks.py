@@ -1,7 +1,7 @@
 """Tasks with a known answer: pairs of a clean and a corrupted prompt of as many tokens, and two answers.
 
-- ``ioi``: indirect objects, in the templates of ``transformer_lens.evals.IOIDataset`` and one more; the second mention
-  of the subject becomes a third name.
+- ``ioi``: indirect objects, in the templates of ``transformer_lens.evals.IOIDataset`` (MIT) and one more; the second
+  mention of the subject becomes a third name.
 - ``greater-than``: a war lasts from one year to a later one; the corrupted year begins its century.
 - ``agreement``: "The keys to the cabinet" takes "are"; the corrupted subject is singular, or the other way round.
 - ``capitals``: the capital of a country; the corrupted prompt names another country.
@@ -15,26 +15,33 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor
-from ..edits.metrics import Metric, evaluate, logit_difference
-from ..engine.forward import run_with
 from ..errors import InputError
-from ..models.lens import LensModel
 from .config import ReadyTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..edits.metrics import Metric
+    from ..models.lens import LensModel
 
 _NAMES = (  # noqa: SIM905 - a list would take a page
     "Mary John Tom James Dan Sarah Paul Anna Mark Lucy Peter Alice Bob David Emma Jack Kate Laura Michael Robert Susan "
     "Adam Simon Alex Kevin Jason Rachel Amy George Frank"
 ).split()
-_OWN_TEMPLATE = "When [A] and [B] got a [OBJECT] at the [LOCATION], [B] decided to give it to [A]"
+_TEMPLATES = (
+    "[A] and [B] went to the [LOCATION] to buy [OBJECT]. [B] handed the [OBJECT] to [A]",
+    "Then, [B] and [A] went to the [LOCATION]. [B] gave the [OBJECT] to [A]",
+    "When [A] and [B] got a [OBJECT] at the [LOCATION], [B] decided to give it to [A]",
+)
+_OF_TEMPLATES = {"LOCATION": ("store", "market"), "OBJECT": ("milk", "eggs", "bread")}
 _NOUNS = {"war": 17, "siege": 16, "dispute": 18, "campaign": 15, "project": 19, "reign": 14}
 _SUBJECTS = (
     "key keys|boy boys|girl girls|dog dogs|cat cats|book books|car cars|tree trees|house houses|friend friends|"
@@ -92,8 +99,10 @@ class Task:
     """Pairs among them whose right answer has the larger logit."""
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> "Metric":
         """The logit of the right answer minus that of the wrong one, at the last token."""
+        from ..edits.metrics import logit_difference
+
         return logit_difference(self.correct, self.incorrect)
 
     @property
@@ -107,7 +116,7 @@ class Task:
 
 
 def task_of(
-    lens: LensModel,
+    lens: "LensModel",
     name: Literal[ReadyTask, "file"],
     *,
     pairs: int = 128,
@@ -130,27 +139,14 @@ def task_of(
     Raises:
         InputError: no pair whose tokens fit, or a task that the model does not do.
     """
+    from ..edits.metrics import evaluate
+    from ..engine.forward import run_with
+
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}, or pairs of token ids")
-    if name == "file":
-        if file is None:
-            raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
-        source: Iterator[Pair] = iter(read_pairs(file))
-    elif name == "induction":
-        source = _induction(lens, generator)
-    else:
-        makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
-        source = makers[name](generator)
-    kept: list[tuple[list[int], list[int], int, int, str]] = []
-    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-    for tried, pair in enumerate(source, 1):
-        found = _tokens(pair, lens.tokenizer, bos=bos)
-        key = (tuple(found[0]), tuple(found[1])) if found else None
-        if found is not None and key not in seen:
-            seen.add((tuple(found[0]), tuple(found[1])))
-            kept.append((*found, pair.template))
-        if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
-            break
+    kept = pairs_that_fit(
+        name, lens.tokenizer, d_vocab=lens.d_vocab, pairs=pairs, generator=generator, file=file, bos=bos
+    )
     if not kept:
         raise InputError(
             f"no pair of {name!r} has as many clean as corrupted tokens and answers of one token in the vocabulary of "
@@ -166,6 +162,43 @@ def task_of(
         )
     chosen = [kept[row] for row in right[:pairs]]
     return replace(_batched(name, chosen), n_tried=len(kept), n_answered=len(right))
+
+
+def pairs_that_fit(
+    name: Literal[ReadyTask, "file"],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    d_vocab: int,
+    pairs: int,
+    generator: np.random.Generator,
+    file: str | Path | None,
+    bos: BosCondition,
+) -> list[tuple[list[int], list[int], int, int, str]]:
+    """Different pairs of a task whose tokens fit, at most twice as many as are asked for: ids, answers and template.
+
+    Raises:
+        InputError: no file of pairs, or one that cannot be read.
+    """
+    if name == "file":
+        if file is None:
+            raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
+        source: Iterator[Pair] = iter(read_pairs(file))
+    elif name == "induction":
+        source = _induction(tokenizer, d_vocab, generator)
+    else:
+        makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
+        source = makers[name](generator)
+    kept: list[tuple[list[int], list[int], int, int, str]] = []
+    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for tried, pair in enumerate(source, 1):
+        found = _tokens(pair, tokenizer, bos=bos)
+        key = (tuple(found[0]), tuple(found[1])) if found else None
+        if found is not None and key not in seen:
+            seen.add((tuple(found[0]), tuple(found[1])))
+            kept.append((*found, pair.template))
+        if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
+            break
+    return kept
 
 
 def read_pairs(file: str | Path) -> list[Pair]:
@@ -207,7 +240,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
 
 
 def _tokens(
-    pair: Pair, tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition
+    pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
 ) -> tuple[list[int], list[int], int, int] | None:
     """Ids of a pair; None where lengths differ, both are equal, or an answer is not one token."""
     from ..data.bos import text_ids
@@ -255,14 +288,10 @@ def _batched(name: str, kept: Sequence[tuple[list[int], list[int], int, int, str
 
 
 def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
-    from transformer_lens.evals import IOIDataset
-
-    templates = [*IOIDataset.get_default_templates(), _OWN_TEMPLATE]
-    nouns = IOIDataset.get_default_nouns()
     while True:
-        number = int(generator.integers(len(templates)))
-        text = templates[number]
-        for noun, words in nouns.items():
+        number = int(generator.integers(len(_TEMPLATES)))
+        text = _TEMPLATES[number]
+        for noun, words in _OF_TEMPLATES.items():
             text = text.replace(f"[{noun}]", words[int(generator.integers(len(words)))])
         a, b, c = (_NAMES[index] for index in generator.choice(len(_NAMES), 3, replace=False))
         text = text.removesuffix(" [A]")
@@ -324,11 +353,13 @@ def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
         )
 
 
-def _induction(lens: LensModel, generator: np.random.Generator, *, length: int = 10) -> Iterator[Pair]:
+def _induction(
+    tokenizer: "PreTrainedTokenizerBase", d_vocab: int, generator: np.random.Generator, *, length: int = 10
+) -> Iterator[Pair]:
     from ..data.tokens import ordinary_ids
 
-    ids = np.array(ordinary_ids(lens.tokenizer, lens.d_vocab))
-    bos = getattr(lens.tokenizer, "bos_token_id", None)
+    ids = np.array(ordinary_ids(tokenizer, d_vocab))
+    bos = tokenizer.bos_token_id
     while True:
         drawn = generator.choice(ids, length, replace=False).tolist()
         at = int(generator.integers(length // 2, length - 1))

@@ -38,7 +38,7 @@ def circuit(
     """Find the edges between heads and MLPs that carry a task or the sink, and judge them; write a run folder."""
     hush(quiet)
     if dry_run:
-        from ..circuits.record import estimate
+        from ..circuits.estimate import estimate
 
         said = estimate(config)
         for line in said:

@@ -1,7 +1,6 @@
 """``sink-lens sweep``."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -107,15 +106,10 @@ def sweep(
     named = [name.strip() for name in (devices or "").split(",") if name.strip()]
     config = replace(config, device=named[0]) if named else config
     if dry_run:
-        import psutil
+        from ..sweeps.estimate import estimate
 
-        from ..engine.cost import duration
-        from ..sweeps.runner import dry_run as cost
-
-        said = cost(config)
+        said = estimate(config)
         console().print(said)
-        took = time.time() - psutil.Process().create_time()
-        echo(f"This dry run took {duration(took)}: libraries, the model and the check, which the sweep takes too.")
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
     from ..sweeps import runner

@@ -9,7 +9,7 @@ import typer
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
 from .console import INTERRUPTED, app, console, echo, lines, render_report
-from .options import Answer, File, Out, Overwrite, Quiet, configured, example_of
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -42,18 +42,16 @@ def train(
     config: TrainConfig,
     file: File = None,
     out: Out = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would cost, by the time of a real step; write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     example: Annotated[bool, example_of(EXAMPLE)] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> Answer | None:
     """Train a model with any attention and value norm, from scratch; resumable, with the chain watched if asked."""
     if dry_run:
-        from ..training.estimate import dry_run as cost
+        from ..training.estimate import estimate
 
-        said = cost(config)
+        said = estimate(config)
         console().print(said)
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE

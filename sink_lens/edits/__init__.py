@@ -6,6 +6,7 @@ from ..lazy import exported
 
 if TYPE_CHECKING:
     from ..models.sites import Site as Site
+    from ..schema import MEANS as MEANS
     from .amplification import CentringMeans as CentringMeans
     from .amplification import amplify as amplify
     from .amplification import centring_means as centring_means
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .hooks import from_hook as from_hook
     from .hooks import fwd_hooks as fwd_hooks
     from .isolation import isolate as isolate
-    from .mean_ablation import MEANS as MEANS
     from .mean_ablation import mean_aligned as mean_aligned
     from .mean_ablation import mean_all as mean_all
     from .mean_ablation import mean_ordinary as mean_ordinary
@@ -38,7 +38,7 @@ _NAMES = {
     "At": "constructors",
     "CentringMeans": "amplification",
     "Edit": "constructors",
-    "MEANS": "mean_ablation",
+    "MEANS": ".schema",
     "Site": ".models.sites",
     "amplify": "amplification",
     "bake": "baking",

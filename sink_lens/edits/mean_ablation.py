@@ -4,9 +4,8 @@ With a sink whose norm is a hundred times the others', they differ grossly on th
 every output names its own. ``mean_ordinary`` is what the commands take, unless they say otherwise.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Unpack
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -17,17 +16,8 @@ from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
+from ..schema import Mean
 from .constructors import Edit, Where, freeze, part_of
-
-Mean = Literal["mean_ordinary", "mean_all", "mean_aligned"]
-
-MEANS: Mapping[Mean, str] = {
-    "mean_ordinary": "the mean over all sequences and positions of the baseline run; left out are the sinks that "
-    "sink_mask finds there by attention or by norm, padding, and nothing else",
-    "mean_all": "the mean over all sequences and positions of the baseline run, sinks included; padding is left out",
-    "mean_aligned": "the mean over the sequences of the baseline run at the same position; padding is left out",
-}
-"""Name of a mean -> what a part is set to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

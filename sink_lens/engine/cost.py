@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from ..models.header import Header
     from ..models.lens import LensModel
 
-_LIBRARIES = 650_000_000
+LIBRARIES = 650_000_000
 """Bytes that the imported libraries take."""
 _TOKENS_A_FORWARD = 1024
 _COPIES = 3
 """Copies of its logits, and of what a layer computes, that a forward pass holds at a time."""
-_OVERHEAD = 1.7
-"""A forward pass's time over that of its products of matrices alone: 1.5 to 2.0 on SmolLM2-135M, 16 to 512 tokens."""
+OVERHEAD = 1.7
+"""The time of a pass over that of its products of matrices alone: 1.5 to 2.0 for forward passes of SmolLM2-135M, 16 to
+512 tokens, and for steps of the trainings toy and small."""
 
 
 def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
@@ -48,14 +49,14 @@ def seconds_a_token(header: "Header") -> float:
     Too little for models of a few million parameters, whose time is that of Python, and where a sequence is so long
     (several thousand tokens) that attention takes longer than the weights.
     """
-    return _OVERHEAD * 2 * (header.n_body + header.n_vocab) / operations_a_second()
+    return OVERHEAD * 2 * (header.n_body + header.n_vocab) / operations_a_second()
 
 
 def peak_by_header(header: "Header", *, weights: int, tokens: int) -> int:
     """Peak memory of a process on the CPU, roughly: libraries, weights (bytes), and a forward pass with logits."""
     held = min(tokens, _TOKENS_A_FORWARD)
     width = header.d_vocab + 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
-    return _LIBRARIES + weights + _COPIES * 4 * held * width
+    return LIBRARIES + weights + _COPIES * 4 * held * width
 
 
 def runs_on_gpu(device: str | None) -> bool:
@@ -63,6 +64,13 @@ def runs_on_gpu(device: str | None) -> bool:
     import torch
 
     return torch.cuda.is_available() if device is None else device.partition(":")[0] != "cpu"
+
+
+def has_gpu() -> bool:
+    """Tell whether a training takes a GPU where no device is named."""
+    import torch
+
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
 
 
 def now(device: "torch.device | str") -> float:
@@ -103,6 +111,11 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def about(seconds: float) -> str:
+    """A time that is estimated, in words."""
+    return duration(seconds) if seconds < 1 else f"about {duration(seconds)}"
 
 
 def size(n_bytes: int) -> str:

@@ -1,21 +1,20 @@
-"""The metrics that sweeps and patches read: by name with options, as in a file, or your own functions."""
+"""The metrics by name with options, as in a file.
+
+What makes a metric is imported when one is made, so that a file is read without the libraries of models.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from hashlib import sha256
-from inspect import unwrap
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..data.batch import TokenBatch
-from ..edits import metrics as of
-from ..edits.metrics import Metric
-from ..edits.outcome import Outcome
 from ..errors import InputError
-from ..models.lens import LensModel
-from .forward import run_with
+from ..models.header import Sized
 from .index_notation import values_of
+
+if TYPE_CHECKING:
+    from ..data.batch import TokenBatch
+    from ..edits.metrics import Metric
+    from ..models.lens import LensModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,138 +36,105 @@ class MetricSpec:
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
             )
 
-    def metric(self, lens: LensModel, tokens: TokenBatch | None = None) -> Metric:
+    def metric(self, lens: "LensModel", tokens: "TokenBatch | None" = None) -> "Metric":
         """The metric on a model; ``kl`` compares with the baseline run of the tokens.
 
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or cannot be used.
         """
+        return self._row()[0](lens, self.options, tokens)
+
+    def last(self, model: Sized) -> int | None:
+        """The last layer that the metric reads; None where it reads what comes after the layers.
+
+        Raises:
+            InputError: there is no such metric, or an option is unknown, missing, or no layer of the model.
+        """
+        _, known, _ = self._row()
+        if "layer" in known:
+            return _layer(model, self.options)
+        return max(_layers(model, self.options.get("layers")) or range(model.n_layers)) if "layers" in known else None
+
+    def _row(self) -> "tuple[_Make, tuple[str, ...], tuple[str, ...]]":
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
-        make, known, needed = METRICS[self.name]
+        _, known, needed = METRICS[self.name]
         unknown, missing = set(self.options) - set(known), set(needed) - set(self.options)
         if unknown or missing:
             raise InputError(
                 f"the metric {self.name} takes {', '.join(known) or 'no options'} and needs "
                 f"{', '.join(needed) or 'none'}; found {', '.join(self.options) or 'none'}"
             )
-        return make(lens, self.options, tokens)
+        return METRICS[self.name]
 
 
-def _layers(lens: LensModel, given: Any) -> list[int] | None:
-    values = values_of("all" if given is None else given, name="layers of a metric", size=lens.n_layers)
+def _layers(model: Sized, given: Any) -> list[int] | None:
+    values = values_of("all" if given is None else given, name="layers of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
-def _layer(lens: LensModel, options: Mapping[str, Any]) -> int:
-    found = _layers(lens, options["layer"])
+def _layer(model: Sized, options: Mapping[str, Any]) -> int:
+    found = _layers(model, options["layer"])
     if found is None or len(found) != 1:
         raise InputError(f"the layer of a metric is {options['layer']!r}; need one number")
     return found[0]
 
 
-def _site(options: Mapping[str, Any]) -> str:
+def _sink_mass(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    from ..edits.metrics import sink_mass
+
+    return sink_mass(whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers")))
+
+
+def _loss(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    from ..edits.metrics import loss
+
+    return loss()
+
+
+def _logit_difference(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    from ..edits.metrics import logit_difference, single_token
+
+    correct, incorrect = (single_token(options[name], lens.tokenizer) for name in ("correct", "incorrect"))
+    return logit_difference(correct, incorrect, position=whole(options, "position", -1))
+
+
+def _norm(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    from ..edits.metrics import norm
+
     texts(options, ("site",), where="a metric")
-    return options.get("site", "resid_post")
+    layer = _layer(lens, options)
+    return norm(whole(options, "sink_position", 0), layer=layer, site=options.get("site", "resid_post"))
 
 
-def _kl(lens: LensModel, options: Mapping[str, Any], tokens: TokenBatch | None) -> Metric:
+def _dominance(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    from ..edits.metrics import dominance
+
+    return dominance(whole(options, "sink_position", 0), layer=_layer(lens, options))
+
+
+def _kl(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    from ..edits.metrics import kl_to
+    from .forward import run_with
+
     if tokens is None:
         raise InputError("kl compares with the predictions of a baseline run; need its tokens")
     logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
     assert logits is not None  # they were asked for
-    return of.kl_to(logits)
+    return kl_to(logits)
 
 
-_Make = Callable[[LensModel, Mapping[str, Any], TokenBatch | None], Metric]
+_Make = Callable[["LensModel", Mapping[str, Any], "TokenBatch | None"], "Metric"]
 METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
-    "sink_mass": (
-        lambda lens, options, tokens: of.sink_mass(
-            whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers"))
-        ),
-        ("sink_position", "layers"),
-        (),
-    ),
-    "loss": (lambda lens, options, tokens: of.loss(), (), ()),
-    "logit_difference": (
-        lambda lens, options, tokens: of.logit_difference(
-            of.single_token(options["correct"], lens.tokenizer),
-            of.single_token(options["incorrect"], lens.tokenizer),
-            position=whole(options, "position", -1),
-        ),
-        ("correct", "incorrect", "position"),
-        ("correct", "incorrect"),
-    ),
-    "norm": (
-        lambda lens, options, tokens: of.norm(
-            whole(options, "sink_position", 0), layer=_layer(lens, options), site=_site(options)
-        ),
-        ("sink_position", "layer", "site"),
-        ("layer",),
-    ),
-    "dominance": (
-        lambda lens, options, tokens: of.dominance(whole(options, "sink_position", 0), layer=_layer(lens, options)),
-        ("sink_position", "layer"),
-        ("layer",),
-    ),
+    "sink_mass": (_sink_mass, ("sink_position", "layers"), ()),
+    "loss": (_loss, (), ()),
+    "logit_difference": (_logit_difference, ("correct", "incorrect", "position"), ("correct", "incorrect")),
+    "norm": (_norm, ("sink_position", "layer", "site"), ("layer",)),
+    "dominance": (_dominance, ("sink_position", "layer"), ("layer",)),
     "kl": (_kl, (), ()),
 }
-"""Name -> how it is made, its options, and those that it needs."""
-
-
-Measured = MetricSpec | Metric | Callable[[Outcome], Any]
-"""What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
-
-
-def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
-    """The metrics on a model; where two of one kind would have one name, each is named with its options.
-
-    Raises:
-        InputError: one that cannot be used, or two that are the same.
-    """
-    made = [one.metric(lens, tokens) if isinstance(one, MetricSpec) else one for one in given]
-    found = [of.as_metric(one, lens=lens, n_positions=tokens.n_positions) for one in made]
-    names = [one.name for one in found]
-    for index, one in enumerate(given):
-        if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:
-            options = ", ".join(f"{name} {value}" for name, value in one.options.items())
-            found[index] = replace(found[index], name=f"{names[index]} ({options})")
-    names = [one.name for one in found]
-    if len(set(names)) < len(names):
-        raise InputError(f"two metrics have one name: {', '.join(names)}; need different ones")
-    return found
-
-
-def metric_config(metric: Measured) -> dict[str, Any]:
-    """A metric as plain values, for ``run.json``."""
-    if isinstance(metric, MetricSpec):
-        return {"name": metric.name, **metric.options}
-    if not isinstance(metric, Metric):
-        return {"name": getattr(metric, "__name__", "metric"), "holds": _holds(metric)}
-    found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name != "function"}
-    return found | {"holds": _holds(metric.function)}
-
-
-def _holds(function: Callable[..., Any]) -> dict[str, Any]:
-    """The numbers, texts and tensors (as hashes) that a function was made with, such as the tokens of a difference."""
-    found: dict[str, Any] = {}
-    inner = unwrap(function)
-    names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(inner, "__closure__", None) or (), strict=False):
-        value = cell.cell_contents
-        if isinstance(value, torch.Tensor):
-            whole = value.detach().cpu().contiguous()
-            found[name] = sha256(whole.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
-        elif _is_plain(value):
-            found[name] = value
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
-    return value is None or isinstance(value, str | int | float)
+"""Name -> how it is made, its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
 
 
 def whole(options: Mapping[str, Any], name: str, default: int, *, where: str = "a metric") -> int:

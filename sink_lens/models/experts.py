@@ -23,10 +23,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from .families import EXPERTS_HOOK as HOOK
 from .offload import rebound
-
-HOOK = "hook_neurons"
-"""The submodule of the experts whose input and output are the site."""
 
 
 class _Shown:

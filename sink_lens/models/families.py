@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from ..errors import ModelError
 
+EXPERTS_HOOK = "hook_neurons"
+"""The submodule of routed experts whose input and output are the site of their neurons (``experts``)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,11 +17,67 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _NAMES = {
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "n_heads": ("num_attention_heads", "n_head", "num_heads"),
+    "n_kv_heads": ("num_key_value_heads",),
     "d_model": ("hidden_size", "n_embd"),
+    "d_head": ("head_dim",),
     "n_context": ("max_position_embeddings", "n_positions"),
     "d_vocab": ("vocab_size",),
 }
 """Size -> what configurations call it."""
+_OF_GGUF = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""What a GGUF file calls an architecture -> its class; of other files the family is known once they are converted."""
+
+
+class Sized(Protocol):
+    """Sizes of a model: of its header, or of the model itself."""
+
+    @property
+    def n_layers(self) -> int:
+        """Number of decoder layers."""
+        ...
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        ...
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        ...
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        ...
+
+    @property
+    def d_mlp(self) -> int:
+        """Number of neurons in one MLP."""
+        ...
+
+    @property
+    def family(self) -> Family:
+        """The architecture."""
+        ...
+
+
+def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
+    """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
+    sizes = dict.fromkeys(("position", "query", "key"), n_positions)
+    sizes |= {"head": model.n_heads, "kv_head": model.n_kv_heads}
+    sizes |= {"d_model": model.d_model, "d_head": model.d_head, "d_mlp": model.d_mlp}
+    return tuple(sizes[axis] for axis in axes.split()[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +86,11 @@ class Header:
 
     n_layers: int
     n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    """Number of neurons in one MLP; 0 where they are not told from the headers."""
     n_context: int | None
     """Longest input in tokens; None where the files do not say."""
     n_body: int
@@ -40,8 +101,14 @@ class Header:
     """Numbers in all weights."""
     d_vocab: int
     has_tokenizer: bool
-    family: Family | None = None
-    """The architecture; None in a GGUF file, which names it otherwise."""
+    architecture: str | None
+    """Class name of the model; None in a GGUF file whose own name for it is not known here."""
+
+    @property
+    def family(self) -> Family:
+        """The row of the architecture, where it is known."""
+        assert self.architecture is not None
+        return family_of(self.architecture)
 
     @property
     def weight_bytes(self) -> int:
@@ -94,8 +161,16 @@ def read_gguf(gguf: Path) -> Header:
         elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
         kind = _entry(reader, "general.architecture") or ""
         parts = _entry(reader, "split.count") or 1
-        n_layers, n_heads, n_context = (
-            _entry(reader, f"{kind}.{name}") for name in ("block_count", "attention.head_count", "context_length")
+        n_layers, n_heads, n_kv_heads, d_head, d_mlp, n_context = (
+            _entry(reader, f"{kind}.{name}")
+            for name in (
+                "block_count",
+                "attention.head_count",
+                "attention.head_count_kv",
+                "attention.key_length",
+                "feed_forward_length",
+                "context_length",
+            )
         )
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
     except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
@@ -107,15 +182,21 @@ def read_gguf(gguf: Path) -> Header:
         raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
     shape = sizes.get("token_embd.weight", [0, 0])
     ends = [math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes]
+    heads = n_heads if isinstance(n_heads, int) else 0
     return Header(
         n_layers=n_layers or 0,
-        n_heads=n_heads if isinstance(n_heads, int) else 0,
+        n_heads=heads,
+        n_kv_heads=n_kv_heads if isinstance(n_kv_heads, int) else heads,
+        d_model=shape[0],
+        d_head=d_head or shape[0] // max(1, heads),
+        d_mlp=d_mlp if isinstance(d_mlp, int) else 0,
         n_context=n_context,
         n_body=elements - sum(ends),
         n_vocab=math.prod(shape),
         n_weights=elements,
         d_vocab=shape[-1],
         has_tokenizer=has_tokenizer,
+        architecture=_OF_GGUF.get(kind),
     )
 
 
@@ -134,26 +215,34 @@ def read_folder(folder: Path) -> Header | None:
         found: dict[str, Any] = {
             name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()
         }
-        shapes = [shape for file in sorted(folder.glob("*.safetensors")) for shape in _shapes(file)]
+        tensors = [found for file in sorted(folder.glob("*.safetensors")) for found in _shapes(file).items()]
         (architecture,) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError):
         return None
     family = family_of(architecture)
     needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
+    shapes = [shape for _, shape in tensors]
     if family.experts is not None or not shapes or not all(type(one) is int and one > 0 for one in needed):
         return None
     n_weights, n_vocab = sum(map(math.prod, shapes)), found["d_vocab"] * found["d_model"]
     ends = sum(len(shape) == 2 and shape[0] == found["d_vocab"] for shape in shapes)
+    kv_heads = 1 if inner.get("multi_query") else found["n_kv_heads"] or found["n_heads"]
+    down = "." + ".".join(part for part in (family.mlp, family.down, "weight") if part)
+    widths = [shape for name, shape in tensors if name.endswith(down) and len(shape) == 2] if family.down else []
     return Header(
         n_layers=found["n_layers"],
         n_heads=found["n_heads"],
+        n_kv_heads=kv_heads,
+        d_model=found["d_model"],
+        d_head=found["d_head"] or found["d_model"] // found["n_heads"],
+        d_mlp=widths[0][0 if family.transposed else 1] if widths else 0,
         n_context=found["n_context"],
         n_body=max(0, n_weights - ends * n_vocab),
         n_vocab=n_vocab,
         n_weights=n_weights,
         d_vocab=found["d_vocab"],
         has_tokenizer=any((folder / name).is_file() for name in _TOKENIZERS),
-        family=family,
+        architecture=architecture,
     )
 
 
@@ -169,7 +258,7 @@ def _entry(reader: Any, name: str) -> Any:
     return None if found is None else found.contents()
 
 
-def _shapes(file: Path) -> list[list[int]]:
-    """Shapes of the tensors in a safetensors file."""
+def _shapes(file: Path) -> dict[str, list[int]]:
+    """Tensor in a safetensors file -> its shape."""
     with safe_open(file, framework="numpy") as weights:
-        return [weights.get_slice(name).get_shape() for name in weights.offset_keys()]
+        return {name: weights.get_slice(name).get_shape() for name in weights.offset_keys()}

@@ -13,6 +13,7 @@ from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import size_of
 from .families import Family, reach_of
+from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
 
 
@@ -86,10 +87,7 @@ class LensModel:
 
     def sizes(self, axes: str, *, n_positions: int) -> tuple[int, ...]:
         """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
-        sizes = dict.fromkeys(("position", "query", "key"), n_positions)
-        sizes |= {"head": self.n_heads, "kv_head": self.n_kv_heads}
-        sizes |= {"d_model": self.d_model, "d_head": self.d_head, "d_mlp": self.d_mlp}
-        return tuple(sizes[axis] for axis in axes.split()[1:])
+        return sizes_of(self, axes, n_positions=n_positions)
 
     @property
     def d_vocab(self) -> int:

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import SiteError
-from .experts import HOOK as EXPERTS_HOOK
-from .families import Family
+from .families import EXPERTS_HOOK, Family
 
 if TYPE_CHECKING:
     from .lens import LensModel

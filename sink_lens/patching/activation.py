@@ -44,11 +44,12 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import RunWriter, display
 from ..stats import strongest
-from .cells import MakesEdit, Part, cell_of_edit, cell_of_patch, cells, differs, drawn_parts, place
+from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
 from .config import PatchConfig, Put
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
+from .parts import Part, cells, drawn_parts, place
 from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:

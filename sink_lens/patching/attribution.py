@@ -30,10 +30,10 @@ from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..stats import strongest
 from .activation import Sweep, patch_config, swept
-from .cells import Part
 from .config import PatchConfig
 from .first_order import first_order
 from .pairs import Direction, PromptPair, Sequences, label_table
+from .parts import Part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

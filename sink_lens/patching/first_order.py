@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..engine.forward import run_with
 from ..engine.gradients import metric_gradients
-from .cells import Part, place
+from .parts import Part, place
 
 if TYPE_CHECKING:
     from .activation import Sweep

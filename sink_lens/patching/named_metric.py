@@ -1,17 +1,34 @@
 """The metric that a configuration names, of the registry that sweeps read too."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ..edits.metrics import Metric, single_token
 from ..engine.named_metrics import METRICS, MetricSpec
 from ..errors import InputError
-from ..models.lens import LensModel
 from .config import PatchConfig
-from .pairs import PromptPair
+
+if TYPE_CHECKING:
+    from ..edits.metrics import Metric
+    from ..models.lens import LensModel
+    from .pairs import PromptPair
 
 
-def named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
+def named_metric(lens: "LensModel", pair: "PromptPair", *, config: PatchConfig) -> "Metric":
     """The metric that ``config.metric`` names, on the tokens of a pair.
+
+    Raises:
+        InputError: a layer or token that the metric needs was not given.
+    """
+    return spec_of(config, token=partial(_token, lens)).metric(lens, pair.clean)
+
+
+def spec_of(config: PatchConfig, *, token: Callable[..., int] = lambda text, *, option: 0) -> MetricSpec:
+    """The metric that ``config.metric`` names, with its options.
+
+    Args:
+        config: what is patched.
+        token: gives the id of a text; without it every text has the id 0.
 
     Raises:
         InputError: a layer or token that the metric needs was not given.
@@ -26,14 +43,16 @@ def named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> M
     }
     for option in ("correct", "incorrect"):
         if option in METRICS[name][1]:
-            given[option] = _token(lens, getattr(config, option), option=option)
+            if (text := getattr(config, option)) is None:
+                raise InputError(f'{name} compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
+            given[option] = token(text, option=option)
     options = {option: given[option] for option in METRICS[name][1] if given.get(option) is not None}
-    return MetricSpec(name=name, options=options).metric(lens, pair.clean)
+    return MetricSpec(name=name, options=options)
 
 
-def _token(lens: LensModel, text: str | None, *, option: str) -> int:
-    if text is None:
-        raise InputError(f'logit_difference compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
+def _token(lens: "LensModel", text: str, *, option: str) -> int:
+    from ..edits.metrics import single_token
+
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)")
     return single_token(text, lens.tokenizer, what=f"--{option}")

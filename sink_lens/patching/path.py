@@ -47,8 +47,8 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from .activation import measured_run
-from .cells import cells, place
 from .pairs import Direction, Sequences, pair_prompts
+from .parts import cells, place
 
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""

@@ -247,6 +247,15 @@ Centre = Literal["values", "aggregated", "none"]
 CENTRES: tuple[Centre, ...] = get_args(Centre)
 FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Factors of the amplification, those of arXiv 2605.06611."""
+Mean = Literal["mean_ordinary", "mean_all", "mean_aligned"]
+
+MEANS: Mapping[Mean, str] = {
+    "mean_ordinary": "the mean over all sequences and positions of the baseline run; left out are the sinks that "
+    "sink_mask finds there by attention or by norm, padding, and nothing else",
+    "mean_all": "the mean over all sequences and positions of the baseline run, sinks included; padding is left out",
+    "mean_aligned": "the mean over the sequences of the baseline run at the same position; padding is left out",
+}
+"""Name of a mean -> what a part is set to."""
 CARD_SCHEMA = "sink_lens.card/1"
 """Version of a card's JSON; the number grows where a field goes or changes its meaning."""
 ComparedBy = Literal["weights", "dtype", "bos"]

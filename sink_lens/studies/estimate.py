@@ -1,8 +1,8 @@
 """Estimate what a study costs before it begins: its passes, their time and memory.
 
 On the CPU time comes from the headers of the models' files and from the speed of one product of matrices, so that no
-weights are loaded; on a GPU, where the headers do not say it all, and for ``patch`` and ``verify``, whose passes depend
-on the model, ``timed_estimate`` loads it and times a pass.
+weights are loaded; on a GPU, where the headers do not say it all, and for ``verify``, whose passes depend on the model,
+``timed_estimate`` loads it and times a pass.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.table import Table
 
-from ..engine.cost import duration, peak_by_header, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import about, peak_by_header, runs_on_gpu, seconds_a_token, size
 from ..models.bundled import files_of
 from ..models.header import check_fits, read_header
 from ..patching.config import PatchConfig
+from ..patching.estimate import BACKWARD, passes_of_patches
 from .config import (
     MOST_IN_SET,
     AblateConfig,
@@ -41,8 +42,6 @@ Estimable = (
 """Configurations of the studies whose cost is estimated from one pass."""
 _INPUT_SETS = 6
 """Sets of whole linear inputs that ``quantise`` tries."""
-BACKWARD = 3
-"""Passes that a forward and a backward count as."""
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
 _CLEAN = 4
@@ -108,7 +107,7 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
         ("passes", f"{most} {cost.passes:.4g} over all {sequences} sequences, {cost.tokens:,} tokens"),
-        ("time", f"about {duration(cost.seconds)}, from {source}; loading, tables and the page apart"),
+        ("time", f"{about(cost.seconds)}, from {source}; loading, tables and the page apart"),
         ("memory", f"about {size(cost.bytes_peak)} at its peak, with libraries and one pass"),
     ):
         table.add_row(name, value)
@@ -117,10 +116,10 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
 
 def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
     """The cost of a study on the CPU, by the headers of its models' files; None where it takes the model itself."""
-    if isinstance(config, PatchConfig | VerifyConfig) or getattr(config, "device_map", None):
+    if isinstance(config, VerifyConfig) or getattr(config, "device_map", None) or runs_on_gpu(config.device):
         return None
-    if runs_on_gpu(config.device):
-        return None
+    if isinstance(config, PatchConfig):
+        return _cost_of_patches(config)
     names = [config.model]
     if isinstance(config, DiffConfig) and not (config.by == "bos" and config.other is None):
         names.append(config.other or config.model)
@@ -137,5 +136,24 @@ def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
         tokens=tokens,
         seconds=tokens * sum(map(seconds_a_token, found)) / len(found),
         bytes_peak=peak_by_header(found[0], weights=sum(one.bytes_as(config.dtype) for one in found), tokens=tokens),
+        is_timed=False,
+    )
+
+
+def _cost_of_patches(config: PatchConfig) -> StudyCost | None:
+    """The cost of ``patch`` on the CPU; None where it takes the model itself."""
+    path = files_of(config.model)
+    header = path and read_header(path)
+    if path is None or header is None or header.architecture is None:
+        return None
+    found = passes_of_patches(config, header, path=path)
+    if found is None:
+        return None
+    passes, tokens = found
+    return StudyCost(
+        passes=passes,
+        tokens=round(passes * tokens),
+        seconds=passes * tokens * seconds_a_token(header),
+        bytes_peak=peak_by_header(header, weights=header.bytes_as(config.dtype), tokens=round(passes * tokens)),
         is_timed=False,
     )

@@ -7,9 +7,10 @@ from ..models.inputs import model_of, tokens_of
 from ..models.load import load
 from ..patching.activation import measured_run, swept
 from ..patching.config import PatchConfig
+from ..patching.estimate import BACKWARD
 from .comparison import second_of
 from .config import DiffConfig, VerifyConfig
-from .estimate import BACKWARD, Estimable, StudyCost, most_passes
+from .estimate import Estimable, StudyCost, most_passes
 from .verification import facts_about
 
 _TIMED = 8

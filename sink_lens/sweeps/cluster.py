@@ -21,7 +21,8 @@ import torch
 from ..data.tokens import TokenBatch
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
-from ..engine.named_metrics import Measured, MetricSpec, metrics_on
+from ..engine.measured import Measured, metrics_on
+from ..engine.named_metrics import MetricSpec
 from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel

@@ -1,23 +1,22 @@
 """The kinds of edit that a grid can sweep: the name, the required options and the function that makes the edit.
 
-To add one, write its function and add its row to ``KINDS``.
+To add one, write its function and add its row to ``KINDS``. What makes edits is imported when one is made, so that a
+grid is counted without the libraries of models.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from ..edits.amplification import CENTRES, amplify
-from ..edits.constructors import Edit, Where, freeze, part_of, resample, scale, set_value, zero
-from ..edits.isolation import isolate
-from ..edits.mean_ablation import MEANS
 from ..engine.index_notation import Indices, as_text
-from ..engine.references import References
 from ..models.sites import SITES
-from ..schema import Centre
+from ..schema import CENTRES, MEANS, Centre
+
+if TYPE_CHECKING:
+    from ..edits.constructors import Edit
+    from ..engine.references import References
 
 AXES = ("layer", "position", "head", "unit", "key")
 """The axes of a place, as the table's columns name them."""
@@ -64,7 +63,7 @@ class Place:
         return ", ".join(parts)
 
 
-Make = Callable[[Place, References], Edit]
+Make = Callable[[Place, "References"], "Edit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,35 +82,50 @@ class Kind:
     """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
 
 
-def _part(values: Tensor, place: Place) -> Tensor:
-    """The chosen part of reference values."""
-    return part_of(values, place.site, Where(**place.where()))
+def _zero(place: Place, refs: "References") -> "Edit":
+    from ..edits.constructors import zero
+
+    return zero(place.site, **place.where(), label=place.label)
 
 
-def _layers(place: Place, refs: References) -> tuple[int, ...]:
-    if not SITES[place.site].per_layer:
-        return (0,)
-    return tuple(range(refs.lens.n_layers)) if place.layer is None else place.layer
+def _scale(place: Place, refs: "References") -> "Edit":
+    from ..edits.constructors import scale
+
+    return scale(place.site, _factor(place), **place.where(), label=place.label)
 
 
-def _mean(place: Place, refs: References) -> Edit:
+def _set(place: Place, refs: "References") -> "Edit":
+    from ..edits.constructors import set_value
+
+    return set_value(place.site, _factor(place), **place.where(), label=place.label)
+
+
+def _mean(place: Place, refs: "References") -> "Edit":
+    from ..edits.constructors import freeze
+
     mean: Any = place.kind
     values = {layer: _part(refs.mean(place.site, layer, mean), place) for layer in _layers(place, refs)}
     return freeze(place.site, values, **place.where(), label=place.label)
 
 
-def _resample(place: Place, refs: References) -> Edit:
+def _resample(place: Place, refs: "References") -> "Edit":
+    from ..edits.constructors import resample
+
     values = {layer: _part(refs.values(place.site, layer), place) for layer in _layers(place, refs)}
-    generator = torch.Generator().manual_seed(place.seed or 0)
+    generator = Generator().manual_seed(place.seed or 0)
     return resample(place.site, values, generator=generator, **place.where(), label=place.label)
 
 
-def _isolate(place: Place, refs: References) -> Edit:
+def _isolate(place: Place, refs: "References") -> "Edit":
+    from ..edits.isolation import isolate
+
     assert place.position is not None
     return isolate(place.position, layers=place.layer, label=place.label)
 
 
-def _amplify(place: Place, refs: References) -> Edit:
+def _amplify(place: Place, refs: "References") -> "Edit":
+    from ..edits.amplification import amplify
+
     assert place.position is not None
     centre: Any = place.centre
     return amplify(
@@ -125,27 +139,32 @@ def _amplify(place: Place, refs: References) -> Edit:
     )
 
 
+def _part(values: Tensor, place: Place) -> Tensor:
+    """The chosen part of reference values."""
+    from ..edits.constructors import Where, part_of
+
+    return part_of(values, place.site, Where(**place.where()))
+
+
+def _layers(place: Place, refs: "References") -> tuple[int, ...]:
+    if not SITES[place.site].per_layer:
+        return (0,)
+    return tuple(range(refs.lens.n_layers)) if place.layer is None else place.layer
+
+
 def _factor(place: Place) -> float:
     assert place.factor is not None
     return place.factor
 
 
 KINDS: Mapping[str, Kind] = {
-    "zero": Kind(meaning="set to 0", make=lambda at, refs: zero(at.site, **at.where(), label=at.label)),
+    "zero": Kind(meaning="set to 0", make=_zero),
     **{name: Kind(meaning=f"set to {meaning}", make=_mean, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
         meaning="another sequence's values at the same positions", make=_resample, takes=("seeds",), by_token=True
     ),
-    "scale": Kind(
-        meaning="times a factor",
-        make=lambda at, refs: scale(at.site, _factor(at), **at.where(), label=at.label),
-        takes=("factors",),
-    ),
-    "set": Kind(
-        meaning="set to a number",
-        make=lambda at, refs: set_value(at.site, _factor(at), **at.where(), label=at.label),
-        takes=("factors",),
-    ),
+    "scale": Kind(meaning="times a factor", make=_scale, takes=("factors",)),
+    "set": Kind(meaning="set to a number", make=_set, takes=("factors",)),
     "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
     "amplify": Kind(
         meaning="variance amplification from a centre",

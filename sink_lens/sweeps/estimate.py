@@ -1,140 +1,88 @@
-"""Estimate the cost of a sweep: cells, forward passes, time from a few timed packs, and memory. Writes nothing."""
+"""Estimate what a sweep costs before it begins: its cells, their share of layers and positions, time and memory.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+On the CPU all of it comes from the headers of the model's files, from the speed of one product of matrices and, for
+prompts, from the tokenizer's file, so that no weights are loaded. On a GPU, or where the headers do not say it all,
+``timed_estimate`` times some of the forwards.
+"""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..data.tokens import TokenBatch
-from ..edits.metrics import Metric
-from ..engine.cells import Cell
-from ..engine.cost import duration, now, peak_bytes, seconds_of, weight_bytes
-from ..engine.engine import Block, Engine
-from ..engine.needs import Needs
-from ..engine.plan import Plan, bytes_a_token, plan_of
-from ..models.lens import LensModel
-from .cluster import cells_to_run
-from .grid import Grid
+from ..engine.cost import about, peak_by_header, runs_on_gpu, seconds_a_token, size
+from ..models.bundled import files_of
+from ..models.header import Header, check_fits, read_header
+from ..models.prompt_tokens import prompt_tokens
+from ..models.sites import SITES
+from .config import SweepConfig
+from .edits import Place
+from .grid import identity_of
+
+_PASSES = 8
+"""Whole passes beside those of the cells: the baseline run twice, and some cells on both paths in the check."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """The estimated cost of a sweep."""
+def estimate(config: SweepConfig) -> RenderableType:
+    """The cost of ``sweep`` with this configuration, in words. Nothing is written.
 
-    cells: int
-    """Number of cells in the table."""
-    controls: int
-    """Number of random controls that are not also cells of the table."""
-    sequences: int
-    metrics: int
-    slow_forwards: int
-    """Number of full forward passes if cells ran one at a time, including the baseline run."""
-    forwards: int
-    """Number of forward passes that are really run, with several cells in each."""
-    layers_frac: float
-    """Share of the layers that are run, on average, per cell and batch of prompts."""
-    seconds: float
-    """Estimated time in seconds: scaled from the timed packs, plus the time of the check before the sweep."""
-    bytes_weights: int
-    bytes_forward: int
-    """Approximate memory of the forward passes that run side by side, in bytes."""
-    bytes_peak: int
-    """Peak memory of this process in bytes; GPU memory if the model is on a GPU."""
-
-
-def cost_of(
-    lens: LensModel,
-    tokens: TokenBatch,
-    what: Grid | Sequence[Cell],
-    metrics: Sequence[Metric],
-    *,
-    check: Callable[[Sequence[Cell], Plan], Plan] = lambda cells, plan: plan,
-) -> Cost:
-    """The cost of a sweep on a model; runs a few packs of it.
-
-    Args:
-        lens: the model.
-        tokens: the sequences.
-        what: the grid or the cells.
-        metrics: what is read.
-        check: what the runner does before it begins, which may change the plan.
+    Raises:
+        InputError: what ``sweep`` would refuse, as far as it is known.
     """
-    cells = cells_to_run(what, lens, n_positions=tokens.n_positions)
-    n_asked = what.n_cells(lens, n_positions=tokens.n_positions) if isinstance(what, Grid) else len(what)
-    needs = Needs.of(metrics, lens=lens)
-    begun = now(lens.device)
-    plan = check(cells, plan_of(lens, tokens, needs, n_cells=len(cells)))
-    checking = now(lens.device) - begun
-    engine = Engine(lens, tokens, cells, metrics, plan=plan)
-    run = [block for block in engine.blocks if block.first <= lens.n_layers]
-    layers = sum(max(1, engine.layers_of(block)) * len(block.cells) for block in run)
-    batches = -(-tokens.n_sequences // plan.prompts)
-    return Cost(
-        cells=n_asked,
-        controls=len(cells) - n_asked,
-        sequences=tokens.n_sequences,
-        metrics=len(metrics),
-        slow_forwards=(len(cells) + 1) * batches,
-        forwards=sum(engine.forwards_of(block) for block in run) + batches,
-        layers_frac=layers / (len(cells) * batches * lens.n_layers),
-        seconds=checking + _seconds(engine, run),
-        bytes_weights=weight_bytes(lens),
-        bytes_forward=bytes_a_token(lens, tokens.n_positions, needs)
-        * plan.lanes
-        * plan.pack
-        * plan.prompts
-        * tokens.n_positions,
-        bytes_peak=peak_bytes(lens.device),
-    )
+    path = None if runs_on_gpu(config.device) else files_of(config.model)
+    header = path and read_header(path)
+    tokens = [[0] * config.length] * config.sequences
+    if path is not None and header is not None and header.architecture is not None:
+        check_fits(header, config)
+        tokens = prompt_tokens(path, config.prompts, bos=config.bos) if config.prompts else tokens
+    if not header or header.architecture is None or tokens is None:
+        from .runner import dry_run
+
+        return dry_run(config)
+    return _by_header(header, config, n_sequences=len(tokens), n_positions=max(map(len, tokens)))
 
 
-def estimate(cost: Cost) -> RenderableType:
-    """The cost of a sweep in words."""
+def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_positions: int) -> RenderableType:
+    read = [metric.last(header) for metric in config.metrics]
+    unembeds = None in read
+    last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)
+    places, drawn = config.grid.places(header, n_positions=n_positions)
+    every = {identity_of(place): place for place in (*places, *drawn)}
+    whole = header.n_body + header.n_vocab
+    layers, passes = 0.0, 0.0
+    for place in every.values():
+        run = max(0, last + 1 - _first(place, n_layers=header.n_layers))
+        weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
+        begin = min(place.position or (0,))
+        layers += run
+        passes += (run > 0 or unembeds) * weights / whole * (1 - begin / n_positions)
+    tokens = n_sequences * n_positions
+    seconds = (passes + _PASSES) * tokens * seconds_a_token(header)
     table = Table(title="Sweep", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    rows = {
-        "cells": f"{cost.cells:,}",
-        "random controls beside them": f"{cost.controls:,}",
-        "sequences": f"{cost.sequences:,}",
-        "metrics": f"{cost.metrics:,}",
-        "forwards, one cell at a time": f"{cost.slow_forwards:,}",
-        "forwards after reuse": f"{cost.forwards:,}",
-        "layers run for a cell": f"{cost.layers_frac:.0%} of all",
-        "time": duration(cost.seconds),
-        "memory": f"{cost.bytes_peak / 1e6:,.0f} MB",
-        "of it the weights": f"{cost.bytes_weights / 1e6:,.0f} MB",
-        "of it forwards, at most": f"{cost.bytes_forward / 1e6:,.0f} MB",
-    }
-    for name, value in rows.items():
+    held = header.bytes_as(config.dtype)
+    for name, value in {
+        "cells": f"{len(places):,}",
+        "random controls beside them": f"{len(every) - len(places):,}",
+        "sequences": f"{n_sequences:,}",
+        "metrics": f"{len(config.metrics):,}",
+        "tokens of a sequence": f"{'up to ' if config.prompts else ''}{n_positions:,}",
+        "passes, one cell at a time": f"{len(every) + 1:,}",
+        "whole passes after reuse": f"{passes + _PASSES:,.0f}",
+        "layers run for a cell": f"{layers / len(every) / header.n_layers:.0%} of all",
+        "time": about(seconds),
+        "memory": f"about {size(peak_by_header(header, weights=held, tokens=tokens))}",
+        "of it the weights": size(held),
+    }.items():
         table.add_row(name, value)
     note = (
-        "Time is that of one device once the model is loaded, from a few packs that were timed; several devices share "
-        "it. Memory is the most that this process took. Nothing was written."
+        "Cells and layers come from the headers of the model's files, the time from its size and the speed of a "
+        "product of matrices here and now: expect a factor of 2. Loading, tables and the page are not counted. "
+        "Nothing was written."
     )
     return Group(table, Text(note))
 
 
-def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
-    """Estimated time of all blocks: a cost per cell plus a cost per layer, fitted to timed blocks."""
-    if not blocks:
-        return 0.0
-    far, near = max(blocks, key=engine.layers_of), min(blocks, key=engine.layers_of)
-    most, least = max(1, engine.layers_of(far)), max(1, engine.layers_of(near))
-    longest = _seconds_a_cell(engine, far)
-    slope = longest / most
-    if least < most:
-        slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
-    fixed = longest - slope * most
-    baseline_cost = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
-    found = 2 * baseline_cost * len({block.prompts.start for block in blocks})  # what it reads, and where cells begin
-    return found + sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in blocks)
-
-
-def _seconds_a_cell(engine: Engine, block: Block) -> float:
-    """In a pack of a block."""
-    few = replace(block, cells=block.cells[: engine.plan.pack * engine.plan.lanes])
-    once = seconds_of(lambda: engine.run(few), device=engine.lens.device, warm_up=1)  # the baseline run is kept
-    return once / len(few.cells)
+def _first(place: Place, *, n_layers: int) -> int:
+    """The layer that the pass of a cell begins with."""
+    return min(place.layer or (0,)) if SITES[place.site].per_layer else n_layers

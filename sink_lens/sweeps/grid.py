@@ -10,20 +10,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 
-from ..edits.constructors import Edit
-from ..engine.cells import Cell
 from ..engine.index_notation import values_of
-from ..engine.references import References
 from ..errors import InputError
-from ..models.lens import LensModel
+from ..models.header import Sized, sizes_of
 from ..models.sites import site_of
 from ..text import visible
 from .edits import DEFAULT_CENTRES, KINDS, Place
+
+if TYPE_CHECKING:
+    from ..edits.constructors import Edit
+    from ..engine.cells import Cell
+    from ..engine.references import References
 
 _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
@@ -81,7 +83,7 @@ class EditGrid:
         factors = [float(one) for one in self.factors]
         object.__setattr__(self, "factors", factors)
 
-    def places(self, lens: LensModel, *, n_positions: int) -> Iterator[Place]:
+    def places(self, lens: Sized, *, n_positions: int) -> Iterator[Place]:
         """Every place of the axes' product, the last axis fastest.
 
         Raises:
@@ -104,11 +106,11 @@ class EditGrid:
                 centre=centre,
             )
 
-    def size(self, lens: LensModel, *, n_positions: int) -> int:
+    def size(self, lens: Sized, *, n_positions: int) -> int:
         """Number of places in the product."""
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
-    def sizes(self, lens: LensModel, *, n_positions: int) -> dict[str, int]:
+    def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
         """Number of indices on each axis of the site."""
         return self._axes(lens, n_positions=n_positions)[1]
 
@@ -120,7 +122,7 @@ class EditGrid:
             return kind.site
         return "neurons" if self.site is None else self.site
 
-    def _axes(self, lens: LensModel, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
+    def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
         if self.kind not in KINDS:
             raise InputError(f"there is no kind of edit {self.kind!r}; need one of {', '.join(KINDS)}")
         site = site_of(self._site(), family=lens.family)
@@ -129,7 +131,7 @@ class EditGrid:
                 f"{self.kind} puts in values of tokens, and {site.name!r} has the axes {site.axes!r}; "
                 "need a site that has positions"
             )
-        sizes = dict(zip(site.parts, lens.sizes(site.axes, n_positions=n_positions), strict=True))
+        sizes = dict(zip(site.parts, sizes_of(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
         elif self.layers not in ("each", "all"):
@@ -204,12 +206,22 @@ class Grid:
         """The grid as plain values, for ``run.json``."""
         return {"edits": [asdict(one) for one in self.edits], "controls": self.controls, "seed": self.seed}
 
-    def n_cells(self, lens: LensModel, *, n_positions: int) -> int:
+    def n_cells(self, lens: Sized, *, n_positions: int) -> int:
         """Number of cells in the table."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
-    def cells(self, lens: LensModel, *, n_positions: int) -> tuple[list[Cell], list[Cell]]:
+    def cells(self, lens: Sized, *, n_positions: int) -> "tuple[list[Cell], list[Cell]]":
         """Make the cells of the table, and the random control cells that each group of them is compared with.
+
+        Raises:
+            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.places`` raises.
+        """
+        places, controls = self.places(lens, n_positions=n_positions)
+        cells = [_cell(place, axis=self._axis(place)) for place in places]
+        return cells, [_cell(place, axis=_drawn_axis(place)) for place in controls]
+
+    def places(self, lens: Sized, *, n_positions: int) -> tuple[list[Place], list[Place]]:
+        """The places of the cells of the table, and those of the random controls.
 
         Raises:
             InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.places`` raises.
@@ -219,23 +231,22 @@ class Grid:
         n_cells = self.n_cells(lens, n_positions=n_positions)
         if n_cells > _MOST_CELLS:
             raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
-        found: dict[str, Cell] = {}
-        controls: dict[str, Cell] = {}
+        found: dict[str, Place] = {}
+        controls: dict[str, list[Place]] = {}
         for one in self.edits:
             sizes = one.sizes(lens, n_positions=n_positions)
             for place in one.places(lens, n_positions=n_positions):
-                axis = _drawn_axis(place) if self.controls else None
-                cell = _cell(place, axis=axis)
-                if cell.identity in found:
+                identity = identity_of(place)
+                if identity in found:
                     raise InputError(f"the grid has the cell {place.label!r} twice; need each once")
-                found[cell.identity] = cell
-                if axis is not None and cell.group not in controls:
-                    assert cell.group is not None
-                    for drawn in self._draws(place, axis=axis, size=sizes[axis], group=cell.group):
-                        control = _cell(drawn, axis=axis)
-                        controls[f"{cell.group}/{control.identity}"] = control
-                    controls.setdefault(cell.group, cell)  # marks the group as drawn
-        return list(found.values()), [cell for name, cell in controls.items() if name != cell.group]
+                found[identity] = place
+                axis = self._axis(place)
+                if axis is not None and (group := _group(place, axis=axis)) not in controls:
+                    controls[group] = self._draws(place, axis=axis, size=sizes[axis], group=group)
+        return list(found.values()), [place for drawn in controls.values() for place in drawn]
+
+    def _axis(self, place: Place) -> str | None:
+        return _drawn_axis(place) if self.controls else None
 
     def _draws(self, place: Place, *, axis: str, size: int, group: str) -> list[Place]:
         """Distinct random sets of the same size."""
@@ -252,23 +263,32 @@ class Grid:
         return [replace(place, **one) for one in changed]
 
 
-def _cell(place: Place, *, axis: str | None) -> Cell:
+def identity_of(place: Place) -> str:
+    """The place as text; two cells of the same text are the same computation."""
+    return json.dumps({name: getattr(place, name) for name in _PLACE}, sort_keys=True)
+
+
+def _group(place: Place, *, axis: str) -> str:
+    """The place as text but for the indices on one axis, whose number counts."""
     spec = {name: getattr(place, name) for name in _PLACE}
-    group = None
-    if axis is not None:
-        group = json.dumps(spec | {axis: len(spec[axis])}, sort_keys=True)
+    return json.dumps(spec | {axis: len(spec[axis])}, sort_keys=True)
+
+
+def _cell(place: Place, *, axis: str | None) -> "Cell":
+    from ..engine.cells import Cell
+
     return Cell(
         columns=place.columns(),
-        identity=json.dumps(spec, sort_keys=True),
+        identity=identity_of(place),
         touches=((place.site, place.layer),),
         begin=min(place.position or (0,)),
         make=partial(_make_edits, place),
-        group=group,
+        group=None if axis is None else _group(place, axis=axis),
         drawn=() if axis is None else getattr(place, axis),
     )
 
 
-def _make_edits(place: Place, references: References) -> tuple[Edit, ...]:
+def _make_edits(place: Place, references: "References") -> "tuple[Edit, ...]":
     return (KINDS[place.kind].make(place, references),)
 
 

@@ -19,11 +19,12 @@ from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
-from ..edits.mean_ablation import MEANS, tokens_to_average
+from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
-from ..engine.named_metrics import Measured, MetricSpec, metric_config, metrics_on
+from ..engine.measured import Measured, metric_config, metrics_on
+from ..engine.named_metrics import MetricSpec
 from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import check_plan
@@ -33,12 +34,13 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display, read_table
 from ..records.reading import damaged_file
+from ..schema import MEANS
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
-from .estimate import cost_of, estimate
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, tables
 from .shards import Shard, all_finished, holder, remove_shards, take_blocks
+from .timed_estimate import cost_of, in_words
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +314,7 @@ def dry_run(
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
         return check_plan(lens, batch, cells, read, plan=plan)[0]
 
-    return estimate(cost_of(lens, batch, asked.what, read, check=check))
+    return in_words(cost_of(lens, batch, asked.what, read, check=check))
 
 
 def _collect(

@@ -1,28 +1,23 @@
-"""Estimate what a training costs from one or two timed steps of its model on random tokens."""
+"""Estimate what a training costs before it begins: parameters, a step, memory and checkpoints.
 
-from collections.abc import Mapping
+On the CPU all of it comes from the configuration and from the speed of one product of matrices, so that no model is
+made; on a GPU, in bf16 and compiled, ``timed_estimate`` makes the model and times a step.
+"""
+
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from rich.console import RenderableType
 from rich.table import Table
 
-from ..engine.cost import duration, now, peak_bytes
-from ..models.headnorm import undecayed
-from ..models.wrapping import random_state_kept
+from ..engine.cost import LIBRARIES, OVERHEAD, duration, has_gpu, operations_a_second
 from .config import TrainConfig
-from .model import model_of
-from .trainer import check_device, check_trackers
 
-_STEPS = 2
-MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
-"""Most operations in the timed forward and backward; for a larger step, fewer and shorter sequences are timed."""
-_SHORTEST = 64
+_COPIES = 4
+"""Copies of the parameters: weights, gradients and the two moments of the optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class TrainCost:
     """Estimated cost of a training."""
 
     config: TrainConfig
@@ -31,13 +26,15 @@ class Estimate:
     undecayed: int
     """Parameters without weight decay."""
     sequences: int
-    """Number of sequences of a step that were timed."""
+    """Number of sequences of a forward, or of those of a step that were timed."""
     length: int
     """Number of tokens of each of them."""
     step_seconds: float
-    """A step on this device, in one process: what was timed by its share of the FLOPs, and the update."""
+    """A step on this device, in one process."""
     peak_bytes: int
     """Memory of weights, gradients, optimizer and the activations of one forward."""
+    is_timed: bool = True
+    """True if steps were timed, False if the time is reckoned from the number of parameters."""
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -45,75 +42,19 @@ class Estimate:
         return 4 * self.n_parameters * (len(self.config.kept) + 2)
 
 
-def estimate(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FLOPS) -> Estimate:
-    """Time two updates on random tokens, one where that is slow; nothing is written, and no data is read.
-
-    Raises:
-        InputError: what ``train`` would refuse, the data apart.
-    """
-    device = check_device(config)
-    check_trackers(config)
-    with random_state_kept():
-        model: Any = model_of(config)
-        apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
-        model.to(device).train()
-        groups: list[dict[str, Any]] = [{"params": [], "weight_decay": config.weight_decay}]
-        groups.append({"params": [], "weight_decay": 0.0})
-        for name, parameter in model.named_parameters():
-            groups[name in apart]["params"].append(parameter)
-        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
-        counted = {name: one.numel() for name, one in model.named_parameters()}
-        n_parameters = sum(counted.values())
-        micro = config.batch // config.accumulation
-        share = most_flops[device] / _flops(config, n_parameters, length=config.length)
-        slow = share < 1
-        sequences = max(1, min(micro, int(share)))
-        length = min(config.length, max(_SHORTEST, int(share * config.length))) if slow else config.length
-        ids = torch.randint(config.vocab_size, (sequences, length), device=device)
-        run = torch.compile(model) if config.compile else model
-        forwards, updates = [], []
-        for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
-            begun = now(device)
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
-                loss = run(input_ids=ids, labels=ids, use_cache=False).loss
-            loss.backward()
-            halfway = now(device)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
-            optimizer.step()
-            optimizer.zero_grad()
-            if number >= 1 or slow:
-                forwards.append(halfway - begun)
-                updates.append(now(device) - halfway)
-        longer = _flops(config, n_parameters, length=config.length) / _flops(config, n_parameters, length=length)
-        return Estimate(
-            config=config,
-            device=device,
-            n_parameters=n_parameters,
-            undecayed=sum(counted[name] for name in apart),
-            sequences=sequences,
-            length=length,
-            step_seconds=min(forwards) * longer * config.batch / sequences + min(updates),
-            peak_bytes=peak_bytes(device),
-        )
-
-
-def _flops(config: TrainConfig, n_parameters: int, *, length: int) -> float:
-    """Operations per sequence, forward and backward: 6 per parameter and token, plus the causal half of attention."""
-    return length * (6.0 * n_parameters + 6.0 * config.n_layers * config.d_model * length)
-
-
-def dry_run(config: TrainConfig) -> RenderableType:
+def estimate(config: TrainConfig) -> RenderableType:
     """Estimate the cost of ``train`` with this configuration, in words.
 
     Raises:
         InputError: what ``train`` would refuse, the data apart.
     """
-    found = estimate(config)
+    found = cost_of(config)
     total = found.step_seconds * config.steps
     tokens = config.steps * config.step_tokens
     timed = f"{found.sequences} of its {config.batch} sequences"
     timed += "" if found.length == config.length else f", {found.length} tokens long"
     part = "" if found.sequences == config.batch and found.length == config.length else f" (from {timed})"
+    part = part if found.is_timed else " (from the speed of a product of matrices: expect a factor of 2)"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
         ("parameters", f"{found.n_parameters:,}, {found.undecayed:,} of them not decayed"),
@@ -127,3 +68,50 @@ def dry_run(config: TrainConfig) -> RenderableType:
     ):
         table.add_row(name, value)
     return table
+
+
+def cost_of(config: TrainConfig) -> TrainCost:
+    """The cost of a training with this configuration.
+
+    Raises:
+        InputError: what ``train`` would refuse, the data apart.
+    """
+    on_cpu = config.device == "cpu" or (config.device is None and not has_gpu())
+    if config.trackers or config.compile or config.dtype != "float32" or not on_cpu:
+        from .timed_estimate import timed_cost
+
+        return timed_cost(config)
+    n_parameters, undecayed = parameters_of(config)
+    micro = config.batch // config.accumulation
+    operations = flops_of(config, n_parameters, length=config.length) * config.batch
+    width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
+    return TrainCost(
+        config=config,
+        device="cpu",
+        n_parameters=n_parameters,
+        undecayed=undecayed,
+        sequences=micro,
+        length=config.length,
+        step_seconds=OVERHEAD * operations / operations_a_second(),
+        peak_bytes=LIBRARIES + 4 * (_COPIES * n_parameters + micro * config.length * width),
+        is_timed=False,
+    )
+
+
+def parameters_of(config: TrainConfig) -> tuple[int, int]:
+    """Number of parameters of a configuration's model, and of those without weight decay."""
+    heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    norm = config.d_model if config.norm == "rms" else 1
+    gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)
+    own = {"sink_logit": config.n_heads, "off_by_one": config.n_heads, "key_bias": heads}.get(config.attention, 0)
+    gains = {"shared": config.d_head, "per_head": heads}.get(config.value_norm, 0)
+    matrices = config.d_model * (2 * heads + 2 * kv_heads + gates + 3 * config.d_mlp)
+    embeddings = config.vocab_size * config.d_model * (1 if config.tied else 2)
+    found = embeddings + config.n_layers * (matrices + own + gains + 2 * norm) + norm
+    decayed_gains = gains if config.decay_unshared_gain and config.value_norm == "per_head" else 0
+    return found, config.n_layers * (own + gains - decayed_gains + 2 * norm) + norm
+
+
+def flops_of(config: TrainConfig, n_parameters: int, *, length: int) -> float:
+    """Operations per sequence, forward and backward: 6 per parameter and token, plus the causal half of attention."""
+    return length * (6.0 * n_parameters + 6.0 * config.n_layers * config.d_model * length)

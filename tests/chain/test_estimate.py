@@ -14,7 +14,7 @@ from sink_lens.chain.estimate import _PASSES_OF_MAKERS, estimate
 from sink_lens.chain.inputs import other_condition
 from sink_lens.chain.timed_estimate import cost_of, timed_estimate
 from sink_lens.errors import InputError
-from sink_lens.models.header import read_header
+from sink_lens.models.header import read_header, sizes_of
 from sink_lens.models.inputs import tokens_of
 from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
@@ -161,6 +161,9 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     assert header.weight_bytes == 4 * parameters
     assert header.n_body + header.n_vocab == parameters  # the unembedding is the embedding
     assert (header.n_layers, header.n_heads, header.n_context) == (lens.n_layers, lens.n_heads, lens.n_context)
+    assert header.family == lens.family
+    for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
+        assert sizes_of(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
     assert "in the cache once" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
 
 
@@ -176,6 +179,8 @@ def test_the_headers_of_a_folder_say_what_its_model_has(name, tmp_path):
     ends = {id(one): one.numel() for one in lens.plain.parameters() if one.shape == (lens.d_vocab, lens.d_model)}
     assert header.n_body == header.n_weights - sum(ends.values())
     assert header.family.architecture == lens.family.architecture
+    for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
+        assert sizes_of(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
     assert not header.has_tokenizer
     with pytest.raises(InputError, match="has no tokenizer"):
         estimate(TraceConfig(model=str(tmp_path), length=16, device="cpu"))
@@ -186,14 +191,36 @@ def test_a_mixture_of_experts_is_not_judged_by_its_header(tmp_path):
     assert read_header(tmp_path) is None
 
 
-@pytest.mark.parametrize("command", ["trace", "isolate", "quantise", "card"])
-def test_a_dry_run_on_the_cpu_imports_no_library_of_models(command, folder):
+SWEPT = '[tokens]\nkind = "random"\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\nlayers = "0-1"\n'
+RANDOM = ("--tokens", "random")
+PAIR = ("--clean", "the cat and the", "--corrupted", "the bat and the")
+DRY_RUNS = {
+    "trace": ("trace", "MODEL", *RANDOM),
+    "isolate": ("isolate", "MODEL", *RANDOM),
+    "quantise": ("quantise", "MODEL", *RANDOM),
+    "card": ("card", "MODEL", *RANDOM),
+    "sweep": ("sweep", "FILE", "--model", "MODEL"),
+    "train": ("train", "--size", "toy"),
+    "a sweep of prompts": ("sweep", "FILE", "--model", "MODEL", "--tokens", "text", "--prompt", "the cat and the"),
+    "patch": ("patch", "MODEL", *PAIR, "--site", "z", "--by", "layer,head"),
+    "circuit": ("circuit", "MODEL", "--task", "induction"),
+}
+READ_TEXT = ("a sweep of prompts", "patch", "circuit")
+
+
+@pytest.mark.parametrize("name", DRY_RUNS)
+def test_a_dry_run_on_the_cpu_imports_no_library_of_models(name, folder, tmp_path):
+    """A tokenizer takes a part of transformers and, in a batch of tokens, pandas; no model is imported for it."""
+    heavy = {"transformer_lens", "scipy", "accelerate", "transformers.modeling_utils"}
+    heavy |= set() if name in READ_TEXT else {"transformers", "pandas"}
     code = (
         "import sys\nfrom sink_lens.cli import app\n"
         "try:\n    app(prog_name='sink-lens')\nexcept SystemExit as end:\n    assert not end.code\n"
-        "print(sorted({'transformers', 'transformer_lens', 'scipy', 'pandas'} & set(sys.modules)))"
+        f"print(sorted({heavy!r} & set(sys.modules)))"
     )
-    words = [command, str(folder), "--tokens", "random", "--device", "cpu", "--dry-run"]
+    (tmp_path / "sweep.toml").write_text(SWEPT)
+    given = {"MODEL": str(folder), "FILE": str(tmp_path / "sweep.toml")}
+    words = [given.get(word, word) for word in DRY_RUNS[name]] + ["--device", "cpu", "--dry-run"]
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
     assert "tokens" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"

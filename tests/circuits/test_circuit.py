@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from lenses import lens_of, speaking
+from transformer_lens.evals import IOIDataset
 
 from sink_lens import circuits
-from sink_lens.circuits import stability
+from sink_lens.circuits import estimate, stability, tasks
 from sink_lens.circuits.choice import connected, greedy, largest, random_like
+from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.curve import area
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -77,6 +79,29 @@ def test_numbers_of_edges_are_those_of_eap_ig():
             writers += n_heads + 1
         assert graph.n_edges == total + writers
         assert len(graph.writers) == writers
+
+
+def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
+    for family in ("llama", "gpt2", "gptj", "gpt_neox"):
+        lens = speaking(family)
+        lens.plain.save_pretrained(tmp_path / family)
+        lens.tokenizer.save_pretrained(tmp_path / family)
+        config = CircuitConfig(model=str(tmp_path / family), task="induction", device="cpu", neurons=("1:0,3",))
+        cost = estimate._cost_by_header(config)
+        if family == "gpt_neox":  # only its configuration says whether its blocks are parallel
+            assert cost is None
+            continue
+        graph = Graph.of(lens, neurons={1: (0, 3)})
+        assert (cost.graph.n_edges, cost.graph.parallel) == (graph.n_edges, graph.parallel)
+        task = task_of(lens, "induction", pairs=8, generator=np.random.default_rng([0, 0]), least=0.0)
+        assert cost.n_positions >= task.clean.n_positions
+        assert f"{graph.n_edges:,} edges" in estimate.estimate(config)[0]
+
+
+def test_the_templates_of_indirect_objects_are_those_of_transformer_lens():
+    assert list(tasks._TEMPLATES[:-1]) == IOIDataset.get_default_templates()
+    theirs = {noun: tuple(words) for noun, words in IOIDataset.get_default_nouns().items()}
+    assert list(theirs.items()) == list(tasks._OF_TEMPLATES.items())
 
 
 def test_a_greedy_circuit_grows_from_the_output_and_a_random_one_has_as_many_edges_between_layers():

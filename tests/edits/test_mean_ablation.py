@@ -7,7 +7,8 @@ from sink_lens import TokenBatch, capture, edits, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
 from sink_lens.chain.setting import setting_of
-from sink_lens.edits.mean_ablation import MEANS, Averaged, tokens_to_average
+from sink_lens.edits import MEANS
+from sink_lens.edits.mean_ablation import Averaged, tokens_to_average
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec

@@ -9,7 +9,9 @@ import torch
 
 from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, sink_mass
-from sink_lens.engine.named_metrics import METRICS, metric_config, metrics_on
+from sink_lens.engine.measured import metric_config, metrics_on
+from sink_lens.engine.named_metrics import METRICS
+from sink_lens.engine.needs import Needs
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
@@ -49,6 +51,15 @@ def test_every_metric_by_name_is_the_metric_of_these_options():
         == set(get_args(MetricName))
         == {"sink_mass", "loss", "kl", "norm", "dominance", "logit_difference"}
     )
+
+
+def test_the_last_layer_is_that_up_to_which_a_pass_is_run():
+    options = {"logit_difference": {"correct": 5, "incorrect": 6}, "norm": {"layer": 1}, "dominance": {"layer": 0}}
+    specs = [MetricSpec(name=name, options=options.get(name, {})) for name in METRICS]
+    specs += [MetricSpec(name="sink_mass", options={"layers": "0-1"})]
+    for spec in specs:
+        needs = Needs.of([spec.metric(llama(), EIGHT)], lens=llama())
+        assert spec.last(llama()) == (None if needs.whole else needs.last - 1), spec
 
 
 def test_the_tokens_of_a_logit_difference_can_be_texts():

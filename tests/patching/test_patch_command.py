@@ -1,6 +1,7 @@
 """``sink-lens patch``: what it shows, what it writes, and how errors end."""
 
 import shlex
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -9,7 +10,12 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.cli import patch as command
+from sink_lens.data.tokens import from_prompts
+from sink_lens.errors import InputError
 from sink_lens.models import load as loading
+from sink_lens.models.header import read_header
+from sink_lens.patching.config import PatchConfig
+from sink_lens.patching.estimate import _BESIDE, passes_of_patches
 from sink_lens.records import read_run
 
 PAIR = ["--clean", "the cat and the", "--corrupted", "the bat and the"]
@@ -145,3 +151,27 @@ def test_the_examples_of_the_help_are_read():
         result = run(*[word for word in words[2:] if word != "gpt2"], "--out", "x", "--layers", "0-99")
         assert "No such option" not in result.stderr
         assert result.exit_code == 2  # of these tokens or layers, not of the options
+
+
+def test_passes_are_counted_from_the_files_and_from_the_first_token_that_differs(tmp_path):
+    lens = speaking()
+    lens.plain.save_pretrained(tmp_path / "model")
+    lens.tokenizer.save_pretrained(tmp_path / "model")
+    clean, corrupted = (from_prompts([text], lens.tokenizer).tokens[0].tolist() for text in PAIR[1::2])
+    (first,) = [place for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
+    header = read_header(tmp_path / "model")
+    n, length, body, vocab = lens.n_layers, len(clean), header.n_body, header.n_vocab
+    assert 0 < first < length - 1
+    asked = PatchConfig(clean=PAIR[1:2], corrupted=PAIR[3:4], metric="loss")
+    passes, tokens = passes_of_patches(asked, header, path=tmp_path / "model")
+    # a patch at layer L runs n - L layers and the unembedding; controls at other positions are cells of the sweep
+    by_hand = (length - first) * sum(((n - layer) / n * body + vocab) / (body + vocab) for layer in range(n))
+    assert (passes, tokens) == (pytest.approx(_BESIDE + by_hand), length)
+    near = replace(asked, metric="norm", metric_layers=(0,), layers=(0,), positions=(length - 1,), controls=0)
+    assert passes_of_patches(near, header, path=tmp_path / "model")[0] == pytest.approx(
+        _BESIDE + 1 / n * body / (body + vocab)
+    )
+    with pytest.raises(InputError, match=r"sequence 0 has . clean and . corrupted tokens; need the same number"):
+        passes_of_patches(replace(asked, clean=("the cat",)), header, path=tmp_path / "model")
+    with pytest.raises(InputError, match="norm is read at one layer"):
+        passes_of_patches(replace(asked, metric="norm"), header, path=tmp_path / "model")

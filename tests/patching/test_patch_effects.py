@@ -11,7 +11,7 @@ from sink_lens import TokenBatch, edits, metrics, patching, run_with, wrap
 from sink_lens.engine.engine import Engine
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.patching.cells import cells, drawn_parts
+from sink_lens.patching.parts import cells, drawn_parts
 from sink_lens.records import read_run
 from sink_lens.stats import paired_differences
 

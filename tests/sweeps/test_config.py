@@ -9,7 +9,7 @@ import torch
 
 from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
-from sink_lens.engine.named_metrics import metrics_on
+from sink_lens.engine.measured import metrics_on
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.load import wrap

@@ -33,9 +33,9 @@ from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep, runner
-from sink_lens.sweeps import estimate as estimation
-from sink_lens.sweeps.estimate import cost_of, estimate
+from sink_lens.sweeps import timed_estimate as estimation
 from sink_lens.sweeps.runner import dry_run, sweep
+from sink_lens.sweeps.timed_estimate import cost_of, in_words
 
 LENGTHS = (12, 9, 5, 12)
 NEURONS = EditGrid(kind="zero", site="neurons", layers=[0, 2], units=[3, [7, 9], 40])
@@ -762,7 +762,7 @@ def test_cells_that_change_nothing_that_is_read_cost_nothing():
 def test_times_are_spoken_in_seconds_minutes_and_hours():
     cost = cost_of(llama(), sequences(), Grid.of(EditGrid(site="z", layers=1), controls=0), [loss()])
     for seconds, text in ((0.01, "under 1 s"), (89.0, "89 s"), (600.0, "10 min"), (9000.0, "2.5 h")):
-        assert re.search(rf"time\W+{re.escape(text)}", shown(estimate(replace(cost, seconds=seconds))))
+        assert re.search(rf"time\W+{re.escape(text)}", shown(in_words(replace(cost, seconds=seconds))))
 
 
 # --- what is refused

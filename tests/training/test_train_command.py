@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from typing import get_args
 
 import pandas as pd
 import pytest
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 from sink_lens import cli, read_run
 from sink_lens.cli import train as command
 from sink_lens.errors import RunError
-from sink_lens.models.headnorm import HeadNormForCausalLM
-from sink_lens.training import estimate, trainer
+from sink_lens.models.headnorm import HeadNormForCausalLM, undecayed
+from sink_lens.models.variants import Attention
+from sink_lens.training import estimate, timed_estimate, trainer
 from sink_lens.training.config import TrainConfig, read_train
+from sink_lens.training.model import model_of
 
 FILE = """\
 n_layers = 2
@@ -61,7 +64,7 @@ def calls(monkeypatch, tmp_path):
 
     monkeypatch.setattr(trainer, "train", train)
     monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
-    monkeypatch.setattr(estimate, "dry_run", lambda config: made.append((config, "dry")) or "what it would take")
+    monkeypatch.setattr(estimate, "estimate", lambda config: made.append((config, "dry")) or "what it would take")
     return made
 
 
@@ -192,18 +195,30 @@ def test_a_dry_run_counts_parameters_and_writes_nothing(file, tmp_path):
     # 280 x 16, two layers of 4 x 256 + 3 x 384 + 2 x 16 + 2 x 8, and a last norm of 16
     assert re.search(r"parameters +8,944, 112 of them not decayed", done.stdout)
     assert re.search(r"tokens +192 \(0\.0 a parameter\)", done.stdout)
-    assert re.search(r"a step +[\d.e-]+ s on cpu in one process *\n", done.stdout)
+    assert re.search(r"a step +[\d.e-]+ s on cpu in one process \(from the speed of a product", done.stdout)
     assert "4 kept" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "toy.toml"]
 
 
 def test_a_dry_run_of_a_slow_model_does_one_forward_or_one_more_after_compiling(monkeypatch):
     calls = []
-    monkeypatch.setattr(estimate.torch, "compile", lambda model: model)
+    monkeypatch.setattr(timed_estimate.torch, "compile", lambda model: model)
     forward = HeadNormForCausalLM.forward
     monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
     sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 256, "device": "cpu"}
     for compiled in (False, True):
-        found = estimate.estimate(TrainConfig(**sizes, compile=compiled), most_flops={"cpu": 1.0})
+        found = timed_estimate.timed_cost(TrainConfig(**sizes, compile=compiled), most_flops={"cpu": 1.0})
         assert (found.sequences, found.length) == (1, 64)
     assert len(calls) == 1 + 2
+
+
+@pytest.mark.parametrize("attention", get_args(Attention))
+@pytest.mark.parametrize("other", [{}, {"value_norm": "shared", "norm": "single_scale"}, {"value_norm": "per_head"}])
+def test_the_parameters_are_counted_from_the_configuration_as_the_model_has_them(attention, other):
+    sizes = {"n_layers": 2, "d_model": 16, "d_mlp": 24, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 300}
+    for more in ({}, {"tied": False}, {"decay_unshared_gain": other.get("value_norm") == "per_head"}):
+        config = TrainConfig(**sizes, attention=attention, **other, **more)
+        model = model_of(config)
+        counted = {name: one.numel() for name, one in model.named_parameters()}
+        apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
+        assert estimate.parameters_of(config) == (sum(counted.values()), sum(counted[name] for name in apart))

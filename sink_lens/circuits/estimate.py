@@ -1,0 +1,105 @@
+"""Estimate what finding a circuit costs before it begins: edges, scores, the curve, memory.
+
+On the CPU it comes from the headers of the model's files, from the tokenizer's file and from the speed of one product
+of matrices, so that no weights are loaded; elsewhere ``timed_estimate`` times a pass. Which pairs the model gets right
+only the model can tell: their tokens are those of all pairs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..engine.cost import about, runs_on_gpu, seconds_a_token, size
+from ..models.bundled import files_of
+from ..models.header import Header, read_header
+from ..models.prompt_tokens import tokenizer_of
+from .config import CircuitConfig
+from .graph import Graph
+from .tasks import pairs_that_fit
+
+_PASSES_A_POINT = 4
+"""Forward passes that one point of the scores takes for a pair: a forward, its backward and the sums over edges."""
+_TRIED = 8
+"""Pairs whose tokens are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitCost:
+    """What the cost of a circuit is made of."""
+
+    graph: Graph
+    n_positions: int
+    """Tokens of the longest pair that was looked at."""
+    seconds_a_pair: float
+    """A forward and a backward pass of one pair."""
+
+
+def estimate(config: CircuitConfig) -> tuple[str, ...]:
+    """Say what a run would cost.
+
+    Raises:
+        ModelError, InputError: what the run would refuse before it scores, as far as it is known.
+    """
+    config.check_together()
+    cost = _cost_by_header(config)
+    source = "the model's size and the speed of a product of matrices: expect a factor of 2"
+    if cost is None:
+        from .timed_estimate import timed_cost
+
+        cost, source = timed_cost(config), "one timed pass"
+    graph, a_pair = cost.graph, cost.seconds_a_pair
+    points = {"eap": 1, "gim": 1, "eap-corrupted": 1, "clean-corrupted": 2}.get(config.method, 2 * config.steps)
+    if config.method == "eap-ig-activations":
+        points = config.steps * (2 * graph.n_layers + 1)
+    if config.method == "exact":
+        points = graph.n_edges // 3
+    circuits = len(config.sizes) * (1 + config.nodes) + config.random * sum(one < 1 for one in config.sizes)
+    scoring, judging = a_pair * points * config.pairs, a_pair * config.pairs / 2 * circuits
+    held = 4 * config.pairs * graph.n_edges
+    return (
+        f"{graph.n_edges:,} edges of {config.model}, {config.pairs} pairs of up to {cost.n_positions} tokens",
+        f"scores ({config.method}, about {points} points a pair): {about(scoring)}; more where sums are not complete",
+        f"curve ({circuits} circuits): {about(judging)}",
+        f"scores by pair take {size(held)} of memory and disk",
+        f"times are from {source}",
+    )
+
+
+def _cost_by_header(config: CircuitConfig) -> CircuitCost | None:
+    """The cost on the CPU, by the headers of the model's files; None where it takes the model itself."""
+    path = None if runs_on_gpu(config.device) else files_of(config.model)
+    header = path and read_header(path)
+    if path is None or header is None or header.architecture is None or not _is_plain(header):
+        return None
+    n_positions = _longest(config, header, path=path)
+    if n_positions is None:
+        return None
+    graph = Graph.of_sizes(
+        header,
+        parallel=header.family.attn_norm is not None and header.family.attn_norm == header.family.mlp_norm,
+        neurons=config.neurons_by_layer,
+        spans=tuple(config.positions_by_span) or ("",),
+    )
+    a_pair = _PASSES_A_POINT * n_positions * seconds_a_token(header)
+    return CircuitCost(graph=graph, n_positions=n_positions, seconds_a_pair=a_pair)
+
+
+def _is_plain(header: Header) -> bool:
+    """Check whether the row of the family says what the blocks look like; of some only the configuration does."""
+    family = header.family
+    return family.head_out is None and family.mixer is None and family.architecture != "GPTNeoXForCausalLM"
+
+
+def _longest(config: CircuitConfig, header: Header, *, path: Path) -> int | None:
+    """Tokens of the longest of some pairs; None without the tokenizer's file."""
+    if config.task == "text":
+        return config.length
+    tokenizer = tokenizer_of(path)
+    if tokenizer is None:
+        return None
+    drawn = {"pairs": min(config.pairs, _TRIED), "generator": np.random.default_rng([config.seed, 0])}
+    tried = pairs_that_fit(
+        config.task, tokenizer, d_vocab=header.d_vocab, file=config.pairs_file, bos=config.bos, **drawn
+    )
+    return max((len(clean) for clean, *_ in tried), default=None)

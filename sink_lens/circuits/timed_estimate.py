@@ -1,0 +1,27 @@
+"""Estimate what finding a circuit costs from one timed forward and backward pass of a few pairs."""
+
+import time
+from dataclasses import replace
+
+from .config import CircuitConfig
+from .estimate import CircuitCost
+from .graph import Graph
+from .record import model_for, runs_of, task_for
+from .scores import Gradients
+
+
+def timed_cost(config: CircuitConfig) -> CircuitCost:
+    """The cost of a run; loads the model and times a pass.
+
+    Raises:
+        ModelError, InputError: what the run would refuse before it scores.
+    """
+    lens = model_for(config)
+    graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(config.positions_by_span) or ("",))
+    task = task_for(lens, replace(config, pairs=min(config.pairs, 8)))
+    runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
+    rows = next(iter(runs.batches(copies=3)))
+    began = time.perf_counter()
+    Gradients(runs.some(range(rows.start, rows.stop)), begin=runs.begin(rows)).add([], weight=1.0)
+    a_pair = (time.perf_counter() - began) / (rows.stop - rows.start)
+    return CircuitCost(graph=graph, n_positions=runs.clean.n_positions, seconds_a_pair=a_pair)

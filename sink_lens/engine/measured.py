@@ -1,0 +1,69 @@
+"""What sweeps and patches can be asked to read: metrics by name, metrics, or your own functions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from hashlib import sha256
+from inspect import unwrap
+from typing import Any
+
+import torch
+
+from ..data.batch import TokenBatch
+from ..edits.metrics import Metric, as_metric
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..models.lens import LensModel
+from .named_metrics import MetricSpec
+
+Measured = MetricSpec | Metric | Callable[[Outcome], Any]
+"""What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
+
+
+def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
+    """The metrics on a model; where two of one kind would have one name, each is named with its options.
+
+    Raises:
+        InputError: one that cannot be used, or two that are the same.
+    """
+    made = [one.metric(lens, tokens) if isinstance(one, MetricSpec) else one for one in given]
+    found = [as_metric(one, lens=lens, n_positions=tokens.n_positions) for one in made]
+    names = [one.name for one in found]
+    for index, one in enumerate(given):
+        if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:
+            options = ", ".join(f"{name} {value}" for name, value in one.options.items())
+            found[index] = replace(found[index], name=f"{names[index]} ({options})")
+    names = [one.name for one in found]
+    if len(set(names)) < len(names):
+        raise InputError(f"two metrics have one name: {', '.join(names)}; need different ones")
+    return found
+
+
+def metric_config(metric: Measured) -> dict[str, Any]:
+    """A metric as plain values, for ``run.json``."""
+    if isinstance(metric, MetricSpec):
+        return {"name": metric.name, **metric.options}
+    if not isinstance(metric, Metric):
+        return {"name": getattr(metric, "__name__", "metric"), "holds": _holds(metric)}
+    found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name != "function"}
+    return found | {"holds": _holds(metric.function)}
+
+
+def _holds(function: Callable[..., Any]) -> dict[str, Any]:
+    """The numbers, texts and tensors (as hashes) that a function was made with, such as the tokens of a difference."""
+    found: dict[str, Any] = {}
+    inner = unwrap(function)
+    names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(inner, "__closure__", None) or (), strict=False):
+        value = cell.cell_contents
+        if isinstance(value, torch.Tensor):
+            whole = value.detach().cpu().contiguous()
+            found[name] = sha256(whole.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        elif _is_plain(value):
+            found[name] = value
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, str | int | float)
