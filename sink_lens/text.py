@@ -165,6 +165,21 @@ def part_name(name: str) -> str:
     return visible(name, limit=40, counted=False)
 
 
+_INPUTS = {"q": "query", "k": "key", "v": "value", "g": "gate"}
+"""What an edge ends in -> in words."""
+
+
+def edge_name(name: str) -> str:
+    """An edge of a circuit, or its end, as people write it: ``a3.h1->a4.h1<q>`` is L3.H1 → query of L4.H1."""
+    ends, at, span = name.partition("@")
+    said = []
+    for end in ends.split("->"):
+        node, _, read = end.partition("<")
+        read = _INPUTS.get(read.rstrip(">"), "")
+        said.append(f"{read} of {part_name(node)}" if read else part_name(node))
+    return " → ".join(said) + (f" at {visible(span, limit=40, counted=False)}" if at else "")
+
+
 def layers_in_words(first: int, last: int) -> str:
     """Layers in words, such as 'layer 11' or 'layers 1 to 2'."""
     return f"layer {first}" if first == last else f"layers {first} to {last}"

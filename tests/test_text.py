@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.text import for_terminal, named_parts, part_name, ranges, span
+from sink_lens.text import edge_name, for_terminal, named_parts, part_name, ranges, span
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,7 @@ def test_parts_are_named_so_that_none_reads_as_a_number():
     assert named_parts(listed) == "L11.N1229, L18.H8, embedding 5, key bias of L3.H1"
     assert named_parts("2.90,2.430") == "L2.N90,L2.N430"
     assert named_parts("removes 2.5% at 0.3 nats") == "removes 2.5% at 0.3 nats"
+    edges = {"a3.h1->a4.h1<q>": "L3.H1 → query of L4.H1", "input->m0@last": "input → MLP 0 at last"}
+    assert {name: edge_name(name) for name in edges} == edges
     names = {"a18.h8": "L18.H8", "a4.kv0": "L4.KV0", "m5": "MLP 5", "m11.n": "neurons L11", "input": "input"}
     assert {name: part_name(name) for name in names} == names

@@ -71,7 +71,7 @@ def circuit(
 def _table(edges: "pd.DataFrame", *, core: "pd.DataFrame | None") -> "Table":
     from rich.table import Table
 
-    from ..text import number
+    from ..text import edge_name, number
 
     table = Table("edge", "score", "95% interval", "in bootstraps", box=None, pad_edge=False)
     decided = {} if core is None else core.set_index("edge").to_dict("index")
@@ -79,7 +79,7 @@ def _table(edges: "pd.DataFrame", *, core: "pd.DataFrame | None") -> "Table":
         table.add_column("over all settings")
     for row in edges.to_dict("records"):
         interval = f"{number(float(row['low']))} to {number(float(row['high']))}"
-        cells = [str(row["edge"]), number(float(row["score"])), interval, f"{float(row['inclusion']):.0%}"]
+        cells = [edge_name(str(row["edge"])), number(float(row["score"])), interval, f"{float(row['inclusion']):.0%}"]
         table.add_row(*cells, *([_decided(decided.get(row["edge"]))] if core is not None else []))
     return table
 

@@ -73,8 +73,8 @@ def _headline(run: Run) -> list[str]:
     heads = run.optional("heads", columns=["inactive"])
     if heads is not None and len(heads):
         count = int(heads["inactive"].to_numpy().sum())
-        heads_of = f"{count} of {plural(len(heads), 'head')}"
-        said.append(f"{heads_of} write at most a quarter of what their layer's heads write on average.")
+        heads_of = f"{count} of {plural(len(heads), 'head')} write" if count else f"None of {len(heads)} heads writes"
+        said.append(f"{heads_of} at most a quarter of what their layer's heads write on average.")
     if (run.folder / "card.md").exists():
         said.append("The block for a model card is card.md in the run's folder, the same for programs card.json.")
     return said

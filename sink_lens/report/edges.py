@@ -18,7 +18,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, PAPER, canvas, finished, png, save_figure
-from sink_lens.text import number, percent, plural, token, visible, words
+from sink_lens.text import edge_name, number, part_name, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 """Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
@@ -26,6 +26,14 @@ _MOST = 60
 """Edges in the picture."""
 _PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
 _NODE = re.compile(r"[am](\d+)")
+_CARRIED = {
+    "resample": "what they carry in the corrupted prompt",
+    "zero": "nothing",
+    "mean_ordinary": "the mean over ordinary tokens",
+    "mean_all": "the mean over all tokens",
+    "mean_aligned": "the mean at the same position",
+}
+"""Ablation -> what an edge outside of the circuit carries."""
 _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
 
 
@@ -168,7 +176,9 @@ def _attention(run: Run) -> dict[str, Any]:
         rows = own.to_dict("records")
         if str(head) in patterns:
             where = {name: float(rows[0][name]) for name in ("query", "key", "advantage")}
-            why = [{name: row[name] for name in ("side", "by", "part", "value")} for row in rows]
+            why = [
+                {name: row[name] for name in ("side", "by", "value")} | {"part": part_name(row["part"])} for row in rows
+            ]
             found[str(head)] = where | {"pattern": bytes_of(patterns[str(head)]), "why": why}
     return found
 
@@ -226,7 +236,7 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: st
         )
     box = {"boxstyle": "round,pad=0.22", "facecolor": PAPER, "edgecolor": "#999999", "linewidth": 0.7}
     for node, (x, y) in place.items():
-        axes.text(x, y, node, ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
+        axes.text(x, y, part_name(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
     xs = [x for x, _ in place.values()] or [0.0]
     axes.set_xlim(min(xs) - 0.9, max(xs) + 0.9)
     axes.set_ylim(-0.7, len(rows) - 0.3)
@@ -320,8 +330,8 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
     said = [_faithful(row)]
     if np.isfinite(row["rank_correlation"]):
         said.append(
-            f"Beside real patches of single edges the scores rank with {number(row['rank_correlation'])}, and miss "
-            f"{percent(row['missed'])} of the summed effect."
+            f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
+            f"scores miss {percent(row['missed'])} of the summed effect."
         )
     said.append(
         f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
@@ -338,9 +348,10 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"{real}. {row.get('undecided_edges', 0)} are undecided: in as many under some of these and in fewer under "
             f"others. {row['contingent_edges']} more are contingent: chosen under some, in 95% under none."
         )
+    carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     said += [
-        f"{row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method'])} on {row['pairs']} pairs; "
-        f"replaced: {visible(row['ablation'])}.",
+        f"The circuit has {row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method']).upper()} on "
+        f"{row['pairs']} pairs; other edges carry {carried} instead.",
         f"{_capital(words(str(row['metric'])))} is {number(row['clean'])} in clean and {number(row['corrupted'])} in "
         "replaced runs.",
     ]
@@ -374,9 +385,10 @@ def _faithful(row: Mapping[str, Any]) -> str:
             "told from 0."
         )
     return (
-        f"{_capital(_reach(row['share_at_80']))} what the whole model has over no edge, {gap}, on pairs that chose no "
-        f"edge. CPR {number(row['cpr'])}, CMD {number(row['cmd'])} (over the logarithm of the share: "
-        f"{number(row['cpr_log'])}, {number(row['cmd_log'])})."
+        f"{_capital(_reach(row['share_at_80']))} the {words(str(row['metric']))} that all edges add to none, {gap}, on "
+        f"pairs that chose no edge. Over all sizes the share is {number(row['cpr'])} on average (CPR), and "
+        f"{number(row['cmd'])} from 1 (CMD); over the logarithm of the size {number(row['cpr_log'])} and "
+        f"{number(row['cmd_log'])}."
     )
 
 
@@ -404,7 +416,9 @@ def _headline(run: Run) -> list[str]:
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     if nodes is not None and len(nodes):
         heads = nodes.loc[nodes["kind"].eq("head")].head(4)
-        named = ", ".join(f"{visible(row['node'])} ({number(float(row['score']))})" for row in heads.to_dict("records"))
+        named = ", ".join(
+            f"{part_name(str(row['node']))} ({number(float(row['score']))})" for row in heads.to_dict("records")
+        )
         found.insert(1, f"Heads with the largest scores: {named}.")
     return found
 
@@ -447,13 +461,13 @@ def _edge_table(run: Run) -> tuple[str, PageTable]:
         "share": "of the difference",
         "inclusion": "in bootstraps",
     }
-    return "The edges of the circuit, the largest first." + more(len(table), "circuit"), shown_table(table, heads)
+    return "The edges of the circuit, the largest first." + more(len(table), "circuit"), _named(table, heads)
 
 
 def _node_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("nodes", columns=["node", "score", "edges_in", "edges_out"])
     heads = {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"}
-    return "Nodes by the sum of the scores out of them." + more(len(table), "nodes"), shown_table(table, heads)
+    return "Nodes by the sum of the scores out of them." + more(len(table), "nodes"), _named(table, heads)
 
 
 def _curve_table(run: Run) -> tuple[str, PageTable]:
@@ -474,14 +488,20 @@ def _curve_table(run: Run) -> tuple[str, PageTable]:
 def _check_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("check", columns=["edge", "score", "exact"])
     heads = {"edge": "edge", "score": "score", "exact": "real patch", "error": "error", "drawn": "drawn from"}
-    return "Scores beside real patches of the same edge." + more(len(table), "check"), shown_table(table, heads)
+    return "Scores beside real patches of the same edge." + more(len(table), "check"), _named(table, heads)
 
 
 def _core_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("core", columns=["edge"])
     heads = {str(name): str(name).replace("_", " ") for name in table.columns}
     see = "Edges of the core first, then those that ablations disagree on, then contingent ones."
-    return see + more(len(table), "core"), shown_table(table, heads)
+    return see + more(len(table), "core"), _named(table, heads)
+
+
+def _named(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
+    """A table whose edges, or nodes, have the names that the pictures give them; its file keeps their ids."""
+    (column,) = (name for name in ("edge", "node") if name in heads)
+    return shown_table(table.assign(**{column: [edge_name(str(one)) for one in table[column]]}), heads)
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:

@@ -27,7 +27,7 @@ from sink_lens.errors import InputError
 from sink_lens.records import check_not_of_run
 from sink_lens.records.display import MOST_EDGES as MOST_EDGES
 from sink_lens.report import views
-from sink_lens.text import visible
+from sink_lens.text import edge_name, visible
 
 CURVE = ("by", "share", "n", "faithfulness", "low", "high")
 """What a graph holds of each circuit of the curve."""
@@ -133,7 +133,7 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
                 "ctx_idx": at,
                 "feature_type": kind,
                 "jsNodeId": f"{_id(name, span)}-{at}",
-                "clerp": _id(name, span),
+                "clerp": edge_name(_id(name, span)),
                 "influence": size / total,
                 "activation": None,
             }

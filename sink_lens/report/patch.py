@@ -258,14 +258,14 @@ def _prompts(run: Run) -> list[str]:
 
 def _headline(run: Run) -> list[str]:
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
-    said = [f"{len(table)} places of the {site_words(run.config.get('site', 'a site'))} were patched, one at a time."]
-    said += [f"{text[:1].upper()}{text[1:]}." for text in _prompts(run)]
+    prompts = "; ".join(_prompts(run))
+    said = [f"{prompts[:1].upper()}{prompts[1:]}."] if prompts else []
     if len(table):
         said.append(f"Largest effect at {_most(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
-    if same:
-        said.append(f"{same} patches changed nothing: the two prompts are the same there.")
-    return said
+    alike = f"; {same} patches changed nothing, since the two prompts are the same there" if same else ""
+    site = site_words(run.config.get("site", "a site"))
+    return [*said, f"{len(table)} places of the {site} were patched, one at a time{alike}."]
 
 
 def _put_words(run: Run) -> str:
@@ -286,8 +286,9 @@ def _map(run: Run) -> tuple[str, Figure]:
         "1 restores it whole." if value == "normalised_effect" else
         f"Each cell is a place that was {_put_words(run)}; red raises the metric, blue lowers it."
     )  # fmt: skip
-    title = "\n".join([_metric(run), *_prompts(run)])
-    return see, patch_map(table, by=by, value=value, labels=_texts(run), title=title)
+    texts = _texts(run)
+    title = "\n".join([_metric(run), *([] if texts and "position" in by else _prompts(run))])  # else axes name them
+    return see, patch_map(table, by=by, value=value, labels=texts, title=title)
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:

@@ -190,7 +190,12 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _headline(run: Run) -> list[str]:
-    said = [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+    """The sentence without what the title says already, sinks, and where the lists are."""
+    table = run.need("summary", columns=["sentence"])
+    said = [visible(text, limit=900) for text in table["sentence"].tolist()[:1]]
+    kept, colon, rest = said[0].partition(": ") if said else ("", "", "")
+    if colon and kept.startswith("Keep") and f"k{kept[1:]}, which" in _title(run):
+        said = [rest]
     sinks, tokens = run.optional("sinks", columns=["position"]), run.optional("tokens", columns=["sequence"])
     if sinks is not None and tokens is not None and len(tokens):
         a_sequence = len(sinks) / tokens["sequence"].nunique()

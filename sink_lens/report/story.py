@@ -144,7 +144,7 @@ def consequences(run: Run) -> list[str]:
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
-        said.append(f"Loss where only the first few queries may attend to the sink: {change}.")
+        said.append(f"Loss when later tokens cannot attend to the sink: {change}.")
     return said
 
 
@@ -164,7 +164,7 @@ def first_numbers(run: Run) -> list[tuple[str, str]]:
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
-        what = "nats of loss where only the first few queries may attend to it"
+        what = "nats of loss when later tokens cannot attend to it"
         found.append((f"{masked - before:+.2f}".replace("-", "−"), what))
     return found
 

@@ -107,7 +107,7 @@ def _headline(run: Run) -> list[str]:
         )
     stay = row["positions"] == "stay"
     said.append(
-        "Every token stays at its position."
+        "Cached tokens keep the positions that they have in the text."
         if stay
         else "A token's position is its place in the cache, as in StreamingLLM (arXiv 2309.17453)."
     )

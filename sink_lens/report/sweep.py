@@ -156,31 +156,44 @@ def _title(run: Run) -> str:
         return "A sweep of edits"
     title = f"A sweep of {plural(len(set(table['cell'])), 'cell')}"
     metrics = _metrics(table)
-    rows = table.loc[table["metric"].eq(metrics[0])] if metrics else table.head(0)
-    told_apart = rows.loc[stands_out(rows)]
-    if not len(rows):
+    if not metrics:
         return title
-    if not len(told_apart):
+    told_apart = _told_apart(table, metrics[0])
+    if not told_apart:
         return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
-    best = told_apart.sort_values("effect", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
     return (
         f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}; most of "
-        f"all, by {number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])}: {cell_name(best)}"
+        f"all {cell_name(told_apart[0])}, by {_effect(told_apart[0])}"
     )
 
 
+def _told_apart(table: pd.DataFrame, metric: str) -> list[dict[Any, Any]]:
+    """The cells that change a metric beyond chance and their controls, the largest effect first."""
+    rows = table.loc[table["metric"].eq(metric)]
+    rows = rows.loc[stands_out(rows)].sort_values("effect", key=abs, ascending=False, kind="stable")
+    return rows.to_dict("records")
+
+
+def _effect(row: Mapping[Any, Any]) -> str:
+    return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}"
+
+
 def _headline(run: Run) -> list[str]:
+    """What the title does not say: controls of its cell, the next one, other metrics, what failed."""
     table = _cells(run)
     said = []
-    for metric in _metrics(table):
+    for at, metric in enumerate(_metrics(table)):
         rows = table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable")
-        best = rows.iloc[0].to_dict()
-        if np.isfinite(float(best["effect"])):
-            control = float(best.get("control_effect", np.nan))
-            beside = f", its controls {number(control)}" if np.isfinite(control) else ""
-            bounds = interval(best["ci_low"], best["ci_high"])
-            effect = number(float(best["effect"]))
-            said.append(f"{visible(metric)} changes most, by {effect} {bounds}: {cell_name(best)}{beside}.")
+        best, told_apart = rows.iloc[0].to_dict(), _told_apart(table, metric)
+        control = float(best.get("control_effect", np.nan))
+        if at == 0 and told_apart and cell_name(told_apart[0]) == cell_name(best):
+            if np.isfinite(control):
+                said.append(f"Random controls of that cell change it by {number(control)} on average.")
+            if len(told_apart) > 1:
+                said.append(f"Next comes {cell_name(told_apart[1])}, by {_effect(told_apart[1])}.")
+        elif np.isfinite(float(best["effect"])):
+            beside = f"; its controls {number(control)}" if np.isfinite(control) else ""
+            said.append(f"The largest change of {visible(metric)} is {_effect(best)}, by {cell_name(best)}{beside}.")
     said += [f"{visible(str(one))}." for one in run.provenance.get("means", ())]
     if failed := _failed(table):
         said.append(f"{plural(failed, 'cell')} failed; the table says why.")
@@ -190,7 +203,7 @@ def _headline(run: Run) -> list[str]:
 def cell_name(row: Mapping[Any, Any]) -> str:
     """A cell in words: its edit, its site and where."""
     edit = _parts(row, {"kind": visible, "site": site_words})
-    return ": ".join([*([" ".join(edit)] if edit else []), *_parts(row, {"where": visible})])
+    return ", ".join([*([" ".join(edit)] if edit else []), *_parts(row, {"where": visible})])
 
 
 def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:

@@ -506,7 +506,8 @@ def _sentence(
 
 
 def _change(row: Mapping[Any, Any]) -> str:
-    name = str(row["quantity"]).replace("_", " ")
+    name = str(row["quantity"]).replace("_", " ").replace("loss positions", "loss at positions")
+    name += ":" * name[-1].isdigit()
     if math.isnan(row["first"]) and math.isnan(row["second"]):
         return f"{name} {row['first_indices'] or 'none'} → {row['second_indices'] or 'none'}"
     change = f"change {number(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()

@@ -409,7 +409,8 @@ def sentence(found: Mapping[str, Any]) -> str:
     if bos["needed"] is not None:
         change = bos["cost_without_nats"]
         cost = f"{number(change['value'])} nats {bounds(change['low'], change['high'])}"
-        parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out costs {cost}")
+        what = "costs" if change["value"] > 0 else "changes the loss by"
+        parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {what} {cost}")
     return "; ".join(parts) + "."
 
 

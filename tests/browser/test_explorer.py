@@ -1,5 +1,6 @@
 """The explorer of circuits in a real browser, network off: what it draws, says, changes, saves and opens."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from sink_lens.records import read_run
 from sink_lens.report.circuit import circuit_of
 from sink_lens.report.explorer import Explorer
 from sink_lens.report.html import render
+from sink_lens.text import part_name
 
 from .edges import EDGES, GROUP, LAYERS, PATTERN, a_run, every_edge
 
@@ -67,15 +69,23 @@ def largest(edges, n):
     return edges.sort_values("score", key=abs, ascending=False).head(n)
 
 
+@functools.cache
+def ids():
+    """Name of a node on the page -> its id."""
+    ends = every_edge()[["writer", "reader"]].to_numpy().flatten()
+    return {part_name(one): one for one in (str(end).partition("<")[0] for end in ends)}
+
+
 def sentence_of(page):
     return page.locator("[data-said]").inner_text()
 
 
 def listed(page, table="table"):
-    """The rows of a table of the explorer."""
+    """The rows of a table of the explorer, with the ids of the two nodes that each begins with."""
     page.locator(f"[data-{table}]").evaluate("one => { one.open = true; one.dispatchEvent(new Event('toggle')) }")
     rows = page.locator(f"[data-{table}] tbody tr").all()
-    return [row.locator("td").all_inner_texts() for row in rows]
+    found = [row.locator("td").all_inner_texts() for row in rows]
+    return [[*(ids().get(cell, cell) for cell in cells[:2]), *cells[2:]] for cells in found]
 
 
 def saved(page, button="Save JSON"):
@@ -145,11 +155,13 @@ def test_what_feeds_a_head_is_found_by_its_number(explored):
     edges = every_edge()
     key = largest(edges.loc[edges["reader"].eq("a5.kv0<k>")], 1)["writer"].item()
     panel = page.locator("[data-panel]")
-    assert panel.locator("h3").inner_text() == "a5.h1"
+    assert panel.locator("h3").inner_text() == "L5.H1"
     heading = panel.locator("h4", has_text="Into its key, which heads 0, 1 share")
-    assert heading.locator("+ ul li button").first.inner_text() == key
+    assert heading.locator("+ ul li button").first.inner_text() == part_name(key)
     query = largest(edges.loc[edges["reader"].eq("a5.h1<q>")], 1)["writer"].item()
-    assert panel.locator("h4", has_text="Into its query").locator("+ ul li button").first.inner_text() == query
+    assert panel.locator("h4", has_text="Into its query").locator("+ ul li button").first.inner_text() == part_name(
+        query
+    )
     find(page, "nowhere")
     assert sentence_of(page) == "0 found."
 
@@ -165,7 +177,7 @@ def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
     assert not sentence_of(page).startswith("logits: ")
     page.keyboard.press("Enter")
     assert sentence_of(page).endswith("is pinned.")
-    pinned = sentence_of(page).split()[0]
+    pinned = ids()[sentence_of(page).removesuffix(" is pinned.")]
     assert saved_state(page)["pinnedIds"] == [pinned]
     stage.focus()
     before = page.locator("canvas").screenshot()
@@ -181,7 +193,7 @@ def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
     for share in np.linspace(0, 1, 60):  # up the middle of the picture: nodes, and edges between them
         page.mouse.move(x + width / 2, y + share * height)
         heard |= {page.locator("[data-panel] h3").inner_text(), sentence_of(page)}
-    assert any(re.fullmatch(r"a\d\.(h|kv)\d|m\d", one) for one in heard)
+    assert any(re.fullmatch(r"L\d\.(H|KV)\d|MLP \d", one) for one in heard)
     assert any(" → " in one for one in heard)
     assert found.quiet, vars(found)
 
@@ -194,7 +206,7 @@ def test_a_head_shows_where_it_looks_and_why(explored):
     assert panel.locator(".cell").inner_text() == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
     assert "whose score is 2.5 over the mean of the other keys" in panel.inner_text()
     rows = panel.locator("p", has_text="what its key reads, by writer").locator("+ ul li").all_inner_texts()
-    assert [row.split() for row in rows] == [["m0", "2"], ["all", "else", "0.5"]]
+    assert [row.split() for row in rows] == [["MLP", "0", "2"], ["all", "else", "0.5"]]
     panel.locator("canvas").press("ArrowUp")
     panel.locator("canvas").press("ArrowRight")
     assert panel.locator(".cell").inner_text() == "Query 2 “·<b>” gives key 2 “·<b>” 60% of its attention."
@@ -346,7 +358,7 @@ def test_ten_questions_are_answered_from_the_page(explored, run, tmp_path):
     panel, edges = page.locator("[data-panel]"), every_edge()
 
     def first(heading):
-        return panel.locator("h4", has_text=heading).locator("+ ul li button").first.inner_text()
+        return ids()[panel.locator("h4", has_text=heading).locator("+ ul li button").first.inner_text()]
 
     def strongest(rows, column="writer"):
         return largest(rows, 1)[column].item().partition("<")[0]
@@ -362,7 +374,7 @@ def test_ten_questions_are_answered_from_the_page(explored, run, tmp_path):
     answers["which writer makes that key"] = (
         panel.locator("p", has_text="by writer").locator("+ ul li").first.inner_text()
     )
-    truths["which writer makes that key"] = "m0\n2"
+    truths["which writer makes that key"] = "MLP 0\n2"
     find(page, "m0")
     answers["what does the first MLP feed most"] = first("Out of it")
     truths["what does the first MLP feed most"] = strongest(edges.loc[edges["writer"].eq("m0")], "reader")

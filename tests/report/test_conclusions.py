@@ -93,7 +93,23 @@ def test_cells_that_differ_at_the_end_of_a_long_name_are_told_apart_in_the_fores
     figure = sweep.forest(rows.assign(ci_low=0.05, ci_high=0.3), metric="loss")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(set(labels)) == 2
-    assert all(label.startswith("zero neurons: layer 11") and len(label) < 60 for label in labels)
+    assert all(label.startswith("zero neurons, layer 11") and len(label) < 60 for label in labels)
+
+
+def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
+    rows = pd.DataFrame({"cell": range(3), "kind": "zero", "site": "z", "where": ["layer 1", "layer 2", "layer 3"]})
+    rows = rows.assign(effect=[-0.1, -0.5, -0.3], ci_low=[-0.2, -0.6, -0.4], ci_high=[0.1, -0.4, -0.2])
+    rows = rows.assign(control_effect=0.01, over_low=-1.0, over_high=-0.1, error=pd.array([None] * 3, dtype="string"))
+    cells = pd.concat([rows.assign(metric="sink mass"), rows.assign(metric="loss")])
+    shown = content(a_run(tmp_path / "run", "sweep", cells=cells))
+    assert shown.title == (
+        "A sweep of 3 cells: 2 change sink mass; most of all zero head output (z), layer 2, by −0.5 [−0.6, −0.4]"
+    )
+    assert shown.headline == [
+        "Random controls of that cell change it by 0.01 on average.",
+        "Next comes zero head output (z), layer 3, by −0.3 [−0.4, −0.2].",
+        "The largest change of loss is −0.5 [−0.6, −0.4], by zero head output (z), layer 2; its controls 0.01.",
+    ]
 
 
 def test_the_legend_of_the_forest_plot_is_whole():
@@ -133,8 +149,18 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
 @pytest.mark.parametrize(
     ("share", "cpr", "title", "first"),
     [
-        (0.01, 0.94, "1% of the edges reach 80% of it", "1% of the edges reach 80% of what the whole model has"),
-        (np.nan, 0.4, "no judged size reaches 80% of it", "No judged size reaches 80% of what the whole model has"),
+        (
+            0.01,
+            0.94,
+            "1% of the edges reach 80% of it",
+            "1% of the edges reach 80% of the logit diff that all edges add to none",
+        ),
+        (
+            np.nan,
+            0.4,
+            "no judged size reaches 80% of it",
+            "No judged size reaches 80% of the logit diff that all edges add to none",
+        ),
         (np.nan, np.nan, "what it carries is not told", "Faithfulness is not given"),
     ],
 )

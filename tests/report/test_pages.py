@@ -151,7 +151,7 @@ SAYS = {
     ),
     "sweep": (
         "A sweep of 6 cells",
-        "loss changes most, by −0.9 [−1, 0]: zero head output (z): somewhere, its controls 0.01.",
+        "The largest change of loss is −0.9 [−1, 0], by zero head output (z), somewhere; its controls 0.01.",
     ),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("Value norm b against a", "findings.txt is not in this folder."),
