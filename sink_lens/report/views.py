@@ -361,10 +361,9 @@ def _array(source: Any) -> np.ndarray:
     Raises:
         InputError: there are none.
     """
-    source = source.detach().cpu().float() if hasattr(source, "detach") else source
     try:
-        return np.asarray(source, dtype=float)
-    except (TypeError, ValueError) as error:
+        return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
+    except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"
         raise InputError(f"the source is {value_text(source)}, without numbers; need an array of them") from error
 
 

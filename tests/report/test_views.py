@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
@@ -201,6 +202,8 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
         views.attention_heads(run, heads=[(12, 0)])
     with pytest.raises(InputError, match="one number a token"):
         views.colored_tokens(np.ones((2, 2)))
+    with pytest.raises(InputError, match="the device meta, which holds no values, without numbers"):
+        views.colored_tokens(torch.ones(4, device="meta"))
     with pytest.raises(InputError, match=r"activations are \(position, layer, neuron\)"):
         views.neuron_activations(np.ones((2, 2)))
     with pytest.raises(InputError, match="1 layers and 3 neurons are named"):
