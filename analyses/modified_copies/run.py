@@ -2,16 +2,18 @@
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pandas as pd
-import peft
 import torch
 from torch import Tensor
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import LensModel, wrap
 from sink_lens.edits import quantised_weights
+from sink_lens.errors import InputError
 from sink_lens.identity import FingerprintConfig, fingerprint
 from sink_lens.models.load import random_init
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
@@ -22,6 +24,8 @@ OTHERS = (11, 12)
 
 def measure(work: Work) -> Measured:
     """The log p of each copy with the model, and with an unrelated one."""
+    if find_spec("peft") is None:
+        raise InputError("PEFT is not installed, which one copy is tuned with; need pip install peft")
     lens = work.lens
     copies: dict[str, Callable[[], LensModel]] = {
         "8 bit": lambda: rounded(lens, "int8_token"),
@@ -120,7 +124,10 @@ def trained_on(work: Work, *, low_rank: bool) -> LensModel:
     lens, plain = work.lens, copy.deepcopy(work.lens.plain)
     torch.manual_seed(work.seed)  # PEFT draws LoRA's start from the global generator
     if low_rank:
-        plain = peft.get_peft_model(plain, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+        import peft
+
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT reads what transformers gives up
+            plain = peft.get_peft_model(plain, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
     weights = (
         [weight for weight in plain.parameters() if weight.requires_grad] if low_rank else list(plain.parameters())
     )
