@@ -90,12 +90,13 @@ def of_model(model: str, names: Sequence[str], *, out: Path, keeps: bool) -> int
                 ["number", "value", "low", "high", "n"]
             ]
         except SinkLensError as error:
-            frame = pd.DataFrame([{"note": str(error).partition(";")[0]}])
+            note = str(error).partition(";")[0].replace(model, Path(model).name)  # no path of a machine in a table
+            frame = pd.DataFrame([{"note": note}])
         seconds = time.monotonic() - began
         rows.append(frame.assign(folder=name, seconds=round(seconds)))
         print(f"{name}: {'' if 'note' not in frame else frame['note'].iloc[0]} {seconds:.0f} s", flush=True)
     parameters = sum(one.numel() for one in loaded(model).plain.parameters())
-    table = pd.concat(rows, ignore_index=True).assign(model=loaded(model).name, parameters=parameters)
+    table = pd.concat(rows, ignore_index=True).assign(model=Path(loaded(model).name).name, parameters=parameters)
     columns = ["model", "parameters", "folder", "seconds", "number", "value", "low", "high", "n", "note"]
     folder = TABLES if keeps else out
     path = folder / f"{Path(table['model'].iloc[0]).stem}.csv"

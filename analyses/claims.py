@@ -193,6 +193,17 @@ class Work:
             raise InputError(f"no growth step in {self.lens.name}; need one: the first token's norm explodes nowhere")
         return found
 
+    def supers(self, neurons: pd.DataFrame) -> pd.DataFrame:
+        """The super neurons of position 0 in a trace's table ``neurons``.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = neurons.query("is_super and sink_position == 0")
+        if found.empty:
+            raise InputError(f"no super neuron of position 0 in {self.lens.name}; need one")
+        return found
+
     def trained(self, arm: str, *, seed: int, **fields: Any) -> Path:
         """The folder of a training by the claim's ``train.toml``, shared with the other analyses of the same run.
 

@@ -13,7 +13,7 @@ def measure(work: Work) -> Measured:
     for name, tokens in work.texts(sequences=work.size(32, 8), length=64).items():
         table = work.trace(tokens)["neurons"].query("sink_position == 0")
         table = table.assign(percentile=table.groupby("layer")["column_kurtosis"].rank(pct=True))
-        supers = table.query("is_super")
+        supers = work.supers(table)
         top = supers.loc[supers["contribution_share"].idxmax()]
         column = _column(work, top)
         strongest = strongest or (top, column)

@@ -14,7 +14,7 @@ PLACE = 21
 def measure(work: Work) -> Measured:
     """The surviving share under each hold and its control, and of the two that matter on every text."""
     base, generator = work.base(), work.generator()
-    by_layer = base["neurons"].query("is_super and sink_position == 0").groupby("layer")["neuron"]
+    by_layer = work.supers(base["neurons"]).groupby("layer")["neuron"]
     supers = {int(layer): sorted(neurons) for layer, neurons in by_layer}
     dims = sorted(base["dimensions"].query("sink_position == 0 and is_outlier")["dimension"].unique().tolist())
 

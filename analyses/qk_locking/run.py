@@ -5,6 +5,7 @@ import torch
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import Reading, stream
+from sink_lens.errors import InputError
 from sink_lens.measures.locking import positive_share, qk_alignment
 from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.weights import attention_weights
@@ -24,6 +25,8 @@ def measure(work: Work) -> Measured:
     heads = work.base()["heads"].query("sink_position == 0 and sink_score > 0.3")
     heads = heads[heads["layer"].isin(entering)]
     chosen = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+    if not chosen:
+        raise InputError(f"no head of {work.lens.name} has a sink at position 0 in a layer after an outlier dimension")
     weights = {layer: attention_weights(work.lens, layer=layer) for layer in entering}
 
     def read(view):

@@ -13,7 +13,7 @@ from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, finished, legen
 
 def measure(work: Work) -> Measured:
     """Spike, place of the largest activation, and alignment, for super neurons and for random ones."""
-    table = work.base()["neurons"].query("is_super and sink_position == 0")
+    table = work.supers(work.base()["neurons"])
     supers = {int(layer): sorted(group["neuron"]) for layer, group in table.groupby("layer")}
     random = {}
     for layer, units in supers.items():
