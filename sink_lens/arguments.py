@@ -60,6 +60,20 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not fits(one, hints[name]):
                 raise InputError(f"{name} of {name_of} is {value_text(one)}; need {type_words(hints[name])}")
+    check_seeds(given)
+
+
+def check_seeds(given: Mapping[str, Any]) -> None:
+    """Refuse a seed, by its name, that not every generator takes: numpy's takes none below 0.
+
+    Raises:
+        InputError: which one, and what is needed.
+    """
+    for name in ("seed", "seeds", "data_seed"):
+        value = given.get(name)
+        for seed in value if isinstance(value, Sequence) else (value,):
+            if isinstance(seed, Integral) and not 0 <= seed < 2**63:
+                raise InputError(f"{name} is {seed}; need a whole number from 0 on, below 2**63")
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
+from .arguments import check_seeds
 from .errors import InputError
 from .text import ranges, visible
 
@@ -157,6 +158,7 @@ def check_types(config: Any) -> None:
     for field in fields(config):
         if "file_only" not in field.metadata:
             object.__setattr__(config, field.name, value_of(field, field.type, getattr(config, field.name)))
+    check_seeds({field.name: getattr(config, field.name) for field in fields(config)})
 
 
 def check_most(config: Any, most: float, *names: str) -> None:

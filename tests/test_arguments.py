@@ -97,6 +97,12 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: sink_lens.TraceConfig(sequences="4"), "sequences is '4'; need a whole number"),
         (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
         (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
+        (
+            lambda: sink_lens.TraceConfig(seed=2**63),
+            "seed is 9223372036854775808; need a whole number from 0 on, below",
+        ),
+        (lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5), "seed is -5; need a whole number"),
+        (lambda: sink_lens.identity.contraction(tiny("llama"), seed=-5), "seed is -5; need a whole number"),
         (lambda: sink_lens.TraceConfig(bos="yes"), "bos is 'yes'; need one of auto, with, without"),
         (lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"), "need 'auto' or 'plain' or 'bridge'"),
         (lambda: sink_lens.stream(tiny("llama"), IDS, [], kernel="flash"), "kernel of stream is 'flash'"),

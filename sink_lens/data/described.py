@@ -80,8 +80,6 @@ def check_described(config: Described) -> None:
         raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
     if config.sequences < 1:
         raise InputError(f"sequences is {config.sequences}; need at least 1")
-    if not 0 <= config.seed < 2**63:
-        raise InputError(f"seed is {config.seed}; need a whole number from 0 on, below 2**63")
     if config.text is not None and config.prompts:
         raise InputError("both a text file and prompts were given; need one of them")
     if (config.text is not None or config.prompts) and config.tokens != "text":

@@ -152,8 +152,6 @@ class FingerprintConfig(ModelsConfig):
             if getattr(self, name) < 1 / self.alpha - 1:
                 need = math.ceil(1 / self.alpha - 1)
                 raise InputError(f"{name} is {getattr(self, name)}; need {need} for a p under {self.alpha:g}")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
         if self.lineages is not None and "" in self.lineages:
             labels = ",".join(self.lineages)
             raise InputError(f"a label of the lineages is empty ({labels}); need one for each model")

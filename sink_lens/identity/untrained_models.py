@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from ..arguments import check_seeds
 from ..configuration import check_most, check_types
 from ..errors import InputError
 from ..models.checks import check_architecture
@@ -182,8 +183,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
         InputError: the seed is no whole number from 0 on, or there is no such device here.
         ModelError: TransformerLens computes something else than the model (checked on eight tokens).
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError(f"seed is {seed!r}; need a whole number from 0 on, below 2**63")
+    check_seeds({"seed": seed})
     place = usable(device)
     with random_state_kept(), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too

@@ -336,13 +336,12 @@ class CompareConfig:
             InputError: which value, and what is needed.
         """
         check_types(self)
-        check_least(self, 0, "seed")
         if not 0 < self.smooth_frac <= 1:
             raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run over 0, at most 1")
 
 
 _LEAST = {
-    0: ("warmup", "seed", "data_seed", "eval_every", "save_every", "min_lr", "weight_decay", "clip"),
+    0: ("warmup", "eval_every", "save_every", "min_lr", "weight_decay", "clip"),
     1: ("n_layers", "n_heads", "n_kv_heads", "d_mlp", "batch", "accumulation", "steps", "log_every", "eval_sequences"),
     2: ("d_model", "vocab_size", "length"),
 }
@@ -352,7 +351,7 @@ _MOST = {
     10_000: ("n_layers",),
     1_000_000: ("d_model", "d_mlp", "n_heads", "n_kv_heads", "batch", "accumulation"),
     10_000_000: ("vocab_size", "length"),
-    2**63 - 1: ("seed", "data_seed", "steps", "warmup", "log_every", "eval_every", "save_every", "eval_sequences"),
+    2**63 - 1: ("steps", "warmup", "log_every", "eval_every", "save_every", "eval_sequences"),
 }
 """Largest value that is accepted -> its fields, so that a typo does not run for ever."""
 

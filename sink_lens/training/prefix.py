@@ -86,7 +86,6 @@ class PrefixConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "rank")
-        check_least(self, 0, "seed")
         if self.phi == "constant" and self.rank is not None:
             raise InputError(f"phi is constant and rank {self.rank}: M has one row then; need rank None")
         if self.layers is not None and len(set(self.layers)) < len(self.layers):

@@ -95,7 +95,7 @@ def test_json_is_read_too(tmp_path):
         ("data = 3", "data is 3; need a text"),
         ('data = " "', "data is empty"),
         ("n_layers = 0", "n_layers is 0; need at least 1"),
-        ("seed = -1", "seed is -1; need at least 0"),
+        ("seed = -1", "seed is -1; need a whole number from 0 on"),
         ("n_heads = 7", "d_model is 192 and n_heads 7; need heads of an equal, even width"),
         ("n_heads = 64", "need heads of an equal, even width"),
         ("n_kv_heads = 4", "n_heads is 6 and n_kv_heads 4; need a multiple of it"),
