@@ -72,7 +72,7 @@ def check_seeds(given: Mapping[str, Any]) -> None:
     for name in ("seed", "seeds", "data_seed"):
         value = given.get(name)
         for seed in value if isinstance(value, Sequence) else (value,):
-            if isinstance(seed, Integral) and not 0 <= seed < 2**63:
+            if isinstance(seed, Integral) and not 0 <= int(seed) < 2**63:
                 raise InputError(f"{name} is {seed}; need a whole number from 0 on, below 2**63")
 
 
