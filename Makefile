@@ -5,6 +5,7 @@
 # make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
 # make wheel-check    builds the wheel and runs it in an empty environment, outside of this folder
 # make readme  the picture and the output in README.md, from a quick trace of the default model (RUN=folder: from that one)
+# make gallery  the pictures of the gallery, from small runs of the default model (RUNS=folder: from those; ONLY="card diff": of these)
 # make examples  the outputs that the examples say they print, from the default model (ONLY="04 05": of those)
 # make docs    builds the site, warnings are errors: build/site/index.html
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
@@ -17,10 +18,11 @@ TESTS ?=
 SEED ?= 0
 MINUTES ?= 60
 RUN ?=
+RUNS ?=
 ONLY ?=
 WORKERS ?= 2
 
-.PHONY: trace test readme examples attack analyses analyses-tiny docs setup clean
+.PHONY: trace test readme gallery examples attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -45,6 +47,9 @@ attack: $(READY)
 
 readme: $(READY)
 	$(BIN)/python -m tools.readme $(if $(RUN),--run $(RUN))
+
+gallery: $(READY)
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tools.gallery $(if $(RUNS),--runs $(RUNS)) $(ONLY)
 
 examples: $(READY)
 	$(BIN)/python -m tools.examples $(ONLY)

@@ -385,7 +385,7 @@ def _faithful(row: Mapping[str, Any]) -> str:
             "told from 0."
         )
     return (
-        f"{_capital(_reach(row['share_at_80']))} the {words(str(row['metric']))} that all edges add to none, {gap}, on "
+        f"{_capital(_reach(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
         f"pairs that chose no edge. Over all sizes the share is {number(row['cpr'])} on average (CPR), and "
         f"{number(row['cmd'])} from 1 (CMD); over the logarithm of the size {number(row['cpr_log'])} and "
         f"{number(row['cmd_log'])}."

@@ -340,6 +340,8 @@ def _nothing(axes: Axes, why: str) -> None:
 
 
 _THRESHOLD, _MIN_RATE = 0.3, 0.05
+_FEWEST_SEEDS = 3
+"""With fewer seeds no difference is told."""
 _LOG = ["step", "tokens", "loss"]
 _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"]
 
@@ -495,8 +497,12 @@ def _compare_title(run: Run) -> str:
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
     bounds = interval(last["low"], last["high"]) or "(one seed each: it cannot be told from chance)"
     change = f"{last['mean']:+.3f}".replace("-", "−")
-    unsure = "; no difference can be told" if last["low"] <= 0 <= last["high"] else ""
-    return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}{unsure}"
+    told = f"{visible(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
+    if last["low"] <= 0 <= last["high"] or not bounds:
+        told = "no difference can be told" if bounds else ""
+    elif last.get("n", _FEWEST_SEEDS) < _FEWEST_SEEDS:
+        told = f"{_FEWEST_SEEDS} seeds are needed to tell a difference"
+    return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}{'; ' if told else ''}{told}"
 
 
 def _findings(run: Run) -> list[str]:
@@ -504,7 +510,12 @@ def _findings(run: Run) -> list[str]:
     if not path.is_file():
         return ["findings.txt is not in this folder."]
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
+    said = [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
+    for name in map(str, run.config.get("by") or []):
+        said[:1] = [line.replace(name, words(name)) for line in said[:1]]
+    said = [f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}" for line in said]
+    evaluated = any("evaluation loss" in line for line in said)
+    return sorted(said, key=lambda line: evaluated and "training loss" in line)  # it says the same, less well
 
 
 def _comparison(run: Run) -> tuple[str, Figure]:
@@ -522,7 +533,7 @@ def _comparison(run: Run) -> tuple[str, Figure]:
         "difference can be told where the interval leaves zero. Below right, whether attention goes to position 0."
     )
     variants = _variants(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
-    by = "/".join(str(name) for name in run.config.get("by") or [])
+    by = "/".join(words(str(name)) for name in run.config.get("by") or [])
     return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 

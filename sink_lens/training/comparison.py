@@ -17,7 +17,7 @@ import pandas as pd
 from ..configuration import with_fields
 from ..errors import InputError
 from ..records import Run, create_run, display, versions
-from ..stats import Difference, difference, paired_differences
+from ..stats import Difference, difference, t_intervals
 from ..text import listed, number, plural, short
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
@@ -98,7 +98,7 @@ def compare(
     found = _differences(variants, finals, generator=generator)
     tables = {
         "curves": curves,
-        "bands": band_table(curves, generator=generator),
+        "bands": band_table(curves),
         "finals": finals,
         "differences": pd.DataFrame([_row(*one) for one in found]),
     }
@@ -119,8 +119,8 @@ def compare(
             )
         if any("sigmoid" in variant.split("/") for variant in variants.runs):
             notes.append("weights of sigmoid attention do not sum to 1: its mass is a mean weight, no share of a row")
-        tables["measures"] = measure_table(variants, side, generator=generator)
-        tables["course"] = course_table(variants, side, generator=generator)
+        tables["measures"] = measure_table(variants, side)
+        tables["course"] = course_table(variants, side)
         tables["births"], born = birth_table(variants, threshold=threshold)
         said += [_sinks(variant, one) for variant, one in born.items()]
         said += _disparity(variants, tables["measures"])
@@ -323,7 +323,7 @@ def last(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[table["step"] == final]
 
 
-def measure_table(variants: Variants, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
+def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """The last checkpoints side by side: variant, measure, threshold, unit, step, mean, low, high, n.
 
     Intervals are over seeds; ``difference``, ``difference_low`` and ``difference_high`` are to the baseline, paired.
@@ -335,8 +335,8 @@ def measure_table(variants: Variants, table: pd.DataFrame, *, generator: np.rand
         pivot = rows.pivot(index=KEYS, columns="seed", values="value")
         base = final.loc[final["variant"] == variants.baseline].pivot(index=KEYS, columns="seed", values="value")
         values = pivot.to_numpy(dtype=float)
-        means = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
-        gaps = paired_differences(values, base.reindex(pivot.index).to_numpy(dtype=float), generator=generator)
+        means = t_intervals(values)
+        gaps = t_intervals(values - base.reindex(pivot.index).to_numpy(dtype=float))
         one = pivot.index.to_frame(index=False).assign(variant=variant, step=int(final["step"].iloc[0]))
         for name, found in (("", means), ("difference", gaps)):
             one[name or "mean"] = [each.estimate for each in found]
@@ -352,7 +352,7 @@ def measure_table(variants: Variants, table: pd.DataFrame, *, generator: np.rand
     return every.drop(columns="order")
 
 
-def course_table(variants: Variants, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
+def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Means at checkpoints that all seeds have: variant, measure, threshold, tokens, mean, low, high, n."""
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
@@ -361,7 +361,7 @@ def course_table(variants: Variants, table: pd.DataFrame, *, generator: np.rando
             pivot = rows.loc[rows["variant"] == variant].pivot(index="tokens", columns="seed", values="value").dropna()
             if len(pivot):
                 known = {"variant": variant, "measure": measure, "threshold": threshold}
-                frames.append(seed_means(pivot, known, generator=generator))
+                frames.append(seed_means(pivot, known))
     return pd.concat(frames, ignore_index=True)
 
 

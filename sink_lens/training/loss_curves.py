@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..errors import RunError
 from ..records import Run
-from ..stats import paired_differences
+from ..stats import t_intervals
 from .config import SMOOTH_FRAC
 from .variants import Variants
 
@@ -97,8 +97,8 @@ def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
     return pd.concat(frames, ignore_index=True)
 
 
-def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
-    """Means over seeds, bootstrapped: variant, curve, quantity (loss, difference), tokens, mean, low, high, n."""
+def band_table(curves: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds: variant, curve, quantity (loss, difference), tokens, mean, low, high, n."""
     frames = []
     pairs = dict.fromkeys(zip(curves["variant"].tolist(), curves["curve"].tolist(), strict=True))
     for variant, curve in pairs:
@@ -106,20 +106,18 @@ def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
             known = {"variant": variant, "curve": curve, "quantity": quantity}
-            frames.append(seed_means(table, known, generator=generator))
+            frames.append(seed_means(table, known))
     return pd.concat(frames, ignore_index=True)
 
 
-def seed_means(table: pd.DataFrame, known: Mapping[str, Any], *, generator: np.random.Generator) -> pd.DataFrame:
-    """Bootstrapped means over seeds: the known columns, then tokens, mean, low, high, n.
+def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
+    """Means over seeds with their t intervals: the known columns, then tokens, mean, low, high, n.
 
     Args:
         table: tokens by seed.
         known: column -> its one value.
-        generator: of the bootstrap.
     """
-    values = table.to_numpy(dtype=float)
-    found = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
+    found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(
         {
             **known,

@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sink_lens.records import create_run, read_run
+from sink_lens.report.html import content
 from sink_lens.report.style import ORANGE, png
 from sink_lens.report.training import comparison, course
 
@@ -129,3 +131,29 @@ def test_comparing_and_drawing_load_no_torch():
     code = "import sys, sink_lens.report.training, sink_lens.training.comparison; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_title_of_a_comparison_says_who_is_ahead_and_its_sentences_begin_with_the_evaluation(tmp_path):
+    config = {"by": ["value_norm"], "baseline": "none", "runs": {"none": [], "shared": []}}
+    said = [
+        "value_norm: shared against none",
+        "final training loss: a",
+        "final evaluation loss: b",
+        "shared has no sink",
+    ]
+    for low, n, told in ((-0.6, 3, "shared is ahead"), (-0.6, 2, "3 seeds are needed to tell a difference"),
+                         (-0.1, 3, "no difference can be told"), (0.1, 3, "shared is behind")):  # fmt: skip
+        row = {"variant": "shared", "curve": "evaluation", "mean": low + 0.1, "low": low, "high": low + 0.2, "n": n}
+        folder = tmp_path / f"{low} {n}"
+        with create_run(folder, kind="compare", config=config, provenance={}, expects=("differences",)) as writer:
+            writer.write_table("differences", pd.DataFrame([row]))
+            writer.write_text("findings.txt", "\n".join(said))
+        shown = content(read_run(folder))
+        assert shown.title.startswith("Value norm shared against none: evaluation loss")
+        assert shown.title.endswith(f"; {told}")
+    assert shown.headline == [
+        "Value norm: shared against none.",
+        "Final evaluation loss: b.",
+        "Shared has no sink.",
+        "Final training loss: a.",
+    ]

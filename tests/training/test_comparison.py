@@ -193,6 +193,8 @@ def test_curves_are_set_beside_each_other_seed_by_seed(tmp_path):
     assert (loss["high"] > loss["mean"]).all()
     # What the seeds share cancels in the difference: its interval is far narrower.
     gap = bands.query("quantity == 'difference'")
+    (end,) = found.tables["differences"].query("variant == 'per_head' and curve == 'evaluation'").to_dict("records")
+    assert tuple(gap.iloc[-1][["mean", "low", "high"]]) == pytest.approx((end["mean"], end["low"], end["high"]))
     assert ((gap["high"] - gap["low"]) < 0.1 * (loss["high"] - loss["low"]).to_numpy()).all()
 
 
