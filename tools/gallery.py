@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     for name in asked.only or RUNS:
         folders = made(name, Path(asked.runs))
-        shown = {"by": "dtype"} if name == "report" else {}
+        shown = {"by": ("dtype",)} if name == "report" else {}
         page = render(*(folders if shown else folders[-1:]), out=ROOT / "build" / f"gallery-{name}.html", **shown)
         photograph(page, IMAGES / f"{name}.png")
         sys.stdout.write(f"{name}: {', '.join(map(str, folders))}\n")

@@ -24,7 +24,7 @@ from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import explorer, views
 from sink_lens.report.circuit import chain_circuit
 from sink_lens.report.edges import edge_circuit
-from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
+from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
 from sink_lens.report.style import svg
@@ -174,7 +174,9 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
         return Shown(key=key, title=of.title, missing=missing)
     see, table = made
     known = meanings(run.kind, table.columns)
-    explained = dataclasses.replace(table, meanings=tuple(known.get(name, "") for name in table.columns))
+    explained = dataclasses.replace(
+        table, meanings=tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
+    )
     return Shown(key=key, title=of.title, see=see, table=explained, csv=csv(table.numbers))
 
 

@@ -42,6 +42,35 @@ class PageTable:
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
+_BOUNDS = "95% interval; where it holds 0 the number beside it cannot be told from chance."
+MADE: Mapping[str, str] = {
+    "95%": _BOUNDS,
+    "interval": _BOUNDS,
+    "cost_interval": _BOUNDS,
+    "closed_interval": _BOUNDS,
+    "95% above controls": "95% interval of the effect minus the mean effect of the controls.",
+    "over": "Effect minus the mean effect of the cell's random controls, with its 95% interval.",
+    "closed": "Share of the cost that this gives back.",
+    "cost": "Loss without and with the intervention.",
+    "what": "Tokens and channels that stay in 16 bit.",
+    "verdict": "Whether it is in order, changed or wrong.",
+    "layers": "Layers in which the dimension holds most of the sink token's energy.",
+    "first layer": "The first of these layers.",
+    "last layer": "The last of these layers.",
+    "largest value": "The dimension's value after the layer where its magnitude is largest.",
+    "at layer": "That layer.",
+    "÷ mean |value|": "The magnitude there over the mean magnitude of all dimensions of the token.",
+    "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
+    "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
+    "rate_strongest": "The same at the strongest position.",
+    "mass_first": "Mean attention of later queries to position 0.",
+    "mass_strongest": "The same at the strongest position.",
+    "norm_ratio": "Norm of the stream at position 0 over the median of ordinary tokens.",
+    "entropy": "Mean entropy of an attention row over its keys, in nats.",
+}
+"""Column that a page's table makes itself -> its meaning; those of stored tables are in the schema."""
+
+
 def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MOST_ROWS) -> PageTable:
     """A data frame as text: the columns that it has, under other names, undefined texts empty."""
     columns = [name for name in heads if name in frame.columns]

@@ -378,3 +378,13 @@ def test_the_headline_of_a_patched_stream_is_where_the_decision_moves(tmp_path):
     patches = grid.assign(value=1.0, effect=3 * share, normalised_effect=share, changed=True)
     said = content(read_run(a_run(tmp_path / "run", "patch", empty={"patches": patches}))).title
     assert said.endswith("is carried at position 3 up to layer 6 (95%), at position 5 from layer 8 (90%)")
+
+
+def test_every_column_of_a_table_says_what_it_means(tmp_path):
+    found = {}
+    for kind in SAYS:
+        part = content(read_run(a_run(tmp_path / kind, kind)))
+        shown = [one.table for one in part.tables if one.table is not None]
+        unsaid = [name for table in shown for name, said in zip(table.columns, table.meanings, strict=True) if not said]
+        found |= {kind: unsaid} if unsaid else {}
+    assert found == {}
