@@ -513,6 +513,9 @@ def _findings(run: Run) -> list[str]:
     said = [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
     for name in map(str, run.config.get("by") or []):
         said[:1] = [line.replace(name, words(name)) for line in said[:1]]
+    what = " and ".join(words(str(name)) for name in run.config.get("by") or [])
+    variants = {visible(one) for one in _variants(run)}
+    said = [f"{what} {line}" if line.partition(" ")[0] in variants else line for line in said]  # "none has no sink"
     said = [f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}" for line in said]
     evaluated = any("evaluation loss" in line for line in said)
     return sorted(said, key=lambda line: evaluated and "training loss" in line)  # it says the same, less well

@@ -154,6 +154,6 @@ def test_the_title_of_a_comparison_says_who_is_ahead_and_its_sentences_begin_wit
     assert shown.headline == [
         "Value norm: shared against none.",
         "Final evaluation loss: b.",
-        "Shared has no sink.",
+        "Value norm shared has no sink.",
         "Final training loss: a.",
     ]
