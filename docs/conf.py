@@ -145,6 +145,7 @@ def _write_commands() -> None:
             if record is not None
         ]
         parts.append(_rows(("option", "meaning"), [(option, text.replace("<", "\\<")) for option, text in rows]))
+        parts.append("Words and measures are in the [glossary](../glossary.md).")
         (here / "commands" / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     grid = "\n".join(["::::{grid} 1 2 2 3", ":gutter: 2", *cards, "::::"])
     text = f"# Gallery\n\nThe first screens of pages that commands write, on the default model.\n\n{grid}\n"

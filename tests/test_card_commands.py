@@ -33,7 +33,7 @@ def test_card(model, tmp_path):
     done = run("card", model, *SIZE, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.exception
     lines = done.stdout.splitlines()
-    assert lines[-4].startswith("Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; ")
+    assert lines[0].startswith("Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; ")
     assert lines[-3:] == [
         f"block for a model card: {tmp_path / 'run' / 'card.md'}",
         f"report: {tmp_path / 'run' / 'report.html'}",

@@ -56,7 +56,8 @@ def test_a_command_shows_the_held_out_losses_the_sentence_and_the_run(calls, com
     assert "3.25" in done.stdout
     assert "9.75" not in done.stdout
     assert "random" not in done.stdout
-    assert done.stdout.splitlines()[-3:] == [
+    first, *_, page, folder = done.stdout.splitlines()
+    assert [first, page, folder] == [
         f"Keep <{command}>.",
         f"report: {tmp_path / 'report.html'}",
         f"run: {tmp_path}",

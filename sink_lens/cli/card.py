@@ -40,7 +40,7 @@ def card(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     block = f"block for a model card: {study.folder / 'card.md'}"
-    return show_study(study, lambda: [_fields(study)], below=lambda: [block], quiet=quiet)
+    return show_study(study, lambda: [_fields(study)], text=block, quiet=quiet)
 
 
 def _fields(study: "Study") -> "Table":

@@ -88,17 +88,17 @@ def _held_out_rows(study: "Study", table: str, columns: tuple[str, ...]) -> "Ren
 
 def show_study(
     study: "Study",
-    above: "Callable[[], Iterable[RenderableType]]",
+    tables: "Callable[[], Iterable[RenderableType]]",
     *,
-    below: "Callable[[], Iterable[RenderableType]]" = tuple,
+    text: str = "",
     quiet: bool,
 ) -> Answer:
-    """Draw the page of a study that ends in a sentence, and print its sentence, page and folder.
+    """Draw the page of a study that gives a sentence, and print the sentence first, then tables, page and folder.
 
     Args:
         study: the finished study; its decision is what ``--json`` prints.
-        above: makes what is printed before the sentence.
-        below: makes what is printed between the sentence and the page.
+        tables: makes the tables.
+        text: printed below them.
         quiet: print the folder alone.
     """
     page = render_report(study.folder, quiet=True)
@@ -106,8 +106,9 @@ def show_study(
         echo(study.folder)
     else:
         out = console()
-        for part in above():
+        out.print(study.headline, soft_wrap=True)
+        for part in tables():
             out.print(part)
-        for part in (study.headline, *below(), f"report: {page}", f"run: {study.folder}"):
+        for part in (*([text] if text else []), f"report: {page}", f"run: {study.folder}"):
             out.print(part, soft_wrap=True)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -127,8 +127,8 @@ def _show(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.D
     if quiet:
         echo(study.folder)
     else:
-        console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
         console().print(study.headline, soft_wrap=True)
+        console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
         echo(f"report: {page}")
         echo(f"run: {study.folder}")
 

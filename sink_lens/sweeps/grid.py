@@ -24,7 +24,7 @@ from .edits import DEFAULT_CENTRES, KINDS, Place
 
 if TYPE_CHECKING:
     from ..edits.constructors import Edit
-    from ..engine.cells import Cell
+    from ..engine.cells import Cell as EngineCell
     from ..engine.references import References
 
 _MOST_CELLS = 1_000_000
@@ -210,7 +210,7 @@ class Grid:
         """Number of cells in the table."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
-    def cells(self, lens: Sized, *, n_positions: int) -> "tuple[list[Cell], list[Cell]]":
+    def cells(self, lens: Sized, *, n_positions: int) -> "tuple[list[EngineCell], list[EngineCell]]":
         """Make the cells of the table, and the random control cells that each group of them is compared with.
 
         Raises:
@@ -274,10 +274,10 @@ def _group(place: Place, *, axis: str) -> str:
     return json.dumps(spec | {axis: len(spec[axis])}, sort_keys=True)
 
 
-def _cell(place: Place, *, axis: str | None) -> "Cell":
-    from ..engine.cells import Cell
+def _cell(place: Place, *, axis: str | None) -> "EngineCell":
+    from ..engine.cells import Cell as EngineCell
 
-    return Cell(
+    return EngineCell(
         columns=place.columns(),
         identity=identity_of(place),
         touches=((place.site, place.layer),),
