@@ -129,8 +129,12 @@ def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
         return False
     if hasattr(value, "dtype"):
         kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
+        if value.ndim == 0 or kinds is None:
+            return value.ndim > 0 and _all_fit(value[:1], of)
         kind = getattr(value.dtype, "kind", "")  # a tensor's has none
-        return value.ndim > 0 and (kinds is None or (kind in kinds if kind else of != (str,)))
+        if not kind:
+            kind = "c" if value.dtype.is_complex else "f" if value.dtype.is_floating_point else "i"
+        return kind in kinds
     return not isinstance(value, Sequence | Set | Mapping) or _all_fit(value, of)
 
 

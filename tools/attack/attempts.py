@@ -1,5 +1,6 @@
 """What is tried: each category draws one attempt on a folder that is a fresh copy of the workspace."""
 
+import contextlib
 import io
 import json
 import os
@@ -445,7 +446,8 @@ def _facts(rng: random.Random, folder: Path) -> Attempt:
         text = change_json(json.dumps(facts), rng)
         if rng.random() < 0.3:
             facts["facts"][0][rng.choice(["value", "tolerance", "condition", "quantity", "model"])] = bad_json(rng)
-            text = json.dumps(facts)
+            with contextlib.suppress(ValueError):  # it may hold itself
+                text = json.dumps(facts)
         (folder / "facts.json").write_text(text, encoding="utf-8", errors="surrogatepass")
         line = ["verify", "MODEL", "--facts", "facts.json", *workspace.SMALL, "--out", "new"]
     else:
