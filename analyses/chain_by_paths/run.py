@@ -58,7 +58,7 @@ def chosen(table: pd.DataFrame) -> dict[tuple[str, int], pd.Series]:
     own = (table["source"] != "super neurons") | (table["source_step"] == table["step"])
     found = {}
     for name, ends in PATHS.items():
-        rows = table[own & (table[["source", "target", "through"]] == ends).all(axis=1)]
+        rows = table[own & (table[["source", "target", "through"]] == list(ends)).all(axis=1)]
         found |= {(name, int(row["step"])): row for _, row in rows.iterrows()}
     before = table["source_step"] == table["step"] - 1
     rows = table[before & (table[["source", "target"]] == "super neurons").all(axis=1)]
