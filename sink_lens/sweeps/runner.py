@@ -144,7 +144,7 @@ def sweep_shard(
         RunError: the shard is being computed by another process; or what ``sweep`` raises, also for another division.
     """
     one, folder = Shard.parse(shard), Path(out)
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, mode=None, seed=seed)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
     where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
     check_engine(**where, what=asked.what, metrics=asked.metrics)
     one.check_beside(folder)
