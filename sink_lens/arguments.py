@@ -12,9 +12,9 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from .errors import InputError
 
@@ -29,9 +29,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that it refuses arguments that its signature does not allow.
 
     Wrong types are refused, numbers that are not whole where whole ones are needed, nan, tensors without values (on
-    the device "meta") and of another type or number of axes.
+    the device "meta"), of another type or number of axes, and axes of one name that differ in size. Numbers of numpy
+    reach the function as Python's, which torch and random take everywhere.
     """
-    signature = inspect.signature(function)
+    signature, plainly = inspect.signature(function), cast("Callable[..., R]", function)
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
@@ -40,9 +41,16 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:  # the function says itself what is missing, and may take names of 0.1
             return function(*args, **named)
         check_arguments(function, bound)
-        return function(*args, **named)
+        return plainly(*map(_plain, args), **{name: _plain(value) for name, value in named.items()})
 
     return call
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as Python's; anything else as it is."""
+    if isinstance(value, Real) and (item := getattr(value, "item", None)) is not None:
+        return item()
+    return value
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -60,7 +68,38 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not fits(one, hints[name]):
                 raise InputError(f"{name} of {name_of} is {value_text(one)}; need {type_words(hints[name])}")
+    _check_axes({name: (value, hints[name]) for name, value in given.items() if name in hints}, name_of=name_of)
     check_seeds(given)
+
+
+def _check_axes(given: Mapping[str, tuple[Any, Any]], *, name_of: str) -> None:
+    """Refuse tensors whose axes have one name and different sizes.
+
+    Raises:
+        InputError: which axis of which two.
+    """
+    known: dict[str, tuple[int, str]] = {}
+    for name, (value, hint) in given.items():
+        for axis, size in _named_axes(value, hint):
+            first, of = known.setdefault(axis, (size, name))
+            if size != first:
+                raise InputError(
+                    f"the axis {axis!r} of {name_of} has {first:,} in {of} and {size:,} in {name}; need the same size"
+                )
+
+
+def _named_axes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
+    """Names and sizes of a tensor's axes; an ellipsis, and an axis that may be broadcast, have no name."""
+    for one in get_args(hint) or (hint,):
+        if (text := getattr(one, "dim_str", None)) is None or not fits(value, one):
+            continue
+        names, shape = text.split(), value.shape
+        open_at = next((at for at, name in enumerate(names) if name == "..." or name.startswith("*")), len(names))
+        behind = len(names) - open_at - 1
+        ends = [*zip(names[:open_at], shape, strict=False)]
+        ends += zip(names[-behind:], shape[-behind:], strict=True) if behind > 0 else ()
+        yield from ((name, size) for name, size in ends if name.isidentifier())
+        return
 
 
 def check_seeds(given: Mapping[str, Any]) -> None:
@@ -125,12 +164,14 @@ def _strict(hint: Any) -> Any:
 
 def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
     """Check whether the items of a list, an array or a tensor are of a type; a text is none, and no table is a list."""
-    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or getattr(value, "is_meta", False):
+    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _without(value):
         return False
     if hasattr(value, "dtype"):
         kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
-        if value.ndim == 0 or kinds is None:
+        if kinds is None:
             return value.ndim > 0 and _all_fit(value[:1], of)
+        if value.ndim != 1:
+            return False
         kind = getattr(value.dtype, "kind", "")  # a tensor's has none
         if not kind:
             kind = "c" if value.dtype.is_complex else "f" if value.dtype.is_floating_point else "i"

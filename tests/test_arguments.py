@@ -27,6 +27,9 @@ BATCH = sink_lens.TokenBatch.from_tensor(IDS)
 PAIR = PromptPair(clean=BATCH, corrupted=BATCH, differences=pd.DataFrame(), labels={})
 
 
+MEASURES = sink_lens.measures
+
+
 def gini(rows):
     return sink_lens.measures.gini(rows, row_positions=torch.arange(2))
 
@@ -56,6 +59,8 @@ def gini(rows):
         (torch.tensor([1j]), Sequence[float], False),
         (torch.tensor([1, 2]), Sequence[Metric], False),
         (torch.tensor([[1, 2]]), Sequence[Sequence[int]], True),
+        (torch.tensor([[1, 2]]), Sequence[int], False),
+        (torch.eye(2).to_sparse(), Sequence[Metric], False),
         (np.array([1, 2]), Sequence[str], False),
         (np.array("a"), Sequence[int], False),
         (np.array(3), Sequence[int], False),
@@ -107,6 +112,20 @@ def test_what_a_type_allows(value, hint, fit):
         ),
         (lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5), "seed is -5; need a whole number"),
         (lambda: sink_lens.identity.contraction(tiny("llama"), seed=-5), "seed is -5; need a whole number"),
+        (lambda: MEASURES.column_kurtosis(torch.ones(2, 3), chunk=-1), "chunk is -1; need at least one column"),
+        (lambda: MEASURES.uniform_law(1.0, n_positions=0), "n_positions is 0; need at least 1"),
+        (lambda: MEASURES.variance_ratio(torch.zeros(0)), "s has no position"),
+        (
+            lambda: MEASURES.stable_rank(torch.ones(2, 6, 4, 12), w_o=torch.ones(3, 12, 48)),
+            "the axis 'head' of stable_rank has 4 in z and 3 in w_o; need the same size",
+        ),
+        (
+            lambda: MEASURES.s2(torch.ones(2, 6, 48), valid=torch.ones(2, 5, dtype=torch.bool)),
+            "the axis 'position' of s2 has 6 in x and 5 in valid; need the same size",
+        ),
+        (lambda: sink_lens.TraceConfig(text="x" * 5000), "there is no file xxx"),
+        (lambda: sink_lens.TraceConfig(quick=np.zeros(3)), "quick is .*; need true or false"),
+        (lambda: sink_lens.training.TrainConfig(size=[]), r"size is \[\]; need one of"),
         (lambda: sink_lens.TraceConfig(bos="yes"), "bos is 'yes'; need one of auto, with, without"),
         (lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"), "need 'auto' or 'plain' or 'bridge'"),
         (lambda: sink_lens.stream(tiny("llama"), IDS, [], kernel="flash"), "kernel of stream is 'flash'"),
@@ -128,6 +147,14 @@ def test_what_a_type_allows(value, hint, fit):
 def test_public_names_refuse_what_they_cannot_take(call, says):
     with pytest.raises(InputError, match=says):
         call()
+
+
+def test_a_number_of_numpy_reaches_the_function_as_one_of_python():
+    @checked
+    def kinds(*numbers: float, last: int) -> list[type]:
+        return [type(one) for one in (*numbers, last)]
+
+    assert kinds(np.float64(2), 3, last=np.int64(4)) == [float, int, int]
 
 
 @pytest.mark.parametrize("kind", [FileNotFoundError, KeyError, TypeError, RuntimeError, ValueError, AttributeError])

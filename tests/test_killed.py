@@ -14,5 +14,6 @@ SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 def test_killed_runs_are_resumed_to_the_same_tables():
     done = subprocess.run([sys.executable, SCRIPT, "--kills", "2"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ("sweep", "patch", "circuit", "trace", "8 shards")
+    divided = tuple(f"{name} in 8 shards" for name in ("sweep", "patch", "circuit"))
+    names = ("sweep", "patch", "circuit", "trace", *divided)
     assert done.stdout.splitlines() == [f"{name}: 2 kills, differing: nothing" for name in names]

@@ -203,6 +203,8 @@ def test_a_link_to_itself_is_no_model(tmp_path):
         ("baseline", "value", [1, 2], "'value' is mixed; need float"),
         ("baseline", "value", "a", "'value' is string; need float"),
         ("baseline", "metric", [1, 2], "'metric' is mixed; need str"),
+        ("baseline", "sequence", float("inf"), "'sequence' holds inf; need whole numbers"),
+        ("baseline", "sequence", 0.5, "'sequence' holds 0.5; need whole numbers"),
     ],
 )
 def test_a_table_with_other_content_is_no_table_of_the_run(table, column, cell, said):

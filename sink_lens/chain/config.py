@@ -180,7 +180,7 @@ class TraceConfig(Question):
         Raises:
             InputError: which value, and what is needed.
         """
-        if self.quick:
+        if self.quick is True:  # what is no bool is refused with the other fields
             for name, few in _QUICK.items():
                 if getattr(self, name) == type(self).__dataclass_fields__[name].default:
                     object.__setattr__(self, name, few)

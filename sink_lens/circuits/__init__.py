@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .files import read as read
     from .graph import Graph as Graph
     from .record import run as run
+    from .record import run_shard as run_shard
     from .tasks import Task as Task
     from .tasks import task_of as task
 
@@ -26,6 +27,7 @@ _NAMES = {
     "find": "circuit",
     "read": "files",
     "run": "record",
+    "run_shard": "record",
     "task": "tasks:task_of",
 }
 """Public name -> the module that defines it."""
@@ -40,6 +42,7 @@ __all__ = [
     "find",
     "read",
     "run",
+    "run_shard",
     "task",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

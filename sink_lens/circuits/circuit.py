@@ -6,6 +6,7 @@ circuit.save("circuit.json")    # EAP-IG's format; .pt, .dot, .svg, .png, .pdf, 
 circuit.draw()
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -306,9 +307,9 @@ class Circuit:
             generator = np.random.default_rng([self.seed, 5, len(settings)])
             weights = stability.drawn([template] * len(rows), draws=300, generator=generator)
             settings[template] = stability.inclusion(own, weights, n=self.size)
-            circuits[template] = pick(
-                self.runs, replace(self.scores, values=own), choice="top", n=self.size, threshold=0.0
-            )
+            by_pair = {name: getattr(self.scores, name)[rows] for name in ("values", "steps", "clean", "corrupted")}
+            scores = replace(self.scores, **by_pair)
+            circuits[template] = pick(self.runs, scores, choice="top", n=self.size, threshold=0.0)
         return settings, circuits
 
     def save(self, path: str | Path) -> Path:
@@ -455,6 +456,12 @@ def found(
             scores = score(runs, method=method, **limits, advance=bar.update)
     mask = pick(runs, scores, choice=choice, n=edges, threshold=threshold)
     size = int((np.abs(scores.mean) >= threshold).sum()) if choice == "threshold" else edges
+    if not mask.any():
+        warnings.warn(
+            f"the circuit is empty: of {size:,} chosen edges none lies on a path from the input to what the metric "
+            "reads. Ask for more edges, or choose them with 'greedy', which keeps paths whole",
+            stacklevel=3,
+        )
     return Circuit(runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=names, seed=seed)
 
 

@@ -4,8 +4,9 @@ Scores are written in parts of 32 pairs, and each table when it is made: a run t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from ..models.inputs import default_folder, model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
+from ..records.shards import holder, in_shard, remove_shards, take_parts
 from ..stats import interval
 from . import stability
 from .attention import attention_of
@@ -39,7 +41,7 @@ FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas",
 """What a finished run holds; with a check ``check``, with core ``core``. ``attention`` says where the circuit's heads
 look in the first ``prompt``."""
 _PART, _LEFT_PAIRS = 32, 8
-_CORE = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
+_CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
 
@@ -97,6 +99,124 @@ def run(
             the replaced runs.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
+    asked = _asked(model, config=config, fields=fields)
+    folder = default_folder(asked.lens.name) if out is None else Path(out)
+    with asked.open(folder, overwrite=overwrite) as writer:
+        take_parts(writer)
+        circuit, sentences = asked.finish(writer, progress=progress)
+    remove_shards(folder)
+    return _finished(folder, circuit, sentences, report=report)
+
+
+def run_shard(
+    model: CircuitConfig | ModelLike | None = None,
+    *,
+    shard: str,
+    out: str | Path,
+    config: CircuitConfig | None = None,
+    report: bool = True,
+    progress: bool = False,
+    **fields: Any,
+) -> CircuitRun | None:
+    """Score one of several parts of a circuit's pairs, each in a process or on a machine of its own, in one folder.
+
+    Parts of 32 pairs go to shards in turns, under every ablation that the core is taken over. A shard that was killed
+    goes on where it was, one that is done does nothing, and the one that ends last chooses the circuit and judges it:
+    the curve, the checks with real patches and where heads look are not divided, since they need the circuit.
+
+    Args:
+        model: as in ``run``; the same in every shard.
+        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
+        out: the run folder of all shards, where each of them can read and write.
+        config: as in ``run``.
+        report: draw the page of the finished run.
+        progress: show progress bars.
+        **fields: as in ``run``.
+
+    Returns:
+        The whole run from the shard that ends last, or where it was finished; None from the others.
+
+    Raises:
+        InputError: what ``run`` refuses, or a shard that is none.
+        ModelError: what ``run`` refuses.
+        RunError: the shard is being computed by another process; another division or another run is in the folder.
+    """
+    asked = _asked(model, config=config, fields=fields)
+    found = in_shard(
+        shard,
+        Path(out),
+        opened=partial(asked.open, reopen=True),
+        begin=lambda writer: asked.parts(),
+        compute=partial(asked.compute, progress=progress),
+        finish=partial(asked.finish, progress=progress),
+    )
+    return None if found is None else _finished(Path(out), *found, report=report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Everything that determines a circuit."""
+
+    lens: LensModel
+    task: Task
+    config: CircuitConfig
+
+    def open(
+        self,
+        folder: Path,
+        *,
+        overwrite: bool = False,
+        reopen: bool = False,
+        patience: float = 0,
+        part: Mapping[str, Any] | None = None,
+    ) -> RunWriter:
+        """Open the run folder of the circuit, or of a part of it."""
+        provenance = provenance_of(self.lens, self.task.clean, kernel="eager") | {
+            "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
+            "seeds": {"pairs": self.config.seed},
+        }
+        return create_run(
+            folder,
+            kind="circuit",
+            config=without_files(asdict(self.config)) | dict(part or {}),
+            provenance=provenance | ({"holder": holder()} if part else {}),
+            expects=() if part else FILES,
+            overwrite=overwrite,
+            reopen=reopen,
+            patience=patience,
+        )
+
+    @property
+    def scored(self) -> Mapping[str, Ablation]:
+        """Name of scores -> their ablation: the run's own, and those of the core."""
+        others = other_ablations(self.config) if self.config.core else ()
+        return {"scores": self.config.replaced_by, **{f"scores-{one}": one for one in others}}
+
+    def parts(self) -> dict[str, int]:
+        """Name of every part of the scores -> its pairs."""
+        n_pairs = self.task.clean.n_sequences
+        return {_part(name, rows): len(rows) for name in self.scored for rows in _rows(n_pairs)}
+
+    def compute(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
+        """Score the pairs of some parts."""
+        for name, ablation in self.scored.items():
+            if any(_part(name, rows) in parts for rows in _rows(self.task.clean.n_sequences)):
+                runs = runs_of(self.lens, self.task, config=self.config, ablation=ablation)
+                if name == "scores":
+                    _check_gap(runs, seed=self.config.seed)
+                _scores(runs, config=self.config, writer=writer, name=name, progress=progress, only=parts)
+
+    def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
+        """Score what the folder lacks, choose the circuit and judge it."""
+        circuit, sentences = _written(self.lens, self.task, config=self.config, writer=writer, progress=progress)
+        for path in self.config.save:
+            circuit.save(path)
+        return circuit, sentences
+
+
+def _asked(
+    model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
+) -> _Asked:
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
@@ -104,19 +224,10 @@ def run(
     lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    task = task_for(lens, asked)
-    folder = default_folder(lens.name) if out is None else Path(out)
-    provenance = provenance_of(lens, task.clean, kernel="eager") | {
-        "corrupted_sha256": None if asked.task == "text" else task.corrupted.hash,
-        "seeds": {"pairs": asked.seed},
-    }
-    settings = without_files(asdict(asked))
-    with create_run(
-        folder, kind="circuit", config=settings, provenance=provenance, expects=FILES, overwrite=overwrite
-    ) as writer:
-        circuit, sentences = _written(lens, task, config=asked, writer=writer, progress=progress)
-        for path in asked.save:
-            circuit.save(path)
+    return _Asked(lens=lens, task=task_for(lens, asked), config=asked)
+
+
+def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
     if report:
         display.page(folder)
     held = read_run(folder)
@@ -272,16 +383,34 @@ def _check_gap(runs: Runs, *, seed: int) -> None:
         )
 
 
-def _scores(runs: Runs, *, config: CircuitConfig, writer: RunWriter, name: str, progress: bool) -> Scores:
-    """The scores, in parts that are read back where they are finished."""
+def _rows(n_pairs: int) -> list[range]:
+    """The pairs of every part of the scores."""
+    return [range(start, min(start + _PART, n_pairs)) for start in range(0, n_pairs, _PART)]
+
+
+def _part(name: str, rows: range) -> str:
+    return f"{name}-{rows.start // _PART:03d}"
+
+
+def _scores(
+    runs: Runs,
+    *,
+    config: CircuitConfig,
+    writer: RunWriter,
+    name: str,
+    progress: bool,
+    only: Collection[str] | None = None,
+) -> Scores:
+    """The scores, in parts that are read back where they are finished; ``only`` names those of a shard."""
     scale = abs(float(runs.gap.double().mean()))
     values = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
     steps = np.zeros(runs.n_pairs)
     method = config.method
     with tqdm(total=runs.n_pairs, desc=name, unit="pair", disable=not progress, leave=False) as bar:
-        for start in range(0, runs.n_pairs, _PART):
-            rows = range(start, min(start + _PART, runs.n_pairs))
-            part = f"{name}-{start // _PART:03d}"
+        for rows in _rows(runs.n_pairs):
+            part = _part(name, rows)
+            if only is not None and part not in only:
+                continue
             if writer.has(part):
                 held = load_file(writer.folder / f"{part}.safetensors")
                 values[rows], steps[rows] = held["scores"], held["steps"]
@@ -358,6 +487,12 @@ def _prompt(lens: LensModel, batch: TokenBatch) -> pd.DataFrame:
     return pd.DataFrame({"position": list(range(len(ids))), "text": texts})
 
 
+def other_ablations(config: CircuitConfig) -> tuple[Ablation, ...]:
+    """The ablations beside the run's own that the core is taken over."""
+    able = _CORE[1:] if config.task == "text" else _CORE
+    return tuple(one for one in able if one != config.replaced_by)
+
+
 def _core(
     lens: LensModel, task: Task, circuit: Circuit, *, config: CircuitConfig, writer: RunWriter, progress: bool
 ) -> pd.DataFrame:
@@ -365,9 +500,7 @@ def _core(
     if writer.has("core"):
         return pd.read_parquet(writer.folder / "core.parquet")
     others: dict[str, Circuit] = {}
-    for ablation in _CORE:
-        if ablation == config.replaced_by or (ablation == "resample" and config.task == "text"):
-            continue
+    for ablation in other_ablations(config):
         runs = runs_of(lens, task, config=config, ablation=ablation)
         scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = _circuit(runs, scores, task=task, config=config)

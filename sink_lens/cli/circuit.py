@@ -6,7 +6,7 @@ import typer
 
 from ..circuits.config import CircuitConfig
 from .console import app, console, echo, hush
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
+from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, check_shard, configured, rows, unfinished
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +22,8 @@ sink-lens circuit gpt2 --task greater-than --pairs 64 --edges 100 --save greater
 sink-lens circuit --task file --pairs-file my_pairs.jsonl --ablation mean_ordinary --method eap
 
 sink-lens circuit --task text --pairs 16 --metric-layers 12-29 --span sink=0 --span rest=1-63
+
+sink-lens circuit --task ioi --pairs 1000 --out runs/ioi --shard 3/8  [dim]in each of 8 jobs; or slurm[/dim]
 """
 
 
@@ -31,11 +33,13 @@ def circuit(
     config: CircuitConfig,
     top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 12,
     out: Out = None,
+    shard: InShard = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     dry_run: DryRun = False,
 ) -> Answer:
     """Find the edges between heads and MLPs that carry a task or the sink, and judge them; write a run folder."""
+    check_shard(shard, out=out, overwrite=overwrite)
     hush(quiet)
     if dry_run:
         from ..circuits.estimate import estimate
@@ -44,9 +48,14 @@ def circuit(
         for line in said:
             echo(line)
         return Answer(found=lambda: {"dry_run": list(said)})
-    from ..circuits.record import run
+    from ..circuits.record import run, run_shard
 
-    found = run(config, out=out, overwrite=overwrite, progress=not quiet)
+    if shard is not None and out is not None:
+        found = run_shard(config, out=out, shard=shard, progress=not quiet)
+        if found is None:
+            return unfinished(out, shard=shard, quiet=quiet)
+    else:
+        found = run(config, out=out, overwrite=overwrite, progress=not quiet)
     edges = found.frame.head(top)
     answer = Answer(
         found=lambda: {

@@ -20,7 +20,7 @@ import typer
 
 from ..configuration import bare, check_known, choices_of, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import console, lines, render_report
+from .console import console, echo, lines, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,6 +146,27 @@ def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_js
         raise typer.Exit(answer.exit_code)
 
 
+def check_shard(shard: str | None, *, out: Path | None, overwrite: bool) -> None:
+    """Refuse a shard without the folder of all shards, or one that would remove what the others have.
+
+    Raises:
+        InputError: which, and what to do.
+    """
+    if shard is not None and out is None:
+        raise InputError("--shard was given without --out; need the folder that all shards share")
+    if shard is not None and overwrite:
+        raise InputError(
+            "--shard and --overwrite were given; each shard would remove what the others have. Remove the folder"
+        )
+
+
+def unfinished(folder: Path, *, shard: str, quiet: bool) -> "Answer":
+    """The answer of a shard that is done while others are not."""
+    if not quiet:
+        echo(f"shard {shard} is done, others are not: sink-lens status {folder}")
+    return Answer(found=lambda: {"run": folder, "shard": shard, "finished": False})
+
+
 def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     """A table for ``--json``: a mapping for each row, undefined numbers null."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
@@ -222,6 +243,12 @@ Out = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
+InShard = Annotated[
+    str | None,
+    typer.Option(
+        "--shard", help="Compute one part of several, all with one --out: 3/8, or slurm.", metavar="I/N|slurm"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no tables: only the result and where it is.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]

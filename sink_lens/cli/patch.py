@@ -8,7 +8,19 @@ import typer
 from ..errors import InputError
 from ..patching.config import PatchConfig
 from .console import app, console, echo, hush, render_report
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
+from .options import (
+    Answer,
+    DryRun,
+    InShard,
+    Out,
+    Overwrite,
+    Quiet,
+    check_shard,
+    configured,
+    print_cost,
+    rows,
+    unfinished,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +41,9 @@ sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --sit
 
 sink-lens patch --clean "One two three" --corrupted "One four three" --site neurons --layers 3-5 --units 12,800 \
 --metric norm --metric-layers 6 --direction noising
+
+sink-lens patch --clean "One two three" --corrupted "One four three" --out runs/one --shard 3/8 \
+[dim]in each of 8 jobs; --shard slurm in an array job[/dim]
 """
 
 
@@ -38,6 +53,7 @@ def patch(
     config: PatchConfig,
     top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 10,
     out: Out = None,
+    shard: InShard = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     dry_run: DryRun = False,
@@ -45,18 +61,26 @@ def patch(
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
     if not config.clean or not config.corrupted:
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
+    check_shard(shard, out=out, overwrite=overwrite)
+    if shard is not None and config.approximate:
+        raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     hush(quiet)
     if dry_run:
         return print_cost(config)
     from ..models.inputs import default_folder
     from ..models.load import load
     from ..patching.activation import patch as run_patch
+    from ..patching.activation import patch_shard
 
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
     folder, sentence = out or default_folder(config.model), ""
-    result: PatchResult | AttributionResult
+    result: PatchResult | AttributionResult | None
     if config.approximate:
         result, sentence = _print_approximation(lens, config=config, folder=folder, overwrite=overwrite, quiet=quiet)
+    elif shard is not None:
+        result = patch_shard(lens, config=config, out=folder, shard=shard, progress=not quiet)
+        if result is None:
+            return unfinished(folder, shard=shard, quiet=quiet)
     else:
         result = run_patch(lens, config=config, out=folder, overwrite=overwrite, progress=not quiet)
     if not quiet:

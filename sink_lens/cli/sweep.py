@@ -11,7 +11,20 @@ import typer
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
 from .console import INTERRUPTED, app, console, echo, lines, render_report
-from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of, rows
+from .options import (
+    Answer,
+    DryRun,
+    File,
+    InShard,
+    Out,
+    Overwrite,
+    Quiet,
+    check_shard,
+    configured,
+    example_of,
+    rows,
+    unfinished,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,10 +104,7 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(help="Number of Ray workers. Default: one for each GPU.", metavar="N", min=1)
     ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(help="Compute one part of several, all with one --out: 3/8, or slurm.", metavar="I/N|slurm"),
-    ] = None,
+    shard: InShard = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Compute the failed cells again.")] = False,
     dry_run: DryRun = False,
     example: Annotated[bool, example_of(_EXAMPLE)] = False,
@@ -115,12 +125,9 @@ def sweep(
     from ..sweeps import runner
 
     folder = Path("runs") / file.stem if out is None else out
+    check_shard(shard, out=folder, overwrite=overwrite)
     how: dict[str, Any] = {"out": folder, "engine": engine, "devices": named, "workers": workers}
     how |= {"retry_failed": retry_failed, "progress": not quiet}
-    if shard is not None and overwrite:
-        raise InputError(
-            "--shard and --overwrite were given; each shard would remove what the others have. Remove the folder"
-        )
     try:
         result = (
             runner.sweep(config, overwrite=overwrite, **how)
@@ -133,9 +140,7 @@ def sweep(
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     if result is None:
-        if not quiet:
-            echo(f"shard {shard} is done, others are not: sink-lens status {folder}")
-        return Answer(found=lambda: {"run": folder, "shard": shard, "finished": False})
+        return unfinished(folder, shard=str(shard), quiet=quiet)
     return Answer(found=_show(result, quiet=quiet), exit_code=FAILED_CELLS if len(result.failed) else 0)
 
 

@@ -82,7 +82,7 @@ def status(
 
 def _status(folder: Path, *, quiet: bool) -> Answer:
     from ..records import read_run, state_of
-    from ..sweeps.shards import progress_of
+    from ..records.shards import progress_of
 
     run, shards = read_run(folder), progress_of(folder)
     state = state_of(folder)

@@ -84,8 +84,10 @@ def check_described(config: Described) -> None:
         raise InputError("both a text file and prompts were given; need one of them")
     if (config.text is not None or config.prompts) and config.tokens != "text":
         raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
-    if config.text is not None and (not Path(config.text).exists() or is_device(Path(config.text))):
-        raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
+    if config.text is not None:
+        check_name(config.text, what="the text file")
+        if not Path(config.text).exists() or is_device(Path(config.text)):
+            raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
 
 
 _MOST_SETTINGS = 10_000_000

@@ -88,7 +88,13 @@ class Votes:
         return kept | {"n": np.array([self.n]), "generator": self._generator.get_state().numpy()}
 
     def resume(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``state`` gave."""
+        """Go on from what ``state`` gave.
+
+        Raises:
+            InputError: it is no such state.
+        """
+        if missing := sorted(self.state().keys() - state.keys()):
+            raise InputError(f"resume has no {', '.join(missing)}; need what keep was given last")
         for name in ("argmax", "argmin", "probability", "square", "shifted"):
             setattr(self, name, torch.from_numpy(state[name].copy()))
         self.n = int(state["n"][0])

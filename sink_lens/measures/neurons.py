@@ -144,8 +144,13 @@ def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 102
         w_down: down-projection.
         chunk: number of columns processed at once, which bounds the memory.
 
+    Raises:
+        InputError: chunk is under 1.
+
     Reference: arXiv 2605.06611 (channel sparsity).
     """
+    if chunk < 1:
+        raise InputError(f"chunk is {chunk}; need at least one column at once")
     parts = []
     for columns in w_down.split(chunk, dim=1):
         wide = widen(columns)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sink_lens.errors import InputError
 from sink_lens.measures.kendall import tau_b
 from sink_lens.measures.reductions import mean_where, median_where, widen
 
@@ -118,8 +119,13 @@ def uniform_law(sigma: float, *, n_positions: int) -> Float[Tensor, " position"]
 
     This is S1 under uniform attention over independent, identically distributed values.
 
+    Raises:
+        InputError: n_positions is under 1.
+
     Reference: arXiv 2605.06611.
     """
+    if n_positions < 1:
+        raise InputError(f"n_positions is {n_positions}; need at least 1")
     return sigma / torch.arange(1, n_positions + 1).float().sqrt()
 
 
@@ -166,7 +172,12 @@ def variance_ratio(s: Float[Tensor, " position"], *, others_from: int = 8) -> Fl
 
     In [0, inf); a ratio above 1 is a variance discrepancy. nan if there are no such positions. Undefined (nan)
     positions are left out of the median.
+
+    Raises:
+        InputError: there is no position.
     """
+    if not len(s):
+        raise InputError("s has no position; need at least the first")
     others = s[others_from:]
     return widen(s)[0] / median_where(others, where=~others.isnan())
 

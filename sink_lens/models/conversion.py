@@ -38,7 +38,8 @@ def convert(gguf: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
     The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
-    not other files in its folder. The caller's random state does not change.
+    not other files in its folder. The caller's random state does not change. The tensors of a dense model are converted
+    one by one; of another, all of them are in memory twice.
 
     Args:
         gguf: the GGUF file.
@@ -57,37 +58,55 @@ def convert(gguf: Path, *, folder: Path) -> None:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from .checks import check_keys
+    from .gguf_weights import GgufWeights
 
     # Pass the whole path as file name and the empty folder as model: transformers looks for a bare name in the
     # working directory first, and takes other files beside it into account.
     source = {"gguf_file": str(gguf), "trust_remote_code": False, "local_files_only": True}
-    tokenizer = None
+    whole, tokenizer = None, None
     try:
         with torch.random.fork_rng(devices=[]):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **source
-            )
-        model, info = loaded
+            weights = GgufWeights.of(gguf, source=source, folder=folder)
+            if weights is None:
+                whole = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **source
+                )
         if header.has_tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(folder, **source)
     except Exception as error:  # transformers and gguf raise many kinds of error
-        raise ModelError(
-            f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line(error)}); need a whole GGUF "
-            "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
-            "safetensors folder of the same model"
-        ) from error
-    check_keys(info, name=gguf.name)
-    # The weights are float32 now; with these marks, save_pretrained refuses the model as quantised.
-    for owner, mark in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
+        raise _unreadable(gguf, error) from error
     try:
-        model.save_pretrained(folder)
+        if weights is None:
+            _save_whole(whole, folder=folder, name=gguf.name)
+        else:
+            weights.save(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
         raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=first_line(error)) from error
+    except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
+        raise _unreadable(gguf, error) from error
+
+
+def _save_whole(loaded: Any, *, folder: Path, name: str) -> None:
+    """Save the model that transformers made of all tensors at once, after a check of what it found."""
+    from .checks import check_keys
+
+    model, info = loaded
+    check_keys(info, name=name)
+    # The weights are float32 now; with these marks, save_pretrained refuses the model as quantised.
+    for owner, mark in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
+    model.save_pretrained(folder)
+
+
+def _unreadable(gguf: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line(error)}); need a whole GGUF "
+        "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
+        "safetensors folder of the same model"
+    )
 
 
 def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:

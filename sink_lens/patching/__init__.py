@@ -7,6 +7,7 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from .activation import PatchResult as PatchResult
     from .activation import patch as patch
+    from .activation import patch_shard as patch_shard
     from .attribution import attribution_patch as attribution_patch
     from .config import PatchConfig as PatchConfig
     from .path import Node as Node
@@ -18,6 +19,7 @@ _NAMES = {
     "PatchResult": "activation",
     "attribution_patch": "attribution",
     "patch": "activation",
+    "patch_shard": "activation",
     "path_patch": "path",
 }
 """Public name -> the module that defines it."""
@@ -28,6 +30,7 @@ __all__ = [
     "PatchResult",
     "attribution_patch",
     "patch",
+    "patch_shard",
     "path_patch",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

@@ -14,8 +14,9 @@ Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -37,12 +38,14 @@ from ..engine.cells import Cell
 from ..engine.effect_table import effect_table
 from ..engine.engine import Engine
 from ..engine.forward import run_with
+from ..engine.plan import Plan
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import RunWriter, display
+from ..records.shards import in_shard, remove_shards, take_parts
 from ..stats import strongest
 from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
 from .config import PatchConfig, Put
@@ -191,9 +194,142 @@ def patch(
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
         RunError: the folder is in use, or holds another run.
     """
-    lens = as_lens(lens)
+    asked = _asked(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
+    if out is None:
+        return asked.result(None, progress=progress)
+    with asked.open(Path(out), overwrite=overwrite) as writer:
+        take_parts(writer)
+        result = asked.finish(writer, progress=progress)
+    remove_shards(writer.folder)
+    return result
+
+
+def patch_shard(
+    lens: ModelLike,
+    clean: Sequences | None = None,
+    corrupted: Sequences | None = None,
+    *,
+    shard: str,
+    out: str | Path,
+    metric: Metric | Callable[[Outcome], Any] | str | None = None,
+    put: MakesEdit | str | None = None,
+    edits: Sequence[Edit] | Edit = (),
+    config: PatchConfig | None = None,
+    progress: bool = True,
+    **fields: Any,
+) -> PatchResult | None:
+    """Compute one of several parts of a patch's cells, each in a process or on a machine of its own, in one folder.
+
+    A shard that was killed goes on where it was, one that is done does nothing, and the one that ends last makes the
+    tables. ``patch`` on the same folder takes what the shards have done and computes the rest.
+
+    Args:
+        lens: as in ``patch``; the same in every shard.
+        clean: as in ``patch``.
+        corrupted: as in ``patch``.
+        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
+        out: the run folder of all shards, where each of them can read and write.
+        metric: as in ``patch``.
+        put: as in ``patch``.
+        edits: as in ``patch``.
+        config: as in ``patch``.
+        progress: show a bar.
+        **fields: as in ``patch``.
+
+    Returns:
+        The whole result from the shard that ends last, or where the run was finished; None from the others.
+
+    Raises:
+        InputError: what ``patch`` refuses, or a shard that is none.
+        RunError: the shard is being computed by another process; or what ``patch`` raises, also for another division.
+    """
+    asked = _asked(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
+    plans: list[Plan | None] = []
+
+    def begin(writer: RunWriter) -> dict[str, int]:
+        kept = Kept(writer, only=())
+        asked.measure(kept, progress=False)
+        plans.append(kept.plan)
+        return kept.sizes
+
+    def compute(writer: RunWriter, parts: Collection[str]) -> None:
+        asked.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
+
+    return in_shard(
+        shard,
+        Path(out),
+        opened=partial(asked.open, reopen=True),
+        begin=begin,
+        compute=compute,
+        finish=lambda writer: asked.finish(writer, progress=False),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Everything that determines the numbers of a patch."""
+
+    sweep: "Sweep"
+    grid: list[Part]
+    pair: PromptPair
+    config: PatchConfig
+    put: MakesEdit | str | None
+    given: tuple[Edit, ...]
+    controls: list[list[Part]]
+    approximations: list[float] | None
+
+    def open(self, folder: Path, **how: Any) -> RunWriter:
+        """Open the run folder of the patch, or of a part of it."""
+        own = {"put": label_of(self.put)} if callable(self.put) else {}
+        own |= {"edits": [one.label for one in self.given]} if self.given else {}
+        lens, metric = self.sweep.lens, self.sweep.metric
+        return open_run(folder, lens, self.pair, config=self.config, metric=metric, own=own, **how)
+
+    def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
+        """Measure all patches, or those that are kept here."""
+        make = self.put if callable(self.put) else self.sweep.maker(self.config.put)
+        every = {part.identity: part for parts in (self.grid, *self.controls) for part in parts}
+        return self.sweep.measure(every, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
+
+    def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
+        """Measure all patches that are not kept, and make the table."""
+        config = self.config
+        result = _result(
+            self.sweep,
+            self.measure(kept, progress=progress),
+            pair=self.pair,
+            by=config.by,
+            direction=config.direction,
+            grid=self.grid,
+            controls=self.controls,
+            seed=config.seed,
+        )
+        if self.approximations is not None:
+            result.frame["approximation"] = self.approximations
+        return result
+
+    def finish(self, writer: RunWriter, *, progress: bool) -> PatchResult:
+        """Measure what the folder lacks, and write the tables."""
+        result = self.result(Kept(writer), progress=progress)
+        write_result(writer, result)
+        return replace(result, folder=writer.folder)
+
+
+def _asked(
+    model: ModelLike,
+    clean: Sequences | None,
+    corrupted: Sequences | None,
+    *,
+    metric: Metric | Callable[[Outcome], Any] | str | None,
+    put: MakesEdit | str | None,
+    edits: Sequence[Edit] | Edit,
+    config: PatchConfig | None,
+    fields: Mapping[str, Any],
+) -> _Asked:
+    """Collect everything that determines the numbers; both runs are made, and effects are screened."""
+    lens = as_lens(model)
     named: dict[str, Any] = {"put": put} if isinstance(put, str) else {}
-    asked = patch_config(config, lens=lens, metric=metric, fields=fields | named)
+    asked = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
     if asked.approximate:
         raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
@@ -202,42 +338,20 @@ def patch(
     if asked.screen and (asked.put != "source" or callable(put)):
         raise InputError("screen approximates patches from the other run; leave out screen, or what is put in")
     sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
-    if out is None:
-        return _patch_cells(sweep, grid, pair, config=asked, put=put, writer=None, progress=progress)
-    own = {"put": label_of(put)} if callable(put) else {}
-    own |= {"edits": [one.label for one in given]} if given else {}
-    with open_run(out, lens, pair, config=asked, metric=sweep.metric, own=own, overwrite=overwrite) as writer:
-        result = _patch_cells(sweep, grid, pair, config=asked, put=put, writer=writer, progress=progress)
-        write_result(writer, result)
-    return replace(result, folder=writer.folder)
-
-
-def _patch_cells(
-    sweep: "Sweep",
-    grid: list[Part],
-    pair: PromptPair,
-    *,
-    config: PatchConfig,
-    put: MakesEdit | str | None,
-    writer: RunWriter | None,
-    progress: bool,
-) -> PatchResult:
     approximations = None
-    if config.screen:
-        grid, approximations = _screen_cells(sweep, grid, most=config.screen, steps=config.steps)
-    make = put if callable(put) else sweep.maker(config.put)
+    if asked.screen:
+        grid, approximations = _screen_cells(sweep, grid, most=asked.screen, steps=asked.steps)
     at: dict[str, Any] = {"site": sweep.site, "sizes": sweep.sizes, "shortest": int(sweep.run.lengths.min())}
-    controls = [drawn_parts(part, **at, draws=config.controls, seed=config.seed) for part in grid]
-    every = {part.identity: part for parts in (grid, *controls) for part in parts}
-    kept = None if writer is None else Kept(writer)
-    found = sweep.measure(every, make=make, kept=kept, batch_size=config.batch_size, progress=progress)
-    direction = config.direction
-    result = _result(
-        sweep, found, pair=pair, by=config.by, direction=direction, grid=grid, controls=controls, seed=config.seed
+    return _Asked(
+        sweep=sweep,
+        grid=grid,
+        pair=pair,
+        config=asked,
+        put=put,
+        given=given,
+        controls=[drawn_parts(part, **at, draws=asked.controls, seed=asked.seed) for part in grid],
+        approximations=approximations,
     )
-    if approximations is not None:
-        result.frame["approximation"] = approximations
-    return result
 
 
 def _screen_cells(sweep: "Sweep", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
@@ -413,6 +527,7 @@ class Sweep:
         if not patches:
             return found
         engine = self._engine(patches, kept=kept, batch_size=batch_size)
+        blocks = engine.blocks if kept is None else kept.of(engine.blocks)
         rows: list[Row] = []
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
@@ -421,13 +536,13 @@ class Sweep:
             rows.extend((todo[number].identity, first + place, value, did) for place, value in enumerate(values))
 
         with tqdm(
-            total=sum(len(block.cells) for block in engine.blocks),
+            total=sum(len(block.cells) for block in blocks),
             desc=f"patching {self.site}",
             unit="patch",
             disable=not progress,
             leave=False,
         ) as bar:
-            for block in engine.blocks:
+            for block in blocks:
                 before = None if kept is None else kept.read(block.number)
                 if before is None:
                     engine.map(block, take, advance=bar.update)

@@ -1,7 +1,6 @@
 """The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..edits.metrics import Metric
+from ..engine.engine import Block
 from ..engine.plan import Plan, read_plan
 from ..models.inputs import provenance_of
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run, display, read_table
+from ..records.shards import holder
 from .config import PatchConfig
 from .pairs import PromptPair
 
@@ -43,13 +44,23 @@ class Measured:
 class Kept:
     """The blocks of patches in a run folder, so that an interrupted run goes on where it was, by the same plan."""
 
-    def __init__(self, writer: RunWriter) -> None:
+    def __init__(self, writer: RunWriter, *, planned: Plan | None = None, only: Collection[str] | None = None) -> None:
         self._writer = writer
+        self._planned = planned
+        self._only = only
+        self.sizes: dict[str, int] = {}
+        """Name of every block of the run -> its patches; known once the patches are planned."""
 
     @property
     def plan(self) -> Plan | None:
         """The plan of the forwards that the run began with."""
-        return read_plan(self._writer.folder / "plan.json") if self._writer.has("plan") else None
+        held = self._planned is None and self._writer.has("plan")
+        return read_plan(self._writer.folder / "plan.json") if held else self._planned
+
+    def of(self, blocks: Sequence[Block]) -> list[Block]:
+        """Those of the blocks that are measured here: all, or those of a shard."""
+        self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
+        return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 
     def keep_plan(self, plan: Plan, deviation: float) -> None:
         """Write the plan, with its largest deviation from the bridge."""
@@ -78,8 +89,11 @@ def open_run(
     config: PatchConfig,
     metric: Metric,
     own: Mapping[str, Any],
-    overwrite: bool,
-) -> AbstractContextManager[RunWriter]:
+    overwrite: bool = False,
+    patience: float = 0,
+    part: Mapping[str, Any] | None = None,
+    reopen: bool = False,
+) -> RunWriter:
     """Open the folder, which may hold a part of the same run.
 
     Args:
@@ -90,20 +104,26 @@ def open_run(
         metric: read of every patch.
         own: what the call says instead of the configuration, such as an edit of the caller's own.
         overwrite: replace the run that the folder holds.
+        patience: seconds to wait for a folder that is in use.
+        part: what the configuration of a shard has beside that of the run.
+        reopen: also a run that is finished.
 
     Raises:
         RunError: the folder is in use, or holds another run.
     """
     provenance = provenance_of(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
+    provenance |= {"holder": holder()} if part else {}
     asked = asdict(config) | {"metric_name": metric.name, "pair": [pair.clean.hash, pair.corrupted.hash]} | dict(own)
     return create_run(
         Path(out),
         kind="patch",
-        config=asked,
+        config=asked | dict(part or {}),
         provenance=provenance,
-        expects=("patches", "differences", "summary"),
+        expects=() if part else ("patches", "differences", "summary"),
         overwrite=overwrite,
+        reopen=reopen,
+        patience=patience,
     )
 
 

@@ -209,12 +209,19 @@ def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool =
 
 
 def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool) -> None:
-    """Refuse numbers where texts belong, and the reverse; a text that is a number is read from CSV as one.
+    """Refuse numbers where texts belong, the reverse, and parts or infinities where whole numbers do.
+
+    A text that is a number is read from CSV as one.
 
     Raises:
         ValueError: what the column holds.
     """
     cells = table[name]
+    if dtype == "int" and types.is_float_dtype(cells):
+        broken = cells.to_numpy(dtype=float)
+        broken = broken[np.isinf(broken) | (np.floor(broken) < broken)]
+        if len(broken):
+            raise ValueError(f"the column {name!r} holds {broken[0]}; need whole numbers")
     if dtype == "any" or (dtype == "str" and text_too) or (dtype != "str" and types.is_numeric_dtype(cells)):
         return
     found = types.infer_dtype(cells, skipna=True)

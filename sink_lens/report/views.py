@@ -390,6 +390,8 @@ def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = N
         if tokenizer is None:
             raise InputError("a token batch holds numbers; need what reads them. Pass tokenizer=lens.tokenizer")
         tokens = [tokenizer.decode([one]) for one in tokens.tokens[sequence].tolist()]
+    if not hasattr(tokens, "__len__"):
+        raise InputError(f"tokens is a {type(tokens).__name__}; need texts, one for each position, or a token batch")
     if len(tokens) != length:
         raise InputError(f"there are {len(tokens)} tokens for {length} positions; need one each")
     return [_harmless(text) for text in tokens]

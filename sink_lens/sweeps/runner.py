@@ -34,19 +34,17 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display, read_table
 from ..records.reading import damaged_file
+from ..records.shards import holder, in_shard, remove_shards, take_parts
 from ..schema import MEANS
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, tables
-from .shards import Shard, all_finished, holder, remove_shards, take_blocks
 from .timed_estimate import cost_of, in_words
 
 log = logging.getLogger(__name__)
 
 FILES = ("plan", "baseline", "cells", "controls", "values")
-_PATIENCE = 600.0
-"""Seconds that a shard waits for another that plans the sweep, or makes its tables."""
 
 
 def sweep(
@@ -94,7 +92,7 @@ def sweep(
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
     with asked.open(folder, overwrite=overwrite) as writer:
         job, own = asked.begin(writer)
-        take_blocks(writer)
+        take_parts(writer)
         _run_blocks(writer, job, own, own.blocks, retry_failed=retry_failed, progress=progress, **where)
         result = asked.finish(writer, own)
     remove_shards(folder)
@@ -143,28 +141,28 @@ def sweep_shard(
         InputError: what ``sweep`` refuses, or a shard that is none.
         RunError: the shard is being computed by another process; or what ``sweep`` raises, also for another division.
     """
-    one, folder = Shard.parse(shard), Path(out)
     asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
     where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
     check_engine(**where, what=asked.what, metrics=asked.metrics)
-    one.check_beside(folder)
-    with asked.open(folder, patience=_PATIENCE) as writer:
-        job, own = asked.begin(writer)
-        is_done = all(writer.has(_part(block)) for block in own.blocks)
-        writer.leave()
-    if not is_done:
-        blocks = one.blocks(own.blocks)
-        part = {"shard": str(one), "cells": sum(len(block.cells) for block in blocks)}
-        with asked.open(one.folder(folder), patience=1.0, part=part) as writer:
-            _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, progress=progress, **where)
-    with asked.open(folder, patience=_PATIENCE) as writer:
-        if not (all_finished(folder) or all(writer.has(_part(block)) for block in own.blocks)):
-            writer.leave()
-            return None
-        take_blocks(writer)
-        result = asked.finish(writer, own)
-    remove_shards(folder)
-    return result
+    made: list[tuple[Job, Engine]] = []
+
+    def begin(writer: RunWriter) -> dict[str, int]:
+        made.append(asked.begin(writer))
+        return {_part(block): len(block.cells) for block in made[0][1].blocks}
+
+    def compute(writer: RunWriter, parts: Collection[str]) -> None:
+        job, own = made[0]
+        blocks = [block for block in own.blocks if _part(block) in parts]
+        _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, progress=progress, **where)
+
+    return in_shard(
+        shard,
+        Path(out),
+        opened=asked.open,
+        begin=begin,
+        compute=compute,
+        finish=lambda writer: asked.finish(writer, made[0][1]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

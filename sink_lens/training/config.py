@@ -205,13 +205,13 @@ class TrainConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        of_size = SIZES.get(self.size, {})
+        of_size = SIZES.get(self.size, {}) if isinstance(self.size, str) else {}  # another type is refused below
         for one in fields(self):
             value = getattr(self, one.name)
             if value is None and one.name == "warmup" and "warmup" in of_size and of_size["warmup"] >= self.steps:
                 value = self.steps // 10  # a training that is shorter than its size's warm-up
             value = of_size.get(one.name) if value is None else value
-            if value is not None or self.size in SIZES:
+            if value is not None or self.size in tuple(SIZES):
                 object.__setattr__(self, one.name, value_of(one, one.type, value))
         check_types(self)
         if self.n_kv_heads == 0:

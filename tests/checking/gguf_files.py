@@ -1,7 +1,11 @@
-"""A tiny GGUF file with a tokenizer."""
+"""Tiny GGUF files: one with a tokenizer, and one of each dense architecture."""
 
 import gguf
 import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations import GGUF_CONFIG_MAPPING
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 WIDTH, HEADS, KV_HEADS, NEURONS, LAYERS = 16, 2, 1, 24, 2
 # The 256 byte tokens of GPT-2's alphabet, two merges, and an end mark.
@@ -59,4 +63,72 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+SIZES = {
+    ("num_hidden_layers", "n_layer"): 2,
+    ("hidden_size", "n_embd"): 64,
+    ("num_attention_heads", "n_head"): 4,
+    ("num_key_value_heads",): 2,
+    ("head_dim",): 16,
+    ("intermediate_size",): 96,
+    ("max_position_embeddings", "n_ctx"): 32,
+    ("vocab_size",): 96,
+    ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"): 1e-5,
+    ("rope_theta",): 10_000.0,
+    ("sliding_window",): 16,
+}
+"""What configurations call a size -> its value in ``write_dense``."""
+
+
+def write_dense(path, architecture, *, stored, tied=True, seed=0):
+    """A dense model of any architecture with random weights in a quantised type, or as floats.
+
+    Its names and shapes are those that transformers looks for.
+    """
+    values = {name: value for names, value in SIZES.items() for name in names}
+    named = GGUF_CONFIG_MAPPING[architecture]
+
+    def head():
+        writer = gguf.GGUFWriter(path, architecture)
+        writer.add_name("tiny")
+        writer.add_token_list([str(number) for number in range(96)])
+        writer.add_pad_token_id(0)
+        for key, name in named.items():
+            if name in values:
+                add = writer.add_float32 if isinstance(values[name], float) else writer.add_uint32
+                add(f"{architecture}.{key}", values[name])
+        if not tied:
+            add_tensor(writer, "output.weight", (96, 64))
+        return writer
+
+    rng = np.random.default_rng(seed)
+
+    def add_tensor(writer, name, shape):
+        found = rng.standard_normal(shape).astype(np.float32)
+        if len(shape) > 1 and stored != "F32":  # norms and biases are never quantised
+            kind = gguf.GGMLQuantizationType[stored]
+            writer.add_tensor(name, gguf.quantize(found, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, found)
+
+    def close(writer):
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    close(head())  # without weights: what transformers makes of it says which it needs
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
+    writer = head()
+    for name, held in sorted(get_gguf_hf_weights_map(model, processor).items()):
+        if held in shapes and name != "output.weight":
+            turned = architecture == "gpt2" and name.startswith("blk") and len(shapes[held]) > 1
+            add_tensor(writer, name, shapes[held][::-1] if turned else shapes[held])
+    close(writer)
     return path

@@ -1,4 +1,4 @@
-"""Kills a sweep, its shards, a patch, a circuit and a trace at random (SIGKILL), resumes them, compares the tables.
+"""Kills a sweep, a patch, a circuit, shards of them and a trace at random (SIGKILL), resumes them, compares tables.
 
 ``python tests/checking/killed.py --kills 20`` prints a line for each; the exit code is 1 where a table differs from
 that of a run that nobody killed. The commands run on a tiny model in forks of this process, which has everything
@@ -110,10 +110,11 @@ def killed(arguments: list[str], *, name: str, kills: int, drawn: random.Random)
 
 
 SHARDS = 8
+DIVIDED = ("sweep", "patch", "circuit")
 
 
 def killed_shards(arguments: list[str], *, name: str, kills: int, drawn: random.Random) -> list[str]:
-    """Start all shards of a sweep at once, kill them at random and start them again; what differs from a whole run."""
+    """Start all shards of a run at once, kill them at random and start them again; what differs from a whole run."""
     begun = time.monotonic()
     if not finished(run([*arguments, "--overwrite"], out=f"{name}-whole")):
         return ["the run that nobody killed"]
@@ -153,7 +154,7 @@ def main() -> int:
     asked.add_argument("--kills", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
-    asked.add_argument("--repeat", type=int, default=1, help="of the shards of a sweep")
+    asked.add_argument("--repeat", type=int, default=1, help="of the shards")
     options = asked.parse_args()
     torch.set_num_threads(1)
     drawn, failed = random.Random(options.seed), False
@@ -169,9 +170,10 @@ def main() -> int:
                 sys.stdout.write(f"{name}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
                 sys.stdout.flush()
                 failed |= bool(wrong)
-        for _ in range(options.repeat if options.only in (None, "shards") else 0):
-            wrong = killed_shards(COMMANDS["sweep"], name="shards", kills=options.kills, drawn=drawn)
-            sys.stdout.write(f"{SHARDS} shards: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
+        for name in DIVIDED * options.repeat if options.only in (None, "shards") else ():
+            wrong = killed_shards(COMMANDS[name], name=name, kills=options.kills, drawn=drawn)
+            said = f"{name} in {SHARDS} shards: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n"
+            sys.stdout.write(said)
             sys.stdout.flush()
             failed |= bool(wrong)
         os.chdir("/")

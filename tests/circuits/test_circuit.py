@@ -3,13 +3,14 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lenses import lens_of, speaking
 from transformer_lens.evals import IOIDataset
 
 from sink_lens import circuits
-from sink_lens.circuits import estimate, stability, tasks
+from sink_lens.circuits import estimate, record, stability, tasks
 from sink_lens.circuits.choice import connected, greedy, largest, random_like
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.curve import area
@@ -18,9 +19,10 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.tasks import read_pairs, task_of
 from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
+from sink_lens.records.shards import progress_of
 
 METRIC = metrics.logit_difference([5, 6, 9, 4, 30, 31], [7, 8, 10, 2, 40, 41])
 
@@ -179,6 +181,11 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
         assert small["faithfulness"].isna().all()
 
 
+def test_edges_that_make_no_path_are_an_empty_circuit_and_it_says_so():
+    with pytest.warns(UserWarning, match="the circuit is empty: of 1 chosen edges none lies on a path"):
+        assert circuit(edges=1).n_edges == 0
+
+
 def test_exact_scores_are_a_method_and_their_check_is_without_error():
     found = circuit(lens=wrap(tiny("llama", num_hidden_layers=2)), method="exact")
     check = found.check(edges=10, pairs=6)
@@ -249,13 +256,13 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert any(bound in one for one in whole.sentences)
     page = (tmp_path / "one" / "report.html").read_text()
     assert "How faithful it is" in page
-    record = json.loads((tmp_path / "one" / "run.json").read_text())
-    record["status"] = "running"
-    for name in list(record["files"]):
+    written = json.loads((tmp_path / "one" / "run.json").read_text())
+    written["status"] = "running"
+    for name in list(written["files"]):
         if not name.startswith(("scores", "pairs")):
-            del record["files"][name]
+            del written["files"][name]
             (tmp_path / "one" / name).unlink()
-    (tmp_path / "one" / "run.json").write_text(json.dumps(record))
+    (tmp_path / "one" / "run.json").write_text(json.dumps(written))
     again = circuits.run(lens, out=tmp_path / "one", **fields)
     assert again.frame.equals(whole.frame)
     assert again.tables["curve"].equals(whole.tables["curve"])
@@ -330,3 +337,36 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
 def test_largest_takes_magnitudes():
     assert largest(np.array([1.0, -3.0, 2.0]), 2).tolist() == [False, True, True]
     assert largest(np.array([1.0]), 0).sum() == 0
+
+
+def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "_PART", 3)
+    lens, file = speaking("llama"), reference_pairs(tmp_path / "pairs.jsonl")
+    fields = {"task": "file", "pairs_file": str(file), "pairs": 16, "edges": 15, "sizes": (0.1, 1.0), "check": 4}
+    fields |= {"check_pairs": 2, "random": 1, "most_steps": 5, "tolerance": 0.5, "core": True, "report": False}
+    whole, out = circuits.run(lens, out=tmp_path / "whole", **fields), tmp_path / "run"
+    scored, n_scored = record.score, []
+    monkeypatch.setattr(
+        record, "score", lambda runs, **how: (n_scored.append((runs.ablation, runs.n_pairs)), scored(runs, **how))[1]
+    )
+    for shard in ("2/3", "3/3", "2/3"):  # one is requeued
+        assert circuits.run_shard(lens, out=out, shard=shard, **fields) is None
+    shown = progress_of(out)
+    assert shown["state"].tolist() == ["not begun", "finished", "finished"]
+    assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
+    with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):
+        circuits.run_shard(lens, out=out, shard="1/4", **fields)
+    with pytest.raises(RunError, match="edges"):
+        circuits.run_shard(lens, out=out, shard="1/3", **fields | {"edges": 14})
+    last = circuits.run_shard(lens, out=out, shard="1/3", **fields)
+    assert last is not None
+    assert sorted(last.tables) == sorted(whole.tables)
+    for name, table in whole.tables.items():
+        pd.testing.assert_frame_equal(last.tables[name], table, check_exact=True)
+    left_sum = n_scored.pop()[1]  # of the last shard, beside its pairs
+    assert left_sum == 8
+    settings = {ablation for ablation, _ in n_scored}
+    assert len(settings) == 4
+    assert {one: sum(n for name, n in n_scored if name == one) for one in settings} == dict.fromkeys(settings, 16)
+    assert not list(out.glob("shard-*"))
+    assert circuits.run_shard(lens, out=out, shard="3/3", **fields) is not None

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from gguf_files import VOCABULARY, WIDTH, write_gguf
+from gguf_files import VOCABULARY, WIDTH, write_dense, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sink_lens.data import cache as cache_module
 from sink_lens.data.cache import cache_entries, sha256_of
 from sink_lens.errors import ModelError
 from sink_lens.models import bundled, conversion
+from sink_lens.models.gguf_weights import GgufWeights
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,6 +143,31 @@ def test_a_gguf_without_tokenizer_is_converted_without_one(tmp_path):
     folder = bundled.converted_folder(write_gguf(tmp_path / "tiny.gguf", tokenizer=False))
     assert (folder / "model.safetensors").exists()
     assert not (folder / "tokenizer.json").exists()
+
+
+UNTIED = ("llama", "qwen2", "qwen3", "gemma3", "phi3", "gpt2", "stablelm", "starcoder2")
+DENSE = [(name, True) for name in (*UNTIED, "gemma2", "falcon", "bloom")] + [(name, False) for name in UNTIED]
+
+
+@pytest.mark.parametrize("stored", ["Q4_1", "Q8_0", "F16", "F32"])
+def test_tensors_converted_one_by_one_give_the_same_bytes_as_the_whole_model(tmp_path, monkeypatch, stored):
+    made, saved, save = {}, [], GgufWeights.save
+    monkeypatch.setattr(GgufWeights, "save", lambda self, folder: (saved.append(folder), save(self, folder)))
+    for architecture, tied in DENSE:
+        file = write_dense(tmp_path / f"{architecture}-{tied}.gguf", architecture, stored=stored, tied=tied)
+        made[file] = [tmp_path / f"{file.stem}-{how}" for how in ("parts", "whole")]
+        made[file][0].mkdir()
+        conversion.convert(file, folder=made[file][0])
+        assert made[file][0] in saved, file.stem
+    monkeypatch.setattr(GgufWeights, "of", lambda *_, **__: None)
+    for file, (parts_of_it, whole) in made.items():
+        whole.mkdir()
+        conversion.convert(file, folder=whole)
+        names = sorted(path.name for path in whole.iterdir())
+        assert "model.safetensors" in names
+        assert sorted(path.name for path in parts_of_it.iterdir()) == names
+        for name in names:
+            assert (parts_of_it / name).read_bytes() == (whole / name).read_bytes(), f"{file.stem}: {name}"
 
 
 def test_two_processes_convert_once(tmp_path, cache):

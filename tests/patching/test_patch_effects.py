@@ -1,10 +1,12 @@
 """Patches have intervals over pairs and random parts as controls, take any edit, and are kept in a folder."""
 
 import functools
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from rounding import assert_close
 
 from sink_lens import TokenBatch, edits, metrics, patching, run_with, wrap
@@ -13,6 +15,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.parts import cells, drawn_parts
 from sink_lens.records import read_run
+from sink_lens.records.shards import progress_of
 from sink_lens.stats import paired_differences
 
 N, T = 4, 10
@@ -163,3 +166,46 @@ def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert again.folder == tmp_path / "two"
     with pytest.raises(RunError, match="finished"):
         patched(**two)
+
+
+def test_shards_divide_the_patches_and_the_last_one_makes_the_tables_of_one_process(tmp_path, monkeypatch):
+    fields = {"metric": METRIC, "layers": [1, 2], "batch_size": 1, "progress": False}
+    whole, out = patching.patch(lens(), *pair(), **fields, out=tmp_path / "whole"), tmp_path / "run"
+    map_block, ran = Engine.map, []
+
+    def noted(self, block, take, **options):
+        ran.append(block.number)
+        return map_block(self, block, take, **options)
+
+    monkeypatch.setattr(Engine, "map", noted)
+
+    def part(shard, **more):
+        return patching.patch_shard(lens(), *pair(), **fields | more, out=out, shard=shard)
+
+    for shard in ("2/3", "3/3", "2/3"):  # one is requeued
+        assert part(shard) is None
+    shown = progress_of(out)
+    assert shown["state"].tolist() == ["not begun", "finished", "finished"]
+    assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
+    assert min(shown["done"][1:]) > 0
+    with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):
+        part("1/4")
+    with pytest.raises(RunError, match="metric_name"):
+        part("1/3", metric=metrics.sink_mass(0))
+    with FileLock(out / "shard-2-of-3" / ".lock"), pytest.raises(RunError, match="in use by another process"):
+        part("2/3")
+    done = list(ran)
+    shutil.copytree(out, tmp_path / "rest")
+    last = part("1/3")
+    assert last is not None
+    assert torch.equal(last.values, whole.values)
+    assert sorted(ran) == list(range(len(ran)))  # each block once
+    assert not list(out.glob("shard-*"))
+    again = part("3/3")
+    assert again is not None
+    assert again.frame.equals(whole.frame)
+    assert sorted(ran) == list(range(len(ran)))
+    rest = patching.patch(lens(), *pair(), **fields, out=tmp_path / "rest")  # takes what the shards have done
+    assert rest.frame.equals(whole.frame)
+    assert len(ran) == 2 * len(set(ran)) - len(done)
+    assert not list((tmp_path / "rest").glob("shard-*"))

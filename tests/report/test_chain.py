@@ -25,7 +25,7 @@ KNOWN = [
 ]
 TOY = {"link": "sink_output", "sentence": "A <b>toy</b> link.", "question": "does it write little?"}
 LATER = TOY | {"order": 7, "source": "attention sink", "target": "a small output"}
-BETWEEN = TOY | {"order": 3.5, "source": "super neurons", "target": "a down-projection"}
+BETWEEN = TOY | {"order": 4, "source": "super neurons", "target": "a down-projection"}
 BRANCH = TOY | {"order": 9, "source": "super neurons", "target": "a side effect"}
 
 
@@ -101,7 +101,8 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
 
 
 def test_a_node_between_the_growth_steps_joins_them(tmp_path):
-    rows = [*KNOWN[:3], BETWEEN, KNOWN[3] | {"source": "a down-projection"}, *KNOWN[4:]]
+    later = [row | {"order": row["order"] + 1} for row in (KNOWN[3] | {"source": "a down-projection"}, *KNOWN[4:])]
+    rows = [*KNOWN[:3], BETWEEN, *later]
     frames = tables() | {"chain": pd.DataFrame(rows)}
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
     arrows = circuit.edges[circuit.edges["quantity"] == "intervention_share"]

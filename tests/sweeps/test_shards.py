@@ -10,8 +10,8 @@ from sink_lens.data.tokens import TokenBatch
 from sink_lens.engine.engine import Engine
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import state_of
+from sink_lens.records.shards import Shard, progress_of
 from sink_lens.sweeps import EditGrid, Grid, sweep, sweep_shard
-from sink_lens.sweeps.shards import Shard, progress_of
 
 ARRAY = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "8"}
 

@@ -91,8 +91,8 @@ class HeadNormConfig(LlamaConfig):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
-        super().__post_init__(**kwargs)
         self._check_variant()
+        super().__post_init__(**kwargs)
 
     def validate(self) -> None:
         """Check the fields again; transformers calls this before it saves.
@@ -100,8 +100,8 @@ class HeadNormConfig(LlamaConfig):
         Raises:
             InputError: a value is not one of those listed.
         """
-        super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
         self._check_variant()
+        super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
 
     def _check_variant(self) -> None:
         """Refuse a value that is not one of those listed.
@@ -109,6 +109,8 @@ class HeadNormConfig(LlamaConfig):
         Raises:
             InputError: a field has such a value; the message names it.
         """
+        if isinstance(self.num_attention_heads, int) and self.num_attention_heads < 1:
+            raise InputError(f"num_attention_heads is {self.num_attention_heads}; need at least 1")
         known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}
         for field, values in known.items():
             if getattr(self, field) not in values:

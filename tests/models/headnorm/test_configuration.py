@@ -67,6 +67,7 @@ def test_a_name_that_is_nearly_a_field_is_refused_and_others_are_kept_as_transfo
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; need at least 1"),
         ({"attention": "relu"}, r"attention is 'relu'; need one of softmax, sigmoid, gate_elementwise, .*sink_logit"),
         ({"value_norm": "layer"}, r"value_norm is 'layer'; need one of none, shared, per_head, position"),
         ({"value_norm_eps": "small"}, r"value_norm_eps is 'small'; need a number"),

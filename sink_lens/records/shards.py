@@ -1,33 +1,36 @@
-"""Shards: the blocks of one sweep computed by several processes or machines that share nothing but its folder.
+"""Shards: the parts of one run computed by several processes or machines that share nothing but its folder.
 
-Each shard is a run folder of its own inside that of the sweep (``shard-3-of-8``), under a lock of its own, so that one
-that was killed goes on where it was and one that is started twice is refused. Blocks go to shards in turns, by number.
-The sweep's folder holds what all of them need, the plan and the baseline run, and takes their blocks in the end.
+Each shard is a run folder of its own inside that of the run (``shard-3-of-8``), under a lock of its own, so that one
+that was killed goes on where it was and one that is started twice is refused. Parts (blocks of cells or of patches,
+scores of pairs) go to shards in turns. The run's folder holds what all of them need, such as a plan, and takes their
+parts in the end: the shard that ends last makes the tables, as one process does that finds all parts there.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from ..engine.engine import Block
 from ..errors import InputError, RunError
-from ..records import RunWriter, read_table, state_of
-from ..records.reading import RUN_FILE, read_record, whole
+from .reading import RUN_FILE, read_record, read_table, whole
+from .writing import RunWriter, state_of
 
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
-_PART = re.compile(r"block-[0-9]{6}")
 _MOST = 10_000
+_Result = TypeVar("_Result")
+_PATIENCE = 600.0
+"""Seconds that a shard waits for another that plans the run, or makes its tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of several equal parts of a sweep."""
+    """One of several equal parts of a run."""
 
     number: int
     """From 1 on."""
@@ -65,15 +68,11 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:
-        """Where the shard's blocks are written."""
+        """Where the shard's parts are written."""
         return run / f"shard-{self.number}-of-{self.count}"
 
-    def blocks(self, blocks: Sequence[Block]) -> list[Block]:
-        """Those of the sweep's blocks that are the shard's."""
-        return [block for block in blocks if block.number % self.count == self.number - 1]
-
     def check_beside(self, run: Path) -> None:
-        """Refuse a folder in which the same sweep is divided otherwise.
+        """Refuse a folder in which the same run is divided otherwise.
 
         Raises:
             RunError: it is.
@@ -81,19 +80,66 @@ class Shard:
         others = sorted({of.count for of in shards_in(run)} - {self.count})
         if others:
             raise RunError(
-                f"{run} holds shards of {others[0]}, and this is {self}; need one division. Take I/{others[0]}, or run "
-                "the sweep without a shard, which takes what is done and computes the rest"
+                f"{run} holds shards of {others[0]}, and this is {self}; need one division. Take I/{others[0]}, or "
+                "leave out the shard, which takes what is done and computes the rest"
             )
 
 
+def in_shard(
+    text: str,
+    run: Path,
+    *,
+    opened: Callable[..., RunWriter],
+    begin: Callable[[RunWriter], Mapping[str, int]],
+    compute: Callable[[RunWriter, Collection[str]], None],
+    finish: Callable[[RunWriter], _Result],
+) -> _Result | None:
+    """Compute one shard of a run; the shard that ends last finishes the run.
+
+    Args:
+        text: the shard, as ``Shard.parse`` reads it.
+        run: the folder of the whole run.
+        opened: opens a folder, given its ``patience`` and, of a shard, ``part``: what its configuration has beside
+            that of the run.
+        begin: writes what all shards need into the run's folder; all parts by name, with the cells in each.
+        compute: computes the parts with these names into a shard's folder.
+        finish: makes the result in the run's folder, which has all parts.
+
+    Returns:
+        The result, from the last shard or where the run was finished; else None.
+
+    Raises:
+        InputError: a shard that is none.
+        RunError: the shard is being computed by another process; another division or another run is in the folder.
+    """
+    shard = Shard.parse(text)
+    shard.check_beside(run)
+    with opened(run, patience=_PATIENCE) as writer:
+        parts = begin(writer)
+        is_done = all(map(writer.has, parts))
+        writer.leave()
+    if not is_done:
+        own = dict(list(parts.items())[shard.number - 1 :: shard.count])
+        with opened(shard.folder(run), patience=1.0, part={"shard": str(shard), "parts": own}) as writer:
+            compute(writer, own)
+    with opened(run, patience=_PATIENCE) as writer:
+        if not (all_finished(run) or all(map(writer.has, parts))):
+            writer.leave()
+            return None
+        take_parts(writer)
+        result = finish(writer)
+    remove_shards(run)
+    return result
+
+
 def shards_in(run: Path) -> list[Shard]:
-    """The shards that were begun in a sweep's folder, by number."""
+    """The shards that were begun in a run's folder, by number."""
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
 
 
 def all_finished(run: Path) -> bool:
-    """Tell if each shard of the sweep is there and finished."""
+    """Tell if each shard of the run is there and finished."""
     found = shards_in(run)
     done = [read_record(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)
@@ -104,8 +150,8 @@ def holder() -> str:
     return f"{gethostname()}, process {os.getpid()}"
 
 
-def take_blocks(writer: RunWriter) -> None:
-    """Copy into the sweep's folder the finished blocks of its shards that it lacks.
+def take_parts(writer: RunWriter) -> None:
+    """Copy into the run's folder the finished parts of its shards that it lacks.
 
     Raises:
         RunError: a shard is still being computed.
@@ -120,22 +166,23 @@ def take_blocks(writer: RunWriter) -> None:
             )
     for shard in shards:
         folder = shard.folder(writer.folder)
-        for name, entry in read_record(folder)["files"].items():
-            if _PART.fullmatch(Path(name).stem) and not writer.has(name) and whole(folder / name, entry):
+        record = read_record(folder)
+        for name, entry in record["files"].items():
+            if Path(name).stem in record["config"]["parts"] and not writer.has(name) and whole(folder / name, entry):
                 writer.write_bytes(name, (folder / name).read_bytes())
 
 
 def remove_shards(run: Path) -> None:
-    """Remove the folders of the shards whose blocks the sweep has taken."""
+    """Remove the folders of the shards whose parts the run has taken."""
     for shard in shards_in(run):
         shutil.rmtree(shard.folder(run), ignore_errors=True)
 
 
 def progress_of(run: Path) -> pd.DataFrame:
-    """A row for each shard of a sweep, begun or not: its state, cells done and failed, and who computes it.
+    """A row for each shard of a run, begun or not: its state, cells done and failed, and who computes it.
 
     Args:
-        run: the sweep's folder.
+        run: the run's folder.
     """
     begun = shards_in(run)
     count = begun[0].count if begun else 0
@@ -143,16 +190,16 @@ def progress_of(run: Path) -> pd.DataFrame:
     return found.astype({"cells": "Int64"}) if count else found
 
 
-def _row(run: Path, shard: Shard) -> dict[str, object]:
+def _row(run: Path, shard: Shard) -> dict[str, Any]:
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}
     record = read_record(folder)
-    done, failed = set[int](), set[int]()
-    for name in record["files"]:
+    parts, state = record["config"]["parts"], state_of(folder)
+    failed = set[int]()
+    for name in record["files"] if record["kind"] == "sweep" else ():
         table = read_table(folder / name, kind="sweep")
-        done |= set(table["cell"].tolist())
         failed |= set(table.loc[table["error"].notna(), "cell"].tolist())
-    state = state_of(folder)
-    row = {"shard": str(shard), "state": state, "done": len(done), "cells": record["config"]["cells"]}
-    return row | {"failed": len(failed), "holder": record["provenance"].get("holder") if state == "running" else None}
+    done = sum(parts.get(Path(name).stem, 0) for name in record["files"])
+    row = {"shard": str(shard), "state": state, "done": done, "cells": sum(parts.values()), "failed": len(failed)}
+    return row | {"holder": record["provenance"].get("holder") if state == "running" else None}
