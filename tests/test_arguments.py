@@ -123,7 +123,7 @@ def test_what_a_type_allows(value, hint, fit):
             lambda: MEASURES.s2(torch.ones(2, 6, 48), valid=torch.ones(2, 5, dtype=torch.bool)),
             "the axis 'position' of s2 has 6 in x and 5 in valid; need the same size",
         ),
-        (lambda: sink_lens.TraceConfig(text="x" * 5000), "there is no file xxx"),
+        (lambda: sink_lens.TraceConfig(text="x" * 5000), "the text file is too long"),
         (lambda: sink_lens.TraceConfig(quick=np.zeros(3)), "quick is .*; need true or false"),
         (lambda: sink_lens.training.TrainConfig(size=[]), r"size is \[\]; need one of"),
         (lambda: sink_lens.TraceConfig(bos="yes"), "bos is 'yes'; need one of auto, with, without"),
