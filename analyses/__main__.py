@@ -17,7 +17,7 @@ from analyses.answers import Page, by_model, claims_page, committed, cost, model
 from analyses.claims import loaded, run_claim
 from analyses.verdicts import Claim, coverage, keep, overview, read_claim, read_coverage, show, shown
 from sink_lens.errors import SinkLensError
-from sink_lens.models.bundled import DEFAULT_MODEL
+from sink_lens.schema import DEFAULT_MODEL
 
 HERE = Path(__file__).parent
 TABLES = HERE / "by_model"

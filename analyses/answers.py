@@ -19,7 +19,7 @@ import pandas as pd
 
 from analyses.verdicts import Claim, line, read_result, shown, span
 from sink_lens.errors import InputError
-from sink_lens.models.bundled import DEFAULT_MODEL
+from sink_lens.schema import DEFAULT_MODEL
 
 PAPERS = {
     "A": "A: the structural origin of the attention sink",

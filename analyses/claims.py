@@ -33,11 +33,11 @@ from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text, random_tokens
 from sink_lens.errors import InputError, SinkLensError
-from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import RUN_FILE, RunWriter, create_run, read_run, versions
+from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.stats import interval as bootstrap
 from sink_lens.training.config import read_train

@@ -14,9 +14,12 @@ A configuration is a frozen dataclass with a docstring under each field; a text 
 """
 
 import ast
+import functools
 import inspect
+import itertools
 import math
 import os
+import sys
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -218,10 +221,16 @@ def field_docs(kind: type) -> dict[str, str]:
     """Field -> the docstring under it, also of the classes that it is made from."""
     docs: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
-        body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(one))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for at, under in zip(body.body, body.body[1:], strict=False):
+        body = _classes(one.__module__)[one.__name__].body
+        for at, under in itertools.pairwise(body):
             text = under.value.value if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) else None
             if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name) and isinstance(text, str):
                 docs[at.target.id] = " ".join(text.split())
     return docs
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name: read once, because ``sink-lens --help`` asks for those of every command."""
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {one.name: one for one in body if isinstance(one, ast.ClassDef)}

@@ -15,8 +15,8 @@ from analyses.claims import Measured, Work, main
 from sink_lens import TokenBatch
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
-from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
+from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.training.prefix import bridge_hooks
 
 LENGTHS, TRAINED = (1, 2, 4, 8, 16), (1, 4, 16)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, fields
 from ..configuration import check_least, check_most, check_types
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
-from ..schema import MIN_SINK_RATE, SINK_THRESHOLD, KernelChoice
+from ..schema import DEFAULT_MODEL, MIN_SINK_RATE, SINK_THRESHOLD, KernelChoice
 
 __all__ = ["CONTROLS", "TraceConfig"]
 

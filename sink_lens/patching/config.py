@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from ..configuration import check_least, check_types
 from ..data.described import BosCondition
-from ..models.bundled import DEFAULT_MODEL
+from ..schema import DEFAULT_MODEL
 
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]

@@ -6,14 +6,17 @@ the reference in the documentation is generated from it. To add a column, write 
 it there; a new kind of run is a new file and its name in `KINDS`.
 """
 
+import functools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
 from typing import Literal, get_args
 
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+"""Name of the bundled model; no model on the hub has this name."""
 NODES = (
     "value aggregation",
     "variance discrepancy",
@@ -194,6 +197,7 @@ _COLUMN = re.compile(r"(int|float|bool|str|any), ([^.]+)\. (.+)")
 _NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
 
 
+@functools.cache
 def _tables(kind: str) -> tuple[Table, ...]:
     """Read the tables of a kind of run from its file.
 
@@ -219,6 +223,21 @@ def _columns(name: str, text: str) -> list[Column]:
     return [Column(name=each, meaning=meaning, **given) for each, meaning in meanings.items()]
 
 
+class _Tables(Mapping[str, tuple[Table, ...]]):
+    """The tables of each kind, whose file is read when they are first asked for."""
+
+    def __getitem__(self, kind: str) -> tuple[Table, ...]:
+        if kind not in KINDS:
+            raise KeyError(kind)
+        return _tables(kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KINDS)
+
+    def __len__(self) -> int:
+        return len(KINDS)
+
+
 KINDS = (
     *(
         "trace",
@@ -237,7 +256,7 @@ KINDS = (
     *("train", "compare", "monitor", "watch", "preference", "contraction", "calibration", "fingerprint", "tokens"),
 )
 """Kinds of run, each with a file of its tables."""
-TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType({kind: _tables(kind) for kind in KINDS})
+TABLES: Mapping[str, tuple[Table, ...]] = _Tables()
 """Kind of run -> the tables that it writes."""
 NullName = Literal["analytical", "matrices", "pipeline", "shuffled", "relabelled"]
 NULLS: tuple[NullName, ...] = get_args(NullName)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ..configuration import check_known, check_types, flat, with_fields
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
+from ..schema import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # they need torch, and --help does not
     from ..engine.named_metrics import MetricSpec

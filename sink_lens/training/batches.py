@@ -12,7 +12,8 @@ from ..data.cache import cache_folder, locked, new_folder, write_manifest
 from ..data.packing import pack, texts_of
 from ..data.vocabulary import train_vocabulary
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL, bundled_gguf, converted_folder
+from ..models.bundled import bundled_gguf, converted_folder
+from ..schema import DEFAULT_MODEL
 from .config import TrainConfig
 from .model import check_vocabulary
 

@@ -23,8 +23,8 @@ from sink_lens.edits.amplification import CentringMeans
 from sink_lens.edits.constructors import edit
 from sink_lens.engine.forward import run_with
 from sink_lens.measures.attention import sink_mass
-from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.inputs import tokens_of
+from sink_lens.schema import DEFAULT_MODEL
 
 pytestmark = pytest.mark.real
 
