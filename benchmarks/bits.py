@@ -60,7 +60,7 @@ def gaps(lens: LensModel) -> Iterator[tuple[str, float]]:
     tokens, edits = from_tensor(TOKENS), edits_of()
     alone = [run_with(lens, tokens, one).loss for one in edits]
     for name, options in PLANS.items():
-        plan = Plan(path="plain", prompts=3, **options)
+        plan = Plan(path="blocks", prompts=3, **options)
         engine = Engine(lens, tokens, [cell_of(one, name=str(n)) for n, one in enumerate(edits)], [loss()], plan=plan)
         frames = [engine.run(block) for block in engine.blocks]
         found = {cell: rows["value"].to_numpy() for frame in frames for cell, rows in frame.groupby("cell")}

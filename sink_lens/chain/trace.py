@@ -432,6 +432,6 @@ def _baseline(
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
     """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass."""
     one = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
-    found = capture(lens, one, sites=["pattern"], path="plain")
+    found = capture(lens, one, sites=["pattern"])
     stacked = torch.cat([found["pattern", layer] for layer in range(lens.n_layers)])
     return (stacked * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -290,7 +290,7 @@ class Engine:
 
     def _earliest(self, number: int) -> int:
         """The first position that a cell needs."""
-        return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "plain" else 0
+        return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "blocks" else 0
 
     def _whole_edits(self, begin: int) -> int:
         """First position to compute: ``begin``, or earlier if an edit of the run that is continued begins earlier."""
@@ -335,7 +335,7 @@ class Engine:
 
     def _has_lanes(self, block: Block) -> bool:
         """Whether the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
-        return self.plan.lanes > 1 and self.plan.path == "plain" and block.first <= self.lens.n_layers
+        return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
     def _in_lanes(
         self, block: Block, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]

@@ -14,7 +14,7 @@ from ..models.lens import LensModel
 from ..records.reading import damaged_file
 from .needs import Needs
 
-Path = Literal["plain", "bridge"]
+Path = Literal["blocks", "bridge"]
 
 CELLS_A_BLOCK = 32
 """Cells in a block, which is computed and written as a whole; smaller cones and larger packs allow more."""
@@ -32,7 +32,7 @@ class Plan:
     """The plan of the forward passes; a run keeps it, so that a resumed run uses the same plan."""
 
     path: Path
-    """``plain``: the bridge's blocks with Hugging Face's attention, for cells that can run so; ``bridge``: its own."""
+    """``blocks``: the bridge's blocks with Hugging Face's attention, for cells that can run so; ``bridge``: its own."""
     prompts: int
     """Number of sequences in a batch of prompts."""
     pack: int
@@ -55,7 +55,7 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
-    return Plan(path="plain", prompts=prompts, pack=pack, lanes=lanes)
+    return Plan(path="blocks", prompts=prompts, pack=pack, lanes=lanes)
 
 
 def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
@@ -112,9 +112,11 @@ def read_plan(path: FilePath) -> Plan:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        # a run of an earlier version computed every position
+        # runs of earlier versions computed every position, on the plain module
         names = {part.name for part in fields(Plan)}
         kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
+        if kept.get("path") == "plain":
+            kept["path"] = "blocks"
         plan = Plan(**kept)
         counts = (plan.prompts, plan.pack, plan.lanes)
         if plan.path not in get_args(Path) or not all(type(one) is int and 0 < one < 2**20 for one in counts):

@@ -32,9 +32,9 @@ def check_plan(
     """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
 
     The given plan is taken if it is within ``TOLERANCE``. Where it is not, forwards side by side, later beginnings,
-    shared forwards and the plain path are given up in turn, down to one forward of the bridge per cell. A deviation of
-    0 says that the compared cells were equal to the last bit here: that depends on the CPU and its libraries, so no
-    family promises it and nothing hangs on it.
+    shared forwards and the bridge's blocks with eager attention are given up in turn, down to one forward of the bridge
+    per cell. A deviation of 0 says that the compared cells were equal to the last bit here: that depends on the CPU and
+    its libraries, so no family promises it and nothing hangs on it.
     """
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)

@@ -204,7 +204,7 @@ class Observed:
         """The stream at a position before layer 0 and after each layer."""
         if position == 0:
             return torch.cat([self.core.stacked("state_pre"), self.core.stacked("state")])[:, :, 0]
-        kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position], path="plain")
+        kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position])
         layers = [kept["resid_pre", 0], *(kept["resid_post", layer] for layer in range(self.lens.n_layers))]
         return torch.stack(layers)[:, :, 0].float()
 
@@ -295,7 +295,6 @@ class Observed:
                     sites=[*sites, *(["neurons"] if neurons else [])],
                     layers=[layer],
                     positions=[position],
-                    path="plain",
                 )
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())

@@ -296,7 +296,7 @@ def norm_ratio(seen: Observed, terms: Terms) -> Tensor:
 
 def _read_by_attention(seen: Observed, terms: Terms) -> Tensor:
     layer = terms["layer"]
-    kept = capture(seen.lens, seen.tokens, sites=["attn_in"], layers=[layer], positions=[0], path="plain")
+    kept = capture(seen.lens, seen.tokens, sites=["attn_in"], layers=[layer], positions=[0])
     return kept["attn_in", layer][:, 0].float()
 
 
@@ -385,7 +385,7 @@ def w_o_tau(seen: Observed, terms: Terms) -> float:
     Reference: arXiv 2605.06611.
     """
     layers = range(max(1, seen.lens.n_layers // 4))
-    kept = capture(seen.lens, seen.tokens, sites=["z"], layers=layers, positions=[0], path="plain")
+    kept = capture(seen.lens, seen.tokens, sites=["z"], layers=layers, positions=[0])
     found = []
     for layer in layers:
         z = kept["z", layer][:, 0].flatten(1).float()

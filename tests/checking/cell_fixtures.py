@@ -42,7 +42,7 @@ def tokens_of():
 def engine_of():
     """``engine_of(lens, tokens, cells, metrics, ...)``: three sequences and four cells a forward, if not said."""
 
-    def build(lens, tokens, cells, metrics, *, path="plain", prompts=3, pack=4, cut=True, lanes=1):
+    def build(lens, tokens, cells, metrics, *, path="blocks", prompts=3, pack=4, cut=True, lanes=1):
         plan = Plan(path=path, prompts=prompts, pack=pack, cut=cut, lanes=lanes)
         return Engine(lens, tokens, cells, metrics, plan=plan)
 

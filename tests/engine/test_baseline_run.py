@@ -38,7 +38,7 @@ LATE = [
 
 
 def baseline_run_of(lens, *, edits=(), **plan):
-    options = {"path": "plain", "prompts": 2, "pack": 2} | plan
+    options = {"path": "blocks", "prompts": 2, "pack": 2} | plan
     return BaselineRun(lens, TOKENS, plan=Plan(**options), needs=NEEDS, edits=edits)
 
 
@@ -48,7 +48,7 @@ def assert_alike(found, wanted):
         assert_close(getattr(found, name), getattr(wanted, name))
 
 
-@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize("path", ["blocks", "bridge"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss"])
 def test_what_goes_on_from_a_run_is_one_run_under_both(family, path):
     lens = lens_of(family)

@@ -126,7 +126,7 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "metrics"), CASES)
 def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
-    lens, plan = lens_of(family), Plan(path="plain", prompts=3, pack=4)
+    lens, plan = lens_of(family), Plan(path="blocks", prompts=3, pack=4)
     if metrics == METRICS:
         assert_every_cell_moves(family)
     engine = Engine(lens, tokens_of(), cells_of(family), metrics, plan=plan)
@@ -141,7 +141,7 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
-    plan = Plan(path="plain", prompts=3, pack=4)
+    plan = Plan(path="blocks", prompts=3, pack=4)
     kept, deviation = check_plan(lens_of(family), tokens_of(), cells_of(family), METRICS, plan=plan)
     assert kept == plan
     assert deviation < 1e-5 * 50  # of the largest norm
@@ -168,7 +168,7 @@ def test_nothing_outside_the_cone_is_computed():
     lens = lens_of("llama")
     edits = [scale("resid_pre", 0.5, layers=[1], positions=[at]) for at in (4, 15)]
     cells = [cell_of(one, name=str(at)) for at, one in enumerate(edits)]
-    plan = Plan(path="plain", prompts=3, pack=4)
+    plan = Plan(path="blocks", prompts=3, pack=4)
     both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=plan)
     # 16 and 5 positions of three sequences, from layer 1 on
     assert rows_run(both) == [(name, 63) for name in ("q 1", "down 1", "q 2", "down 2")]

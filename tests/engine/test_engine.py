@@ -157,7 +157,7 @@ def test_however_the_sweep_is_cut_the_numbers_are_those_of_its_batches(
     assert_the_numbers_of(found, metrics=EVERYTHING, runs=runs, measured=measured)
 
 
-@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize("path", ["blocks", "bridge"])
 def test_the_baseline_is_the_unedited_run(lens_of, tokens_of, engine_of, slowly, measured, path):
     lens = lens_of("llama")
     engine = engine_of(lens, tokens_of(), cells_of(lens), EVERYTHING, path=path)
@@ -217,7 +217,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
         assert_close(found[cell, "corner"], slow)
 
 
-@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize("path", ["blocks", "bridge"])
 def test_a_cell_behind_every_layer_that_is_read_still_moves_the_loss(
     lens_of, tokens_of, engine_of, swept, slowly, measured, path
 ):
@@ -375,7 +375,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
 
     monkeypatch.setattr(passes, "partial_pass", other_numbers)
     plan, deviation = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
-    assert (plan.pack, plan.path) == (pack, "plain")
+    assert (plan.pack, plan.path) == (pack, "blocks")
     assert (1e-7 < deviation < 6 * CLOSE) if pack == 2 else deviation < 6 * CLOSE
 
 

@@ -75,7 +75,7 @@ def fails(x, at):
     raise ValueError("mine")
 
 
-@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize("path", ["blocks", "bridge"])
 @pytest.mark.parametrize(
     "one",
     [

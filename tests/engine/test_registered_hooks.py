@@ -23,7 +23,7 @@ from sink_lens.models.sites import SITES, bridge_hook, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
 
 LENGTH = 12
-PLAN = Plan(path="plain", prompts=2, pack=3)
+PLAN = Plan(path="blocks", prompts=2, pack=3)
 
 
 def batch_of():

@@ -310,7 +310,7 @@ def test_cells_that_share_forwards_have_the_numbers_of_single_runs_and_the_plan_
     result = swept(tmp_path, lens=lens, what=grid)
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["deviation"] < CLOSE
-    assert (plan["path"], plan["pack"] > 1) == ("plain", True)
+    assert (plan["path"], plan["pack"] > 1) == ("blocks", True)
     cells, _ = grid.cells(lens, n_positions=tokens.n_positions)
     for number, cell in enumerate(cells):
         for metric, wanted in slow_values(lens, tokens, cell.make(References(lens, tokens))).items():
@@ -658,7 +658,7 @@ def tampered(monkeypatch, is_wrong, *, by=1e-3):
 
 
 @pytest.mark.parametrize(
-    ("is_wrong", "path"), [(lambda n: n > 1, "plain"), (lambda n: True, "bridge")], ids=["shared", "all"]
+    ("is_wrong", "path"), [(lambda n: n > 1, "blocks"), (lambda n: True, "bridge")], ids=["shared", "all"]
 )
 def test_cells_whose_forwards_are_wrong_are_run_in_another_way(tmp_path, monkeypatch, few, is_wrong, path):
     tampered(monkeypatch, is_wrong)
@@ -687,7 +687,7 @@ def test_what_is_off_by_rounding_is_taken_and_the_plan_says_by_how_much(tmp_path
     tampered(monkeypatch, lambda n: True, by=1e-6)
     result = swept(tmp_path, what=FEW)
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert (plan["path"], plan["cut"], plan["deviation"]) == ("plain", True, pytest.approx(1e-6, rel=0.2))
+    assert (plan["path"], plan["cut"], plan["deviation"]) == ("blocks", True, pytest.approx(1e-6, rel=0.2))
     assert np.abs(result.frame["value"] - few.frame["value"]).max() < 2e-6
 
 

@@ -208,7 +208,7 @@ def test_a_sweep_gives_what_a_run_of_each_cell_alone_gives(variant, lens_of, tok
     edits += [scale("resid_post", 2.0, layers=[0], positions=[3]), zero("q", layers=[1], positions=[4, 5])]
     cells = [cell_of([one], name=str(place)) for place, one in enumerate(edits)]
     metrics = [sink_mass(0), loss(), norm(3, layer=1)]
-    engine = Engine(lens, batch, cells, metrics, plan=Plan(path="plain", prompts=2, pack=3, cut=True))
+    engine = Engine(lens, batch, cells, metrics, plan=Plan(path="blocks", prompts=2, pack=3, cut=True))
     for block in engine.blocks:
         for (cell, name), rows in engine.run(block).groupby(["cell", "metric"], sort=False):
             alone = run_with(lens, batch, [edits[cell]], positions=(0, 3), sites=("resid_post",), quiet=True)
