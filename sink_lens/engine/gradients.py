@@ -1,7 +1,8 @@
 """Gradients: of the loss for each token's residual stream, and of a metric for a site, from one backward pass each."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,9 @@ from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
+from ..models.delegation import delegated, hooked
 from ..models.evaluating import evaluating
+from ..models.interfaced import attention_as
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
 from ..models.unembedding import logits_of
@@ -31,8 +34,8 @@ def position_gradients(
     """Norm of the gradient of each sequence's mean next-token loss with respect to the stream after each layer.
 
     0 or more, in nats per unit of the stream; nan at padding. The gradient at a token has two sources: the token's own
-    prediction, and all later tokens that read it. One forward and one backward pass of the plain model, a sequence at a
-    time; parameters get no gradient. A sequence of a single token has no loss, and is nan.
+    prediction, and all later tokens that read it. One forward and one backward pass, a sequence at a time; parameters
+    get no gradient. A sequence of a single token has no loss, and is nan.
 
     Args:
         lens: the model; dropout is off during the pass.
@@ -53,25 +56,30 @@ def position_gradients(
 
 
 def _gradients(lens: LensModel, one: TokenBatch) -> tuple[Tensor, ...]:
-    """The gradient at the output of each layer, for one sequence without padding."""
-    states: list[Tensor] = []
+    """Return the gradient at the output of each layer, for one sequence without padding."""
+    zeros: dict[tuple[str, int], Tensor] = {}
+    added = [partial(zero_added, into=zeros, key=("resid_post", layer)) for layer in range(lens.n_layers)]
+    with contextlib.ExitStack() as stack:
+        if lens.why_measured_only is None:
+            model = stack.enter_context(delegated(lens))
+            points = [(_hook(lens, "resid_post", layer), function) for layer, function in enumerate(added)]
+            stack.enter_context(hooked(lens, points))
+            stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
+        else:
+            model = lens.plain
+            for layer, function in zip(lens.layers, added, strict=True):
+                stack.callback(layer.register_forward_hook(partial(_at_module, function=function)).remove)
+        stack.enter_context(evaluating(model))
+        stack.enter_context(torch.enable_grad())
+        tokens = one.tokens.to(lens.device)
+        final = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        gradient = _loss_gradient(lens, final.detach(), tokens)
+        return torch.autograd.grad(final, list(zeros.values()), grad_outputs=gradient)
 
-    def begin(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        return output if output.requires_grad else output.requires_grad_()
 
-    def keep(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [lens.plain.get_input_embeddings().register_forward_hook(begin)]
-    handles += [layer.register_forward_hook(keep) for layer in lens.layers]
-    try:
-        with evaluating(lens.plain), torch.enable_grad():
-            tokens = one.tokens.to(lens.device)
-            final = lens.plain.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-            return torch.autograd.grad(final, states, grad_outputs=_loss_gradient(lens, final.detach(), tokens))
-    finally:
-        for handle in handles:
-            handle.remove()
+def _at_module(module: nn.Module, args: object, output: Any, *, function: Callable[[Tensor, object], Tensor]) -> Any:
+    """Apply a function of a hook point to a layer's output, which some layers give in a tuple."""
+    return (function(output[0], None), *output[1:]) if isinstance(output, tuple) else function(output, None)
 
 
 def _loss_gradient(lens: LensModel, final: Tensor, tokens: Tensor) -> Tensor:
