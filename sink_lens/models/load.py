@@ -116,6 +116,7 @@ def load(
         with torch.random.fork_rng(devices=[]), _without_conversion():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
+                config=_configuration(source, revision=revision),
                 dtype=torch_dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -237,10 +238,17 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
     )
 
 
+def _configuration(source: str | Path, *, revision: str | None = None) -> PreTrainedConfig:
+    """Read a model's configuration, which chooses no kernel: transformers would fetch some of them from the hub."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **_revision(revision))
+    config._attn_implementation = config._experts_implementation = None
+    return config
+
+
 def _wrong_config(folder: Path) -> str:
     """Why the configuration alone makes no model; empty where it does."""
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = _configuration(folder)
         with random_state_kept(), torch.device("meta"):
             AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  # as above
