@@ -186,6 +186,10 @@ def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is(
         ),
         (lambda: sink_lens.stream(lens, tokens, [reading]), "raised in the reading 'r', layer 1"),
         (
+            lambda: lens.bridge.run_with_hooks(tokens, fwd_hooks=reading.fwd_hooks(lens)),
+            "raised in the reading 'r', layer 1",
+        ),
+        (
             lambda: evaluate(Metric(name="m", function=breaks), sink_lens.run_with(lens, tokens)),
             "raised in the metric 'm'",
         ),

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, from_tensor
-from ..errors import InputError, SiteError, noted
+from ..errors import InputError, SiteError
 from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import give_back
@@ -229,9 +229,7 @@ class _Desk:
         )
         for reading in ready:
             self.waiting[layer].remove(reading)
-            with noted(f"the reading {reading.name!r}, layer {layer}"):
-                result = reading.function(view)
-            if result is not None:
+            if (result := reading.read(view)) is not None:
                 self._keep(result, reading=reading, layer=layer)
         still = {site for reading in self.waiting[layer] for site in reading.sites}
         for done in held.keys() - still:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, ModelError, SiteError
+from ..errors import InputError, ModelError, SiteError, noted
 from ..measures.attention import row_shares
 from ..models.lens import LensModel, refusal
 from ..models.load import ModelLike, as_lens
@@ -54,6 +54,11 @@ class Reading:
     """Function that returns a tensor with the sequence as first axis, or None if it keeps sums itself."""
     layers: frozenset[int] | None = None
     """Layers to read; None means every layer."""
+
+    def read(self, view: LayerView) -> Tensor | None:
+        """Compute the reading of a layer; what the function raises has a note that says whose it is."""
+        with noted(f"the reading {self.name!r}, layer {view.layer}"):
+            return self.function(view)
 
     def fwd_hooks(
         self,
@@ -136,7 +141,7 @@ class Reading:
             reach=lens.reach(layer) if layer < lens.n_layers else None,
         )
         held.clear()
-        result = self.function(view)
+        result = self.read(view)
         if into is not None and result is not None:
             into[layer] = result.detach().clone()
 

@@ -232,19 +232,19 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
 
 
 def _of_outcome(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
-    """The function, whose errors say what it was given if it takes an outcome for logits."""
+    """The function, whose errors have a note of what it was given where it takes an outcome for logits."""
 
     @wraps(function)
     def told(run: Outcome) -> Any:
         try:
             return function(run)
         except (TypeError, AttributeError) as error:
-            if "Outcome" not in str(error):
-                raise
-            raise InputError(
-                f"the metric {name} was given an Outcome and failed ({error}); a function of logits needs a parameter "
-                f"called logits: def {name}(logits). An Outcome has .logits, .loss and .mass_at(position)"
-            ) from error
+            if "Outcome" in str(error):
+                error.add_note(
+                    f"the metric {name} was given an Outcome; a function of logits needs a parameter called logits: "
+                    f"def {name}(logits). An Outcome has .logits, .loss and .mass_at(position)"
+                )
+            raise
 
     return told
 

@@ -72,16 +72,21 @@ class SinkMonitorCallback(TrainerCallback):
             logs["epoch"] = state.epoch
         step = state.global_step
         state.global_step = step - 1  # the trackers' axis: the weights before this step
+        state.log_history.append({**logs, "step": step - 1})
         try:
-            state.log_history.append({**logs, "step": step - 1})
             for tracker in self._trackers:
-                tracker.on_log(args, state, control, logs=dict(logs), **given)
-        except Exception as error:  # noqa: BLE001  # the training goes on
+                self._tell(tracker, args, state, control, logs=dict(logs), **given)
+        finally:
+            state.global_step = step
+
+    def _tell(self, tracker: TrainerCallback, *given: Any, **named: Any) -> None:
+        """Give a tracker a reading; where it raises, the training goes on, and the other trackers have the reading."""
+        try:
+            tracker.on_log(*given, **named)
+        except Exception as error:  # noqa: BLE001
             if not self._refused:
                 _LOGGER.warning("the sink monitor: a tracker takes no readings (%s: %s)", type(error).__name__, error)
             self._refused = True
-        finally:
-            state.global_step = step
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Take the hooks off and write what was asked for."""

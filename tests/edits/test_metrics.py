@@ -158,8 +158,10 @@ def test_a_metric_of_logits_under_another_name_says_what_it_was_given():
         return x[:, -1, 5]
 
     metric = as_metric(last, lens=lens, n_positions=4)
-    with pytest.raises(InputError, match=r"the metric last was given an Outcome .*called logits: def last\(logits\)"):
+    with pytest.raises(TypeError, match="Outcome") as found:
         metric.function(Outcome.__new__(Outcome))
+    (said,) = found.value.__notes__
+    assert "the metric last was given an Outcome; a function of logits needs a parameter called logits" in said
     assert as_metric(lambda logits: logits[:, -1, 5], lens=lens, n_positions=4).logits
 
     def other(run):

@@ -547,7 +547,7 @@ def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
     assert found.found == found.births
 
 
-def test_an_alarm_goes_to_the_trackers_with_its_reading():
+def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
     found = Alarm(rule="sink_born", step=3, layers=(1,), sentence="sink born")
     alarms, sent = [], []
 
@@ -557,8 +557,11 @@ def test_an_alarm_goes_to_the_trackers_with_its_reading():
 
     callback = SinkMonitorCallback(every=1)
     callback.monitor = SimpleNamespace(alarms=alarms, finish=finish)
-    callback._trackers = [SimpleNamespace(on_log=lambda args, state, control, logs: sent.append(logs))]
+    good = SimpleNamespace(on_log=lambda args, state, control, logs: sent.append(logs))
+    callback._trackers = [SimpleNamespace(on_log=lambda *given, **named: 1 / 0), good]  # one fails: the other has it
     state = SimpleNamespace(global_step=4, epoch=None, log_history=[])
     callback.on_step_end(None, state, None)
+    assert state.global_step == 4
+    assert ["ZeroDivisionError" in one.getMessage() for one in caplog.records] == [True]
     assert sent == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0}]
     assert state.log_history == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "step": 3}]
