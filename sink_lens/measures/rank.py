@@ -34,17 +34,15 @@ def effective_rank(
     Reference: arXiv 2605.06611; Roy and Vetterli 2007.
     """
     n_positions, d_model = x.shape[-2:]
-    x = x.double()
-    if valid is not None:
-        x = torch.where(valid[..., None], x, 0.0)
     if without is not None:
         check_position(without, n_positions=n_positions)
         # A row of zeros adds a singular value of 0, and 0 log 0 = 0, so the row has no effect.
-        keep = torch.arange(n_positions, device=x.device) != without
-        x = torch.where(keep[:, None], x, 0.0)
-    finite = x.isfinite().all(-1).all(-1)
-    x = torch.where(finite[..., None, None], x, 0.0)
+        others = torch.arange(n_positions, device=x.device) != without
+        valid = others if valid is None else valid & others
+    x = x.double() if valid is None else torch.where(valid[..., None], x, 0.0).double()
     gram = x @ x.mT if n_positions <= d_model else x.mT @ x
+    finite = gram.isfinite().all(-1).all(-1)  # if the states are
+    gram = torch.where(finite[..., None, None], gram, 0.0)
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     total = singular.sum(-1, keepdim=True)
     p = singular / total

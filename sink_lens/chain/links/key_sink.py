@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from einops import einsum
 from jaxtyping import Float
 from scipy.optimize import brentq
 from scipy.special import expit
@@ -46,9 +47,15 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         if window < n_keys:
             sums = torch.cat([sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2)
         seen = _logit(query, sums)
+        places = [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]
+        grouped = query.unflatten(1, (keys.shape[1], -1))
+        products = einsum(
+            grouped,
+            keys[:, :, places],
+            "batch kv_head group query d_head, batch kv_head place d_head -> place batch kv_head group query",
+        )
         found = []
-        for position in [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]:
-            at_position = _logit(query, keys[:, :, position : position + 1])
+        for position, at_position in zip(places, products.flatten(2, 3), strict=True):
             over = at_position - (seen - at_position) / count
             found.append(mean_where(over, where=later_queries(view, key=position)[:, None], dim=2))
         controls = torch.stack(found[1:]).nanmean(0) if len(found) > 1 else torch.full_like(found[0], math.nan)
@@ -59,7 +66,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
-    """Product of each query with one key per position, or with one key for all."""
+    """Product of each query with the key at its position."""
     return (query.unflatten(1, (keys.shape[1], -1)) * keys[:, :, None]).sum(-1).flatten(1, 2)
 
 
