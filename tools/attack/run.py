@@ -53,6 +53,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--minutes", type=float, default=60.0)
+    asked.add_argument("--first", type=int, default=0, help="begin at this attempt, so that an attack can be split")
     asked.add_argument("--attempts", type=int, default=10**9, help="no more than this many")
     asked.add_argument("--only", type=int, help="repeat one attempt, and show it")
     asked.add_argument("--category", choices=attempts.CATEGORIES, action="append", help="only these")
@@ -73,7 +74,7 @@ def _attack(options: argparse.Namespace, *, template: Path, place: Path) -> int:
     counts: dict[str, Counter[str]] = {name: Counter() for name in attempts.CATEGORIES}
     kinds: dict[str, Counter[str]] = {name: Counter() for name in attempts.CATEGORIES}
     failures: list[str] = []
-    numbers = [options.only] if options.only is not None else range(options.attempts)
+    numbers = [options.only] if options.only is not None else range(options.first, options.first + options.attempts)
     for number in numbers:
         if time.monotonic() > end:
             break
