@@ -41,3 +41,9 @@ def test_a_short_attack_finds_nothing(tmp_path):
     counts = dict(re.findall(r"^(.+?) +(\d+) attempts: ", done.stdout, re.MULTILINE))
     assert counts["together"] == "30"
     assert all(int(counts[name]) for name in ("command lines", "calls", "run folders", "models"))
+
+
+def test_what_the_page_of_promises_names_is_there():
+    named = re.findall(r"`((?:tests|tools|sink_lens)/[^`]*)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
