@@ -257,8 +257,15 @@ def several(rows: pd.DataFrame) -> str:
         return "not defined"
     if len(known) == 1 or known["value"].nunique() == 1:
         return shown(dict(known.iloc[0]))
-    ends = known["value"].min(), known["value"].max(), known["low"].min(), known["high"].max()
-    return "{:.3g} to {:.3g} ({:.3g} to {:.3g}; {} numbers)".format(*ends, len(known))
+    of_values = _between(known["value"].min(), known["value"].max())
+    of_bounds = _between(known["low"].min(), known["high"].max())
+    return f"{of_values} ({'' if of_bounds == of_values else of_bounds + '; '}{len(known)} numbers)"
+
+
+def _between(low: float, high: float) -> str:
+    """Two numbers, or one where they are written alike."""
+    written = f"{low:.3g}", f"{high:.3g}"
+    return " to ".join(dict.fromkeys(written))
 
 
 def counts(page: Page, results: Results) -> dict[str, int]:
@@ -328,7 +335,7 @@ def cost(folder: Path, *, parameters: float) -> str:
     """Estimate time and memory of all analyses of a model on two cores, by the slowest model that was run."""
     runs = [pd.read_csv(path).drop_duplicates("folder") for path in sorted(folder.glob("*.csv"))]
     if not runs:
-        return "No model was timed yet."
+        return "No model was timed by this command yet."
     rate = max(float(run["seconds"].sum() / run["parameters"].iloc[0]) for run in runs)
     run = max(runs, key=lambda one: one["parameters"].iloc[0])
     minutes, size = run["seconds"].sum() / 60, run["parameters"].iloc[0] / 1e6
@@ -351,8 +358,9 @@ def claims_page(page: Page, results: Results, *, folder: Path) -> str:
     others = models(folder, results)
     of_default = {DEFAULT_MODEL: results} | others
     names = (
-        f"{DEFAULT_MODEL} saw up to five texts, the others one." if others else f"So far this is {DEFAULT_MODEL} alone."
+        f"{DEFAULT_MODEL} saw up to five texts{', the other real models one' if others else ''}; the last columns are "
     )
+    names += "small models that an analysis trained."
     about = {"names": names, "table": by_model(page, results, of_default), "cost": cost(folder, parameters=6.7e9)}
     return "".join(parts) + page.closing.format(**about)
 

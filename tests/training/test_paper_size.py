@@ -1,4 +1,4 @@
-"""The commands of the tutorial that train at the paper's size and at 40M, run with every size small."""
+"""The commands of the page that train at the paper's size, run with every size small; its arithmetic."""
 
 import re
 import shlex
@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
 from sink_lens.training.config import SIZES, TrainConfig, read_train
+from sink_lens.training.model import model_of
 
-PAGE = Path(__file__).parents[2] / "docs/tutorials/train_with_and_without_sinks.md"
+PAGE = Path(__file__).parents[2] / "docs/train_at_scale.md"
 SMALL = {
     "n_layers": 2,
     "d_model": 16,
@@ -28,12 +29,14 @@ SMALL = {
     "save_every": 2,
 }
 """A small value of every field that the size sets but the learning rates."""
+WIDER = {"d_model": 576, "d_mlp": 1536, "n_heads": 9}
+"""What makes the medium size one of 50M."""
 PARAMETERS = {"paper": 151_898_880, "medium": 40_512_000}
 """``tests/training/test_config.py`` counts them."""
 
 
 def section():
-    return PAGE.read_text(encoding="utf-8").partition("## The paper's own size")[2]
+    return PAGE.read_text(encoding="utf-8")
 
 
 def run(command):
@@ -75,8 +78,12 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
 
 
 def test_the_sizes_in_the_table_are_arithmetic():
-    for size, n_parameters in PARAMETERS.items():
-        config = TrainConfig(size=size)
+    options = " ".join(f"--set {name}={value}" for name, value in WIDER.items())
+    assert options in section()
+    wider = TrainConfig(size="medium", **WIDER)
+    more = sum(one.numel() for one in model_of(wider).parameters())
+    assert 49e6 < more < 51e6
+    for config, n_parameters in [*((TrainConfig(size=size), n) for size, n in PARAMETERS.items()), (wider, more)]:
         tokens = config.steps * config.step_tokens
         assert f"{tokens / 1e9:.2f}e9 tokens" in section()
         a_token = 6 * n_parameters + 6 * config.n_layers * config.d_model * config.length
