@@ -15,7 +15,7 @@ from ..schema import LOST_FRAC
 from ..text import named_parts, percent, span
 from .config import AblateConfig
 from .neuron_sets import Found, find_sets, names
-from .study import Study, config_of_study, prepare, write_study
+from .study import Study, inputs, prepare, write_study
 
 
 def ablate(
@@ -38,13 +38,23 @@ def ablate(
         RunError: the folder is in use, or holds another run.
     """
     check_free(out, overwrite=overwrite)
-    config = config_of_study(AblateConfig, model, config=config, tokens=tokens, fields=fields)
-    setting, question = prepare(model, config, tokens=tokens, target_position=None)
+    config, lens, batch = inputs(AblateConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
+    setting, question = prepare(config, lens, batch, target_position=None)
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
     headline = "\n".join([*map(_set_sentence, summary.to_dict("records")), setting.averaged.words])
     frames = {"ablations": table, "summary": summary}
-    return write_study("ablate", setting, question, frames, asked={}, out=out, overwrite=overwrite, headline=headline)
+    return write_study(
+        "ablate",
+        lens,
+        setting.tokens,
+        question,
+        frames,
+        kernel="eager",
+        headline=headline,
+        out=out,
+        overwrite=overwrite,
+    )
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..records import check_free
 from ..stats import studentised_interval
 from ..text import span
 from .config import AmplifyConfig
-from .study import Study, config_of_study, prepare, sentence, summary_row, write_study
+from .study import Study, inputs, prepare, sentence, summary_row, write_study
 
 
 def amplify(
@@ -50,9 +50,9 @@ def amplify(
         RunError: the folder is in use, or holds another run.
     """
     check_free(out, overwrite=overwrite)
-    config = config_of_study(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
+    config, lens, batch = inputs(AmplifyConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     factors, centres, layers = config.factors, config.centres, config.layers
-    setting, question = prepare(model, config, tokens=tokens, target_position=config.target_position)
+    setting, question = prepare(config, lens, batch, target_position=config.target_position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
     after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]
     reads = setting.next_layers if layers is None else after[:5]
@@ -93,9 +93,11 @@ def amplify(
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
     return write_study(
         "amplify",
-        setting,
+        lens,
+        setting.tokens,
         question,
         frames,
+        kernel="eager",
         asked=options,
         out=out,
         overwrite=overwrite,

@@ -38,9 +38,9 @@ from ..stats import paired_difference
 from ..text import interval as bounds
 from ..text import number, percent, plural
 from .config import StreamingConfig
-from .decision import inputs, is_cost, loss_row, parts, write_decision
+from .decision import is_cost, loss_row, parts
 from .quantisation import random_tokens
-from .study import Study
+from .study import Study, inputs, write_study
 
 _TOKENS_A_FORWARD = 1024
 _CHECKED_SHIFT, _CHECKED_TOKENS = 5, 8
@@ -138,7 +138,7 @@ def streaming(
         "positions": pd.concat(by_position, ignore_index=True),
         "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}]),
     }
-    return write_decision(
+    return write_study(
         "streaming",
         lens,
         batch,
@@ -147,7 +147,6 @@ def streaming(
         kernel="eager",
         decision=decision,
         headline=decision["sentence"],
-        files={},
         out=out,
         overwrite=overwrite,
     )

@@ -27,12 +27,11 @@ from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
 from ..text import listed, number, plural
 from .config import DiffConfig
-from .decision import inputs, write_decision
 from .input_checks import Finding, check_batch, check_rows, check_tokenizers, read_batch
 from .model_card import shown_name
 from .observed import Observed, UnmeasuredError
 from .quantities import QUANTITIES, by_sequence, measure
-from .study import Study
+from .study import Study, inputs, write_study
 
 GREW = 2.0
 """An outlier that grows by more than this factor, or shrinks by it, is an alarm."""
@@ -135,7 +134,7 @@ def diff(
     }
     if tensors is not None:
         frames["tensors"] = tensors
-    return write_decision(
+    return write_study(
         "diff",
         lens,
         sequences,
@@ -144,7 +143,6 @@ def diff(
         kernel=a.core.kernel,
         decision=decision | {"checks": [dataclasses.asdict(one) for one in findings if one.alarm]},
         headline=decision["sentence"],
-        files={},
         out=out,
         overwrite=overwrite,
     )

@@ -1,65 +1,17 @@
-"""Shared by the studies that end in a decision: two halves of the text, shares of a loss gap, the run folder."""
+"""Shared by the studies that end in a decision: two halves of the text, and shares of a loss gap."""
 
-import dataclasses
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
-from ..activations.forward import check_tokens
-from ..chain.config import ReadConfig
-from ..configuration import with_fields
-from ..data.tokens import TokenBatch, decode_tokens
+from ..data.tokens import TokenBatch
 from ..errors import InputError
-from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
-from ..models.lens import LensModel, check_every_layer
-from ..models.load import ModelLike, as_lens
-from ..records import create_run
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
-from .study import Study
 
-D = TypeVar("D", bound=ReadConfig)
 FEWEST = 4
 """The fewest sequences that two parts are made from."""
-
-
-def inputs(
-    kind: type[D],
-    model: ModelLike | ReadConfig,
-    *,
-    config: D | None,
-    tokens: TokenBatch | str | None,
-    fields: Mapping[str, Any],
-    every_layer: bool = True,
-) -> tuple[D, LensModel, TokenBatch]:
-    """Resolve the arguments of a study into its configuration, its model and its sequences.
-
-    Raises:
-        InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
-        ModelError: the study needs attention in every layer, and the model is a hybrid.
-    """
-    where = kind.__name__.removesuffix("Config").lower()
-    given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
-    if isinstance(model, ReadConfig):
-        if config is not None or not isinstance(model, kind):
-            found = "two configurations" if config is not None else f"a {type(model).__name__}"
-            raise InputError(f"{where} was given {found}; need one {kind.__name__}, or a model before it")
-        config = with_fields(kind, model, given, where=where)
-        lens = model_of(config)
-    else:
-        name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-        config = with_fields(kind, config, given | {"model": name}, where=where)
-        lens = model_of(config) if isinstance(model, str | Path) else as_lens(model)
-    if every_layer:
-        check_every_layer(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
-    check_tokens(lens, batch)
-    return config, lens, batch
 
 
 def parts(batch: TokenBatch) -> dict[str, TokenBatch]:
@@ -123,41 +75,3 @@ def is_cost(more: torch.Tensor, less: torch.Tensor, *, seed: int) -> bool:
     """Whether one loss is above another by at least ``WORTH_KEEPING_NATS``, and by more than 0 with its interval."""
     found = paired_difference(more.double().numpy(), less.double().numpy(), generator=np.random.default_rng(seed))
     return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
-
-
-def write_decision(
-    kind: str,
-    lens: LensModel,
-    batch: TokenBatch,
-    config: ReadConfig,
-    frames: Mapping[str, pd.DataFrame],
-    *,
-    kernel: str,
-    decision: Mapping[str, Any],
-    headline: str,
-    files: Mapping[str, Any],
-    out: str | Path | None,
-    overwrite: bool,
-) -> Study:
-    """The study, once its run folder is written; a file that is no text is written as JSON."""
-    folder = Path(out) if out is not None else default_folder(lens.name)
-    every: Sequence[str] = ("tokens", *frames, *dict.fromkeys(name.partition(".")[0] for name in files))
-    with create_run(
-        folder,
-        kind=kind,
-        config=dataclasses.asdict(config),
-        provenance=provenance_of(lens, batch, kernel=kernel)
-        | {"seeds": {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}},
-        expects=tuple(every),
-        overwrite=overwrite,
-    ) as writer:
-        writer.write_table("tokens", decode_tokens(batch, lens.tokenizer))
-        for name, frame in frames.items():
-            if name == "summary":
-                writer.write_csv(name, frame)
-            else:
-                writer.write_table(name, frame)
-        for name, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            writer.write_text(name, text)
-    return Study(folder=folder, kind=kind, tables=dict(frames), headline=headline, decision=decision)

@@ -13,7 +13,7 @@ from ..models.load import ModelLike
 from ..records import check_free
 from ..text import span
 from .config import IsolateConfig
-from .study import Study, config_of_study, prepare, sentence, summary_row, write_study
+from .study import Study, inputs, prepare, sentence, summary_row, write_study
 
 
 def isolate(
@@ -43,9 +43,9 @@ def isolate(
         RunError: the folder is in use, or holds another run.
     """
     check_free(out, overwrite=overwrite)
-    config = config_of_study(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
+    config, lens, batch = inputs(IsolateConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     targets, layers = config.target_positions, config.layers
-    setting, question = prepare(model, config, tokens=tokens, target_position=targets[0] if targets else None)
+    setting, question = prepare(config, lens, batch, target_position=targets[0] if targets else None)
     chosen = list(targets) or [setting.target_position]
     positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
     edit = isolating(chosen, layers=layers)
@@ -64,5 +64,14 @@ def isolate(
     )
     options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
     return write_study(
-        "isolate", setting, question, frames, asked=options, out=out, overwrite=overwrite, headline=headline
+        "isolate",
+        lens,
+        setting.tokens,
+        question,
+        frames,
+        kernel="eager",
+        headline=headline,
+        asked=options,
+        out=out,
+        overwrite=overwrite,
     )

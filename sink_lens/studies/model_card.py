@@ -32,10 +32,9 @@ from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
 from ..text import listed, neuron_name, number, percent, plural, span, visible
 from .config import CardConfig
-from .decision import inputs, write_decision
 from .observed import SITES_READ, Observed, UnmeasuredError, digits
 from .quantities import by_sequence, measure
-from .study import Study
+from .study import Study, inputs, write_study
 
 INACTIVE = 0.25
 """A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
@@ -82,7 +81,7 @@ def card(
     )
     made = contents(seen, chain=None if config.trace is None else chain_of(config.trace, lens))
     frames = _frames(seen, made)
-    return write_decision(
+    return write_study(
         "card",
         lens,
         batch,

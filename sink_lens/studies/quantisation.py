@@ -37,8 +37,8 @@ from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
 from ..text import interval as bounds
 from ..text import listed, number, percent, plural
 from .config import QuantiseConfig
-from .decision import inputs, is_cost, loss_row, parts, write_decision
-from .study import Study
+from .decision import is_cost, loss_row, parts
+from .study import Study, inputs, write_study
 
 CACHE = ("k", "v")
 """Sites of the cache."""
@@ -144,7 +144,7 @@ def quantise(
         "sinks": _sink_table(batch, whole),
         "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}]),
     }
-    return write_decision(
+    return write_study(
         "quantise",
         lens,
         batch,

@@ -1,10 +1,12 @@
-"""Shared by the studies: the result, the setting that a study is made in, and its run folder.
+"""Shared by the studies: from the arguments to configuration, model and sequences, and the result with its run folder.
 
-Each study finds the model's sink and growth steps first, makes its edits on a few sequences, and reports by layer what
-became of the attention, the norms and the outlier dimension at the target and the sink position, and of the loss.
+``isolate``, ``amplify`` and ``ablate`` find the model's sink and growth steps first, make their edits on a few
+sequences, and report by layer what became of the attention, the norms and the outlier dimension at the target and the
+sink position, and of the loss.
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..chain.config import Question, TraceConfig
+from ..chain.config import Question, ReadConfig, TraceConfig
 from ..chain.inputs import provenance
 from ..chain.measure import scout
 from ..chain.setting import Setting, setting_of, why_no_interventions
@@ -23,16 +25,15 @@ from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.effects import change_of
 from ..edits.outcome import Outcome
 from ..errors import InputError
-from ..models.inputs import default_folder, model_of, tokens_of
+from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
+from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
 
-S = TypeVar("S", bound=StudyConfig)
-_KERNEL = "eager"
-"""Attention kernel of the studies, as provenance records it."""
+C = TypeVar("C", bound=ReadConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,44 +58,69 @@ class Study:
         return display.html(self.headline, self.tables["summary"], folder=self.folder)
 
 
-def config_of_study(
-    kind: type[S],
-    model: ModelLike | Question,
+def inputs(
+    kind: type[C],
+    model: ModelLike | ReadConfig,
     *,
-    config: S | None,
+    config: C | None,
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
-) -> S:
-    """The configuration of a study, from a model or a configuration, and from fields, which win.
+    every_layer: bool = True,
+) -> tuple[C, LensModel, TokenBatch]:
+    """Resolve the arguments of a study into its configuration, its model and its sequences.
 
     Raises:
-        InputError: two configurations, an unknown field, or a value that cannot be used.
+        InputError: what ``config_of_study`` refuses, or tokens that the model does not have.
+        ModelError: the study needs attention in every layer, and the model is a hybrid.
+    """
+    config = config_of_study(kind, model, config=config, tokens=tokens, fields=fields)
+    lens = model_of(config) if isinstance(model, str | Path | ReadConfig) else as_lens(model)
+    if every_layer:
+        check_every_layer(lens)
+    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
+    check_tokens(lens, batch)
+    return config, lens, batch
+
+
+def config_of_study(
+    kind: type[C],
+    model: ModelLike | ReadConfig,
+    *,
+    config: C | None,
+    tokens: TokenBatch | str | None,
+    fields: Mapping[str, Any],
+) -> C:
+    """The configuration of a study, from a model or a configuration, and from fields, which win.
+
+    An intervention's may also come from a trace's configuration, whose model, sequences and thresholds it takes.
+
+    Raises:
+        InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
     """
     where = kind.__name__.removesuffix("Config").lower()
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
-    if not isinstance(model, Question):
+    if not isinstance(model, ReadConfig):
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
         return with_fields(kind, config, given | {"model": name}, where=where)
     if config is not None:
-        raise InputError("two configurations were given; need one, and a LensModel or a name before it")
+        raise InputError(f"{where} was given two configurations; need one, or a model before it")
     if isinstance(model, kind):
         return with_fields(kind, model, given, where=where)
+    if not issubclass(kind, StudyConfig) or not isinstance(model, Question):
+        raise InputError(f"{where} was given a {type(model).__name__}; need a {kind.__name__}, or a model before it")
     shared = {one.name for one in dataclasses.fields(kind)} - {"target_position"}  # that of a trace was never a study's
     same = {one.name: getattr(model, one.name) for one in dataclasses.fields(model) if one.name in shared}
     return with_fields(kind, None, same | given, where=where)
 
 
 def prepare(
-    model: ModelLike | Question, config: StudyConfig, *, tokens: TokenBatch | str | None, target_position: int | None
+    config: StudyConfig, lens: LensModel, batch: TokenBatch, *, target_position: int | None
 ) -> tuple[Setting, TraceConfig]:
-    """The setting of a study: model, sequences, where the sink is, the baseline run."""
-    question = config.question()
-    lens = model_of(question) if isinstance(model, Question) else as_lens(model)
-    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=question, bos=question.bos)
-    check_tokens(lens, batch)
+    """The setting of an intervention: where the sink is, and the baseline run; and what was asked to find it."""
     why_not = why_no_interventions(lens, batch)
     if why_not is not None:
         raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
+    question = config.question()
     location = scout(lens, batch, config=question)
     return setting_of(lens, batch, location=location, config=question, target_position=target_position), question
 
@@ -136,27 +162,52 @@ def sentence(row: Mapping[Any, Any], *, sink_position: int) -> str:
 
 def write_study(
     kind: str,
-    setting: Setting,
-    config: TraceConfig,
-    frames: dict[str, pd.DataFrame],
+    lens: LensModel,
+    batch: TokenBatch,
+    config: ReadConfig,
+    frames: Mapping[str, pd.DataFrame],
     *,
-    asked: Mapping[str, Any],
+    kernel: str,
+    headline: str,
     out: str | Path | None,
     overwrite: bool,
-    headline: str,
+    decision: Mapping[str, Any] | None = None,
+    asked: Mapping[str, Any] | None = None,
+    files: Mapping[str, Any] | None = None,
     means: Mapping[str, np.ndarray] | None = None,
 ) -> Study:
-    """Write the run folder and return the study; ``asked`` holds options that the configuration lacks."""
-    lens, folder = setting.lens, Path(out) if out is not None else default_folder(setting.lens.name)
+    """Write the run folder and return the study.
+
+    Args:
+        kind: of the run.
+        lens: the model.
+        batch: the sequences.
+        config: what was asked, as ``run.json`` keeps it.
+        frames: table -> its rows; the summary is a CSV file.
+        kernel: the attention kernel.
+        headline: the result in words.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        overwrite: replace the run that the folder holds.
+        decision: what ``--json`` prints.
+        asked: options that the configuration lacks.
+        files: name -> content; what is no text is written as JSON.
+        means: tensors, kept as ``centring_means``.
+    """
+    files, folder = files or {}, Path(out) if out is not None else default_folder(lens.name)
+    if isinstance(config, TraceConfig):
+        record = provenance(lens, batch, config=config, kernel=kernel)
+    else:
+        seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
+        record = provenance_of(lens, batch, kernel=kernel) | {"seeds": seeds}
     with create_run(
         folder,
         kind=kind,
-        config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in asked.items()},
-        provenance=provenance(lens, setting.tokens, config=config, kernel=_KERNEL),
-        expects=("tokens", *frames),
+        config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in (asked or {}).items()},
+        provenance=record,
+        expects=("tokens", *frames, *dict.fromkeys(name.partition(".")[0] for name in files)),
         overwrite=overwrite,
     ) as writer:
-        writer.write_table("tokens", decode_tokens(setting.tokens, lens.tokenizer))
+        writer.write_table("tokens", decode_tokens(batch, lens.tokenizer))
         if means:
             writer.write_tensors("centring_means", means)
         for name, frame in frames.items():
@@ -164,4 +215,7 @@ def write_study(
                 writer.write_csv(name, frame)
             else:
                 writer.write_table(name, frame)
-    return Study(folder=folder, kind=kind, tables=frames, headline=headline)
+        for name, content in files.items():
+            text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            writer.write_text(name, text)
+    return Study(folder=folder, kind=kind, tables=dict(frames), headline=headline, decision=decision or {})

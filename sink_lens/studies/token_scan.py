@@ -33,7 +33,7 @@ from ..models.load import ModelLike
 from ..models.sites import SITES
 from ..records import create_run, display
 from ..text import span
-from .decision import inputs
+from .study import inputs
 from .tokens_config import TokensConfig
 
 MAXIMA = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "mlp_out", "resid_post")

@@ -22,12 +22,11 @@ from ..records import check_free
 from ..text import interval as bounds
 from ..text import listed, number, plural
 from .config import VerifyConfig
-from .decision import inputs, write_decision
 from .facts import Fact, is_about, read_facts
 from .model_card import shown_name
 from .observed import AbsentError, Observed, UnmeasuredError
 from .quantities import QUANTITIES, Value, measure
-from .study import Study
+from .study import Study, inputs, write_study
 
 _MOST_NAMED = 3
 
@@ -68,7 +67,7 @@ def verify(
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     decision = _decision(table, name=shown_name(lens.name), known=known, published_as=config.published_as)
     frames = {"facts": table, "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
-    return write_decision(
+    return write_study(
         "verify",
         lens,
         batch,
@@ -77,7 +76,6 @@ def verify(
         kernel="fused, eager under edits",
         decision=decision | {"facts": table.to_dict("records")},
         headline=decision["sentence"],
-        files={},
         out=out,
         overwrite=overwrite,
     )
