@@ -10,7 +10,7 @@ import pytest
 from written_tables import complaints, family_of
 
 from sink_lens.records import create_run
-from sink_lens.schema import LINKS, NODES, TABLES, UNITS, table_of
+from sink_lens.schema import TABLES, UNITS, table_of
 
 EVERY = [(kind, table) for kind, tables in TABLES.items() for table in tables]
 COLUMNS = [(f"{kind}/{table.name}", column) for kind, table in EVERY for column in table.columns]
@@ -66,10 +66,6 @@ def test_no_table_and_no_column_is_described_twice():
     for kind, table in EVERY:
         names = [column.name for column in table.columns]
         assert len(set(names)) == len(names), (kind, table.name)
-
-
-def test_a_link_joins_each_node_to_the_next():
-    assert len(NODES) == len(LINKS) + 1
 
 
 def test_the_parts_of_a_table_are_found_under_their_number():

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sink_lens.chain.links import LINKS as CHAIN
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import VOCAB_SIZE
-from sink_lens.schema import LINKS as CLAIMS
 
-LINKS = tuple(CLAIMS)
+LINKS = tuple(link.name for link in CHAIN)
 """The six links of the chain, in their order."""
 FIRST_ORDINARY = 3
 """First ordinary token id; the ids below are special (padding, BOS, end of sequence)."""

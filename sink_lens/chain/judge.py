@@ -143,10 +143,13 @@ def answers_of(
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
-    """One row a link, in order: order, link, source, target, sentence, question."""
-    columns = ["order", "link", "source", "target", "sentence", "question"]
-    rows = [(i, one.name, one.source, one.target, one.sentence, one.question) for i, one in enumerate(links)]
-    return pd.DataFrame(rows, columns=columns)
+    """One row per link, in order: what its file says about it."""
+    columns = ["source", "target", "sentence", "question"]
+    rows = [
+        {"order": order, "link": link.name} | {column: getattr(link, column) for column in columns}
+        for order, link in enumerate(links)
+    ]
+    return pd.DataFrame(rows, columns=["order", "link", *columns])
 
 
 def link_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:

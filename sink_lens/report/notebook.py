@@ -14,7 +14,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import PAGE_FILE, read_run
 from sink_lens.report.page import shown_table
 from sink_lens.report.story import chain, find_story, headline, title
-from sink_lens.schema import LINKS, VERDICTS
+from sink_lens.schema import VERDICTS
 from sink_lens.text import interval, number, visible
 
 _COLOURS = {"holds": "#00795a", "fails": "#b3400a"}
@@ -57,7 +57,7 @@ def trace(folder: Path, *, links: pd.DataFrame) -> str:
         story = find_story(run)
         sentences, names = [title(run), *headline(story)], [link.name for link in chain(run)]
     except RunError:  # the folder was moved: the tables in memory still say what follows
-        sentences, names = ["A finished trace"], LINKS
+        sentences, names = ["A finished trace"], list(links["link"].unique())
     return result(sentences, verdicts(links, names=names), folder=folder)
 
 
@@ -78,7 +78,7 @@ def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None =
     return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{_rows(rows)}</tbody>") + more
 
 
-def verdicts(links: pd.DataFrame, *, names: Iterable[str] = LINKS) -> str:
+def verdicts(links: pd.DataFrame, *, names: Iterable[str]) -> str:
     """The links of a chain: the verdict, the statistic with its interval and nulls, and what the intervention did.
 
     Args:

@@ -12,7 +12,7 @@ import pandas as pd
 from sink_lens import findings
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.schema import LINKS, NODES, QUESTIONS, VERDICTS
+from sink_lens.schema import QUESTIONS, VERDICTS
 from sink_lens.text import (
     interval,
     layers_in_words,
@@ -340,14 +340,15 @@ def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
 
 
 def chain(run: Run) -> list[NamedLink]:
-    """The links of the run's chain in their order: from its table ``chain``, or those of runs that have none."""
-    columns = ["link", "source", "target", "sentence"]
-    table = run.optional("chain", columns=["order", *columns])
+    """The links of the run's chain in their order, from its table ``chain``; none if it has no such table."""
+    table = run.optional("chain", columns=["order", "link", "source", "target", "sentence"])
     if table is None:
-        rows = zip(LINKS, NODES, NODES[1:], LINKS.values(), strict=False)
-    else:
-        rows = table.sort_values("order")[columns].itertuples(index=False)
-    return [NamedLink(name=name, source=source, target=target, sentence=said) for name, source, target, said in rows]
+        return []
+    rows = table.sort_values("order").to_dict("records")
+    return [
+        NamedLink(name=row["link"], source=row["source"], target=row["target"], sentence=row["sentence"])
+        for row in rows
+    ]
 
 
 def nodes(links: Sequence[NamedLink]) -> list[str]:

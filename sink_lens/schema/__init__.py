@@ -1,9 +1,9 @@
-"""Names that several packages share: the chain's links, nodes and verdicts, thresholds, and every table's columns.
+"""Names that several packages share: verdicts and thresholds, and every table's columns.
 
 Each table is described once, as data: `KIND.toml` in this folder lists the tables that a kind of run writes, what one
 row is, and the type, unit and meaning of each column. The tests refuse a table that does not match its description, and
 the reference in the documentation is generated from it. To add a column, write it where the table is made and describe
-it there; a new kind of run is a new file and its name in `KINDS`.
+it there; a new kind of run is a new file.
 """
 
 import functools
@@ -17,26 +17,6 @@ from typing import Literal, get_args
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """Name of the bundled model; no model on the hub has this name."""
-NODES = (
-    "value aggregation",
-    "variance discrepancy",
-    "variance after W_O",
-    "super neurons",
-    "outlier dimension",
-    "the sink's key",
-    "attention sink",
-)
-"""The nodes that the chain's links join, in order."""
-LINKS = {
-    "aggregation_variance": "Averaging over more tokens lowers the variance of what attention reads, so the "
-    "first token keeps the most.",
-    "variance_preserved": "The attention output projection W_O passes that difference on.",
-    "variance_neurons": "The difference makes super neurons fire at the sink token only.",
-    "neurons_dimension": "Super neurons write the outlier dimension of the sink token.",
-    "dimension_key": "After the norm, the outlier dimension alone fixes the sink's key.",
-    "key_sink": "Queries meet that key, so attention goes to it.",
-}
-"""Name of a link -> its claim; link i joins the nodes i and i + 1 of ``NODES``."""
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
 FROZEN = ("z", "neurons", "dimensions", "key")
@@ -238,23 +218,7 @@ class _Tables(Mapping[str, tuple[Table, ...]]):
         return len(KINDS)
 
 
-KINDS = (
-    *(
-        "trace",
-        "isolate",
-        "amplify",
-        "ablate",
-        "quantise",
-        "streaming",
-        "card",
-        "verify",
-        "diff",
-        "patch",
-        "circuit",
-        "sweep",
-    ),
-    *("train", "compare", "monitor", "watch", "preference", "contraction", "calibration", "fingerprint", "tokens"),
-)
+KINDS = tuple(sorted(file.name[:-5] for file in resources.files(__name__).iterdir() if file.name.endswith(".toml")))
 """Kinds of run, each with a file of its tables."""
 TABLES: Mapping[str, tuple[Table, ...]] = _Tables()
 """Kind of run -> the tables that it writes."""

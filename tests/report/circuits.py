@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 
+from sink_lens.chain.judge import chain_table
 from sink_lens.records import create_run
-from sink_lens.schema import LINKS
 
+CHAIN = chain_table()
+LINKS = CHAIN["link"].tolist()
+NODES = [*CHAIN["source"], CHAIN["target"].iloc[-1]]
 VERDICTS = dict(zip(LINKS, ("holds", "fails", "holds", "undecided", "undecided", "holds"), strict=True))
 SHARES = dict(zip(LINKS, (0.5, 0.6, 0.75, 0.18, 0.26, 0.95), strict=True))
 
@@ -13,7 +16,8 @@ SHARES = dict(zip(LINKS, (0.5, 0.6, 0.75, 0.18, 0.26, 0.95), strict=True))
 def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8):
     """The tables of a trace with these growth steps, and as many super neurons in each of their layers."""
     grid = pd.MultiIndex.from_product([range(n_layers), range(n_heads)], names=["layer", "head"]).to_frame(index=False)
-    found = {"heads": grid.assign(sink_position=0, sink_score=(grid["layer"] + grid["head"] / 100) / n_layers)}
+    found = {"chain": CHAIN}
+    found |= {"heads": grid.assign(sink_position=0, sink_score=(grid["layer"] + grid["head"] / 100) / n_layers)}
     found["heads"]["sink_rate"] = (found["heads"]["sink_score"] > 0.3).astype(float)
     found["tokens"] = pd.DataFrame(
         {"sequence": np.repeat([0, 1], length), "position": np.tile(np.arange(length), 2), "text": "a"}

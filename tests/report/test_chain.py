@@ -12,17 +12,11 @@ from sink_lens.report import notebook
 from sink_lens.report.circuit import ChainCircuit, circuit_of
 from sink_lens.report.html import page_text
 from sink_lens.report.story import chain, link_rows, nodes, walked
-from sink_lens.schema import LINKS, NODES
 
-from .circuits import tables, traced
+from .circuits import CHAIN, LINKS, NODES, tables, traced
 from .test_page import Page
 
-KNOWN = [
-    {"order": order, "link": link, "source": source, "target": target, "sentence": sentence, "question": ""}
-    for order, (link, source, target, sentence) in enumerate(
-        zip(LINKS, NODES, NODES[1:], LINKS.values(), strict=False), start=1
-    )
-]
+KNOWN = CHAIN.assign(order=CHAIN["order"] + 1).to_dict("records")
 TOY = {"link": "sink_output", "sentence": "A <b>toy</b> link.", "question": "does it write little?"}
 LATER = TOY | {"order": 7, "source": "attention sink", "target": "a small output"}
 BETWEEN = TOY | {"order": 4, "source": "super neurons", "target": "a down-projection"}
@@ -52,10 +46,16 @@ def later(tmp_path_factory):
     return with_links(tmp_path_factory.mktemp("run") / "run", LATER)
 
 
-def test_a_run_without_a_chain_has_the_one_of_the_schema(tmp_path):
+def test_the_chain_of_a_run_is_its_table(tmp_path):
     found = chain(read_run(traced(tmp_path / "run")))
-    assert [link.name for link in found] == list(LINKS)
-    assert nodes(found) == list(NODES)
+    assert [link.name for link in found] == LINKS
+    assert nodes(found) == NODES
+
+
+def test_a_run_without_a_table_of_the_chain_has_none(tmp_path):
+    frames = tables()
+    del frames["chain"]
+    assert chain(read_run(traced(tmp_path / "run", frames=frames))) == []
 
 
 def test_a_seventh_link_stands_on_the_page_with_its_node_sentence_and_numbers(later):

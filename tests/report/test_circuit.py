@@ -14,9 +14,8 @@ from sink_lens.records import read_run
 from sink_lens.report.circuit import ChainCircuit, circuit_of
 from sink_lens.report.legible import faults
 from sink_lens.report.style import GREEN, ORANGE, QUIET, svg
-from sink_lens.schema import LINKS
 
-from .circuits import SHARES, VERDICTS, tables, traced
+from .circuits import LINKS, SHARES, VERDICTS, tables, traced
 
 
 @pytest.fixture(scope="module")

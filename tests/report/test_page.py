@@ -18,8 +18,10 @@ from sink_lens.errors import RunError
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.report.html import page_text, render
 from sink_lens.report.trace import drawn_tokens
-from sink_lens.schema import LINKS, NODES, table_of
+from sink_lens.schema import table_of
 from sink_lens.text import number, visible
+
+from .circuits import CHAIN, LINKS, NODES
 
 LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 1234): 0.61, (1, 77): 0.22, (11, 300): 0.48, (11, 15): 0.09}
 IN_WORDS = {link: f"{NODES[index]} → {NODES[index + 1]}" for index, link in enumerate(LINKS)}
@@ -37,7 +39,7 @@ ODD = ("$x$", "<b>", "‮", "日本", "a&b", "\\frac", "_^", "'")
 PARTS = (
     ("heads", "criteria"),
     ("layers", "arms", "growth_steps"),
-    ("links", "neurons", "tokens"),
+    ("links", "chain", "neurons", "tokens"),
     ("positions", "selectivity", "summary"),
     ("dimensions", "columns", "key_split", "patterns"),
 )
@@ -51,6 +53,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     grid = pd.MultiIndex.from_product([range(layers), range(heads)], names=["layer", "head"]).to_frame(index=False)
     strength = 1 / (1 + np.exp(-(grid["layer"] - 3) * 1.2)) * draw.beta(6, 2, len(grid))
     frames = {
+        "chain": CHAIN,
         "heads": grid.assign(
             sink_position=0,
             sink_score=strength,
@@ -58,7 +61,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
             sink_mass=strength * 0.98,
             entropy=2 - strength,
             label=np.where(strength > 0.3, "no-op", "none"),
-        )
+        ),
     }
     layer = np.arange(layers)
     ratio = np.where(layer < 1, 1.1, np.where(layer < 2, 6.0, np.where(layer < 11, 30.0, 110.0)))
