@@ -153,7 +153,7 @@ def causal_tables(
 
     @functools.cache
     def setting() -> Setting:
-        parts = makers.parts_in(frames["makers"])
+        parts = makers.makers_in(frames["makers"])
         return with_makers(place(), parts)
 
     @functools.cache

@@ -39,7 +39,7 @@ from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embeddings, screen_parts
-from .setting import Edits, Part, Setting, bar
+from .setting import Edits, Maker, Setting, bar
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -112,11 +112,11 @@ class Makers:
     target: Target
     ranking: pd.DataFrame
     """All parts, the strongest first."""
-    sets: Mapping[str, tuple[Part, ...]]
+    sets: Mapping[str, tuple[Maker, ...]]
     """Set -> its parts in the order of the ranking; a goal that no prefix reaches has none."""
-    alone: Mapping[Part, float]
+    alone: Mapping[Maker, float]
     """Share of the sink that each part of a set removes alone."""
-    feeds: Mapping[Part, tuple[Part, ...]]
+    feeds: Mapping[Maker, tuple[Maker, ...]]
     """Maker -> the neurons among the makers that are silent without it."""
 
 
@@ -136,11 +136,11 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     """
     ranking = _rank(screen_parts(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
-    parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
+    parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
-    removed = {frozenset[Part](): 0.0}
+    removed = {frozenset[Maker](): 0.0}
 
-    def measure(several: Sequence[Sequence[Part]]) -> None:
+    def measure(several: Sequence[Sequence[Maker]]) -> None:
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
         ordered = [[part for part in parts if part in chosen] for chosen in new]
         (before, *runs) = _runs(setting, [[], *ordered], target=target, loss=False)
@@ -149,12 +149,12 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
             lost = (baseline - _value(setting, run, target)) / baseline.mean()
             removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
-    def of(chosen: Sequence[Part]) -> float:
+    def of(chosen: Sequence[Maker]) -> float:
         if frozenset(chosen) not in removed:
             measure([chosen])
         return removed[frozenset(chosen)]
 
-    def alone(several: Sequence[Part]) -> dict[Part, float]:
+    def alone(several: Sequence[Maker]) -> dict[Maker, float]:
         measure([[part] for part in several])
         return {part: of([part]) for part in several}
 
@@ -165,7 +165,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     most = min(MOST, len(with_effect))
     longest = of(with_effect[:most])
     goals = GOALS | {ALL: NEARLY * longest}
-    sets: dict[str, tuple[Part, ...]] = {}
+    sets: dict[str, tuple[Maker, ...]] = {}
     for name, goal in bar(list(goals.items()), label="makers", progress=progress):
         length = _shortest(lambda size: of(with_effect[:size]), goal=goal, most=most) if longest >= GOALS["half"] else 0
         prefix = with_effect[:length]
@@ -189,7 +189,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
 
 
-def _feeding(setting: Setting, makers: Sequence[Part], alone: Mapping[Part, float]) -> dict[Part, tuple[Part, ...]]:
+def _feeding(setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, float]) -> dict[Maker, tuple[Maker, ...]]:
     """Maker -> the neurons of later layers among the makers that are silent without it.
 
     Parts of one kind and layer that silence nothing alone are asked together.
@@ -205,7 +205,7 @@ def _feeding(setting: Setting, makers: Sequence[Part], alone: Mapping[Part, floa
         part: float((baseline[part.layer][:, position] - means[part.layer])[:, part.unit].mean()) for part in writers
     }
 
-    def fed(several: Sequence[Sequence[Part]]) -> list[tuple[Part, ...]]:
+    def fed(several: Sequence[Sequence[Maker]]) -> list[tuple[Maker, ...]]:
         """The writers that each ablation silences."""
         runs = setting.runs(
             [ablation(setting, parts) for parts in several], layers=layers, quiet=True, sites=("neurons",)
@@ -225,7 +225,7 @@ def _feeding(setting: Setting, makers: Sequence[Part], alone: Mapping[Part, floa
     early = [part for part in makers if part.layer < layers[-1] or (part.kind == "head" and part.layer == layers[-1])]
     strong = sorted(early, key=lambda part: -alone.get(part, 0.0))[:MOST_ROLES]
     found = {part: silent for part, silent in zip(strong, fed([[part] for part in strong]), strict=True) if silent}
-    groups: dict[tuple[str, int], list[Part]] = {}
+    groups: dict[tuple[str, int], list[Maker]] = {}
     for part in early:
         if part not in found:
             groups.setdefault((part.kind, part.layer), []).append(part)
@@ -260,8 +260,8 @@ def _shortest(removed: Callable[[int], float], *, goal: float, most: int) -> int
 
 
 def _thin_out(
-    parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], *, goal: float, keep: Sequence[Part] = ()
-) -> list[Part]:
+    parts: Sequence[Maker], removed: Callable[[Sequence[Maker]], float], *, goal: float, keep: Sequence[Maker] = ()
+) -> list[Maker]:
     """Leave out what can be left out, the lowest ranked first, in halves and quarters down to single parts.
 
     Those to ``keep`` stay.
@@ -280,7 +280,7 @@ def _thin_out(
     return kept
 
 
-def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[Part]) -> list[Part]:
+def _before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
     """The parts before the last ``GAP`` of the integrated effects after the chosen ones; none where there is no gap."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
@@ -294,7 +294,7 @@ def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[P
     return [parts[one] for one in order[: least + int(gaps[-1])]] if len(gaps) else []
 
 
-def ablation(setting: Setting, parts: Iterable[Part]) -> Edits:
+def ablation(setting: Setting, parts: Iterable[Maker]) -> Edits:
     """The edits that ablate parts; see the module's docstring."""
     groups: dict[tuple[str, int], list[int]] = {}
     for part in sorted(parts):
@@ -350,7 +350,7 @@ _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
 
 
 def _runs(
-    setting: Setting, several: Sequence[Sequence[Part]], *, target: Target, loss: bool, of: BaselineRun | None = None
+    setting: Setting, several: Sequence[Sequence[Maker]], *, target: Target, loss: bool, of: BaselineRun | None = None
 ) -> list[Outcome]:
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation(setting, parts) for parts in several]
@@ -412,7 +412,7 @@ def maker_tables(
         }
     found = find_makers(choosing, target=target, progress=progress)
     super_parts = tuple(
-        Part(kind="neuron", layer=layer, unit=unit)
+        Maker(kind="neuron", layer=layer, unit=unit)
         for layer, mask in sorted(supers.items())
         for unit in mask.nonzero().flatten().tolist()
     )
@@ -422,18 +422,18 @@ def maker_tables(
     }
 
 
-def parts_in(table: pd.DataFrame) -> tuple[Part, ...]:
+def makers_in(table: pd.DataFrame) -> tuple[Maker, ...]:
     """All makers of a table ``makers`` that are makers of the sink."""
     chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
     named = zip(chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True)
-    return tuple(Part(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
+    return tuple(Maker(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
 
 
-def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
+def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
     members = {part for some in found.sets.values() for part in some} | set(supers)
     rows = []
     for row in found.ranking.to_dict("records"):
-        part = Part(kind=row["kind"], layer=row["layer"], unit=row["unit"])
+        part = Maker(kind=row["kind"], layer=row["layer"], unit=row["unit"])
         if part not in members and row["rank"] > LISTED:
             continue
         rows.append(
@@ -450,13 +450,13 @@ def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(MAKER_COLUMNS))
 
 
-def _role(part: Part, found: Makers) -> str:
+def _role(part: Maker, found: Makers) -> str:
     """Say what a maker does, in words: it writes, or it is upstream of others that write."""
     fed = found.feeds.get(part, ())
     return f"upstream of {listed(map(str, fed), most=3)}" if fed else "writes"
 
 
-def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progress: bool) -> pd.DataFrame:
+def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.seed)
     (baseline,) = _runs(setting, [[]], target=target, loss=True)
@@ -466,9 +466,9 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
     named = {**found.sets, UPSTREAM_SET: upstream, SUPER: tuple(supers)}
     sets = {name: parts for name, parts in named.items() if parts}
     rows: list[dict[str, object]] = []
-    done: dict[frozenset[Part], tuple[str, Outcome]] = {}
+    done: dict[frozenset[Maker], tuple[str, Outcome]] = {}
 
-    def row(parts: Sequence[Part], name: str, control_of: str, run: Outcome) -> dict[str, object]:
+    def row(parts: Sequence[Maker], name: str, control_of: str, run: Outcome) -> dict[str, object]:
         compared = baseline_of_few if control_of else baseline
         before, after = (_value(setting, one, target) for one in (compared, run))
         share: Interval = share_removed(before, after, generator=rng)
@@ -514,9 +514,9 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 
 
-def _match(setting: Setting, parts: Sequence[Part], generator: torch.Generator) -> tuple[Part, ...]:
+def _match(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
     """As many other neurons and heads of the same layers; fewer where a layer has not as many others."""
-    drawn: list[Part] = []
+    drawn: list[Maker] = []
     groups: dict[tuple[str, int], list[int]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
@@ -525,5 +525,5 @@ def _match(setting: Setting, parts: Sequence[Part], generator: torch.Generator) 
     for (kind, layer), units in groups.items():
         pool = torch.tensor([unit for unit in range(sizes.get(kind, 0)) if unit not in units], dtype=torch.long)
         chosen = pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
-        drawn += [Part(kind=kind, layer=layer, unit=unit) for unit in chosen]  # type: ignore[arg-type]
+        drawn += [Maker(kind=kind, layer=layer, unit=unit) for unit in chosen]  # type: ignore[arg-type]
     return tuple(drawn)

@@ -30,7 +30,6 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -188,8 +187,7 @@ class Writings:
         weights = attention_weights(lens, layer=layer)
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
-        read = normed(x, norm).to(weights.w_k.dtype)
-        key = einsum(read, weights.w_k, "batch d_model, kv_head d_head d_model -> batch kv_head d_head") + weights.b_k
+        key = weights.keys(normed(x, norm).to(weights.w_k.dtype)) + weights.b_k
         yield freeze("k", {layer: key[:, None]}, positions=[position], label=_label(path))
 
     def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:

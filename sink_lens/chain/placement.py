@@ -18,7 +18,7 @@ from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
-from .readings import OTHERS_FROM
+from .readings import OTHERS_FROM, evenly_spaced
 from .setting import Setting, bar
 
 Kind = Literal[
@@ -125,8 +125,7 @@ def _others(case: _Case) -> list[int]:
     """Five ordinary positions at most, spread over those from 8 on."""
     length = case.tokens.n_positions
     rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != case.position]
-    index = torch.linspace(0, len(rest) - 1, min(5, len(rest))).round().long().tolist()
-    return [rest[place] for place in index]
+    return evenly_spaced(rest, 5)
 
 
 def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int]) -> dict[str, object]:

@@ -8,8 +8,9 @@ sink's own column is always read in full.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +27,7 @@ from ..schema import SINK_THRESHOLD
 from .config import CONTROLS, LOSS_CHUNK
 from .locate import MeasuringPlan
 
+Item = TypeVar("Item")
 SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
 """The sites whose variance and norm are read by position."""
 OTHERS_FROM = 8
@@ -56,6 +58,12 @@ def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int
     half = _MOST_SAMPLED // 2
     late = torch.logspace(math.log10(half), math.log10(length - 1), half).round().long()
     return torch.cat([torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]).unique()
+
+
+def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of the items, evenly spaced, the first and the last included."""
+    index = torch.linspace(0, len(items) - 1, min(most, len(items))).round().long().tolist()
+    return [items[place] for place in index]
 
 
 def ratio_to_others(

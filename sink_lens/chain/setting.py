@@ -38,7 +38,7 @@ from ..models.sites import sites_of
 from ..schema import ALL_STEPS, LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
 from .locate import GrowthStep, Location
-from .readings import OTHERS_FROM
+from .readings import OTHERS_FROM, evenly_spaced
 
 Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
@@ -80,7 +80,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Part:
+class Maker:
     """One part of the model that writes to the sink position, or gives its key or its queries a bias."""
 
     kind: Kind
@@ -119,7 +119,7 @@ class Setting:
     """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
-    makers: tuple[Part, ...] = ()
+    makers: tuple[Maker, ...] = ()
     """All makers of the sink."""
     n_added: int = 0
     """Neurons of the masks that are makers and no super neurons."""
@@ -217,8 +217,7 @@ class Setting:
         free = [p for p in range(position + 1, length - 1) if p not in taken]
         if len(free) < self.n_controls:
             free = [p for p in range(1, length - 1) if p not in taken]
-        chosen = torch.linspace(0, len(free) - 1, min(self.n_controls, len(free))).round().long().tolist()
-        return [free[index] for index in chosen]
+        return evenly_spaced(free, self.n_controls)
 
     def run(
         self,
@@ -339,7 +338,7 @@ def setting_of(
     config: TraceConfig,
     target_position: int | None = None,
     super_neurons: Mapping[int, Tensor] | None = None,
-    makers: Sequence[Part] = (),
+    makers: Sequence[Maker] = (),
     chosen: Sequence[int] | None = None,
 ) -> Setting:
     """A few sequences of a batch, cut short, with their baseline run (one pass of the bridge).
@@ -406,7 +405,7 @@ def shorten(setting: Setting, *, most: int) -> Setting:
     )
 
 
-def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
+def with_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
     """Copy of the setting whose super neurons include the neurons among the makers of the sink."""
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
     for part in parts:
@@ -421,16 +420,14 @@ def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
 
 def sequences_to_test(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """The sequences on which interventions are made: spread evenly over the text."""
-    count = min(config.intervention_sequences, n_sequences)
-    return torch.linspace(0, n_sequences - 1, count).round().long().unique().tolist()
+    return evenly_spaced(range(n_sequences), config.intervention_sequences)
 
 
 def sequences_to_choose_by(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """Sequences on which makers are searched and none is tested; all of them if none is left."""
     test = set(sequences_to_test(n_sequences, config=config))
-    rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
-    index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()
-    return [rest[place] for place in index]
+    rest = [index for index in range(n_sequences) if index not in test]
+    return evenly_spaced(rest or range(n_sequences), config.choosing_sequences)
 
 
 def _ordinary_tokens(lens: LensModel, tokens: TokenBatch, *, location: Location) -> Averaged:

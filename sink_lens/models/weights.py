@@ -3,11 +3,12 @@
 Packed weights are read as the matrix that the layer multiplies by (``packed``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from einops import rearrange
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -34,6 +35,16 @@ class AttentionWeights:
     b_k: Float[Tensor, "kv_head d_head"]
     b_v: Float[Tensor, "kv_head d_head"]
     b_o: Float[Tensor, " d_model"]
+
+    def keys(
+        self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
+    ) -> Float[Tensor, "*batch kv_head d_head"]:
+        """The keys that an input makes, without their bias; of some of its dimensions, or of all."""
+        w_k = self.w_k
+        if dimensions is not None:
+            chosen = torch.as_tensor(dimensions)
+            x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
+        return einsum(x, w_k.to(x.device, x.dtype), "... d_model, kv_head d_head d_model -> ... kv_head d_head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from einops import einsum
 from torch import Tensor
 
 from ..activations.record import Reading, capture, stream
@@ -239,16 +238,11 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
         raise AbsentError("the model has no outlier dimension at the studied position")
     if max(dims) >= seen.lens.d_model:
         raise AbsentError(f"the model has no dimension {max(dims)}, but 0 to {seen.lens.d_model - 1}")
-    columns = [attention_weights(seen.lens, layer=layer).w_k[:, :, dims] for layer in range(seen.lens.n_layers)]
+    weights = [attention_weights(seen.lens, layer=layer) for layer in range(seen.lens.n_layers)]
 
     def change(x: Tensor, at: Any) -> Tensor:
         assert at.read is not None
-        read = at.read[..., dims]
-        return x - einsum(
-            read,
-            columns[at.layer].to(x.device, x.dtype),
-            "batch position column, kv_head d_head column -> batch position kv_head d_head",
-        )
+        return x - weights[at.layer].keys(at.read, dimensions=dims)
 
     edit = Edit(site="k", change=change, reads="attn_in", label="no outlier dimension in the keys")
     return _attention_left(seen, terms, seen.attention_under([edit], layers=_middle(seen, terms)))

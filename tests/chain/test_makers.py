@@ -13,7 +13,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.inputs import align_sinks
 from sink_lens.chain.locate import writing_layers
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.setting import Part, setting_of
+from sink_lens.chain.setting import Maker, setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 
@@ -60,7 +60,7 @@ def test_the_makers_are_those_that_were_written(name, family):
     target = makers.target_of(choosing, lacks_sink=panel.lacks_sink)
     assert target is not None
     found = set(makers.find_makers(choosing, target=target).sets[makers.ALL])
-    true = {Part(kind=m.kind, layer=-1 if m.layer is None else m.layer, unit=m.index) for m in zoo.truth.makers}
+    true = {Maker(kind=m.kind, layer=-1 if m.layer is None else m.layer, unit=m.index) for m in zoo.truth.makers}
     f1 = 2 * len(found & true) / (len(found) + len(true))
     assert f1 >= 0.95, (sorted(map(str, found - true)), sorted(map(str, true - found)))
 

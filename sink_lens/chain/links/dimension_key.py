@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -44,21 +43,16 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         for layer in sorted(dimensions)
     }
 
-    def part(x: Tensor, w_k: Tensor, dims: Tensor) -> Tensor:
-        return einsum(x[..., dims].float(), w_k[..., dims].float(), "... dim, kv_head d_head dim -> ... kv_head d_head")
-
     def cosine(view: LayerView) -> Tensor:
-        weights = attention_weights(lens, layer=view.layer)
-        w_k = weights.w_k
-        dims = torch.tensor(dimensions[view.layer], device=w_k.device)
-        x, gain = view["attn_in"], _key_gain(lens, view.layer)
+        weights, dims = attention_weights(lens, layer=view.layer), dimensions[view.layer]
+        x, gain = view["attn_in"].float(), _key_gain(lens, view.layer)
         k = (view["k"].float() - weights.b_k.float()) * gain
-        along = torch.cosine_similarity(k, part(x, w_k, dims) * gain, dim=-1).abs()
+        along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
         other[:, key] = False
         drawn = [
-            torch.cosine_similarity(k[:, key], part(x[:, key], w_k, some.to(w_k.device)) * gain, dim=-1).abs()
+            torch.cosine_similarity(k[:, key], weights.keys(x[:, key], dimensions=some) * gain, dim=-1).abs()
             for some in random_sets[view.layer]
         ]
         return torch.stack(
@@ -67,8 +61,8 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def cancelled(view: LayerView) -> Tensor:
         weights = attention_weights(lens, layer=view.layer)
-        dims = torch.tensor(dimensions[view.layer], device=weights.w_k.device)
-        given, bias = part(view["attn_in"][:, key], weights.w_k, dims), weights.b_k.float()
+        given = weights.keys(view["attn_in"][:, key].float(), dimensions=dimensions[view.layer])
+        bias = weights.b_k.float()
         against = torch.cosine_similarity(given, -bias.expand_as(given), dim=-1)
         norms, other = view["k"].float().norm(dim=-1), view.valid.clone()
         other[:, :OTHERS_FROM] = False
@@ -78,10 +72,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def split(view: LayerView) -> Tensor:
         weights = attention_weights(lens, layer=view.layer)
-        dims = torch.tensor(dimensions[view.layer], device=weights.w_k.device)
-        x, k = view["attn_in"][:, key], view["k"][:, key].float()
-        dimension, bias = part(x, weights.w_k, dims), weights.b_k.float().expand_as(k)
-        drawn = torch.stack([part(x, weights.w_k, some.to(k.device)) for some in random_sets[view.layer]]).mean(0)
+        x, k = view["attn_in"][:, key].float(), view["k"][:, key].float()
+        dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), weights.b_k.float().expand_as(k)
+        drawn = torch.stack([weights.keys(x, dimensions=some) for some in random_sets[view.layer]]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
         as_used = view["rotated_k"][:, :, key, : lens.d_head].float().norm(dim=-1)
@@ -178,7 +171,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
         return []
     baseline = setting.tensors("attn_in", layers=tuple(entering))
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
-    weights = {layer: attention_weights(setting.lens, layer=layer).w_k for layer in entering}
+    weights = {layer: attention_weights(setting.lens, layer=layer) for layer in entering}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str, *, but: bool = False) -> Edit:
         def change(k: Tensor, at: At) -> Tensor:
@@ -186,13 +179,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
             dims = list(dimensions[at.layer])
             if but:
                 dims = [one for one in range(at.read.shape[-1]) if one not in dims]
-            x = at.read[:, at.positions.to(at.read.device)][..., dims]
-            given = x - means[at.layer][dims].to(x.device, x.dtype)
-            return k - einsum(
-                given,
-                weights[at.layer][..., dims].to(x.dtype),
-                "batch position dimension, kv_head d_head dimension -> batch position kv_head d_head",
-            )
+            x = at.read[:, at.positions.to(at.read.device)]
+            return k - weights[at.layer].keys(x - means[at.layer].to(x.device, x.dtype), dimensions=dims)
 
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)

@@ -14,7 +14,7 @@ from ...models.weights import attention_weights
 from ...stats import Interval
 from ..evidence import Evidence, Statistic, other_positions, too_short, undefined_statistic
 from ..locate import Location, MeasuringPlan
-from ..readings import MeasuringPass, control_positions
+from ..readings import MeasuringPass, control_positions, evenly_spaced
 from .link import Intervention, Link, Trial, removal
 
 _RESAMPLES_OF_TAU = 100
@@ -43,7 +43,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     """
     lens, panel = evidence.lens, evidence.panel
     feeding = _layers(panel.location, lens)
-    some = torch.linspace(0, lens.d_model - 1, min(_TAU_DIMENSIONS, lens.d_model)).round().long().unique()
+    some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
     values = torch.stack([panel.at("z_at", layer) for layer in feeding], dim=1)  # sequence, layer, place, value
     matrices = [attention_weights(lens, layer=layer).w_o.flatten(0, 1).T.float().cpu() for layer in feeding]
 
