@@ -50,10 +50,10 @@ others are in its `claim.md`. This file is written by `python -m analyses --list
 
 COVERAGE = """# What of the papers is here
 
-Each figure and table of the four papers, where it is answered, at which scale, and what came. A: arXiv 2605.06611,
+Each figure and table of the four papers, where it is answered, at which scale, with which result. A: arXiv 2605.06611,
 B: 2602.05927, C: 2509.26404, D: 2506.13674. Numbers that the paper gives count as *theirs*: reproduced, not shown (the
 interval lies in the range in part), not reproduced, contradicted, or not comparable. What the paper shows without a
-number, and what we asked ourselves, counts as *ours*: as predicted, not as predicted, not shown, or opposite to what
+number, and questions of our own, count as *ours*: as predicted, not as predicted, not shown, or opposite to what
 was written down before the run. The numbers with their intervals are in each folder's `claim.md`; `make analyses` runs
 all of them, and `python -m analyses --list` writes this page from `analyses/coverage.toml` and the committed results.
 

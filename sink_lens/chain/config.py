@@ -149,8 +149,8 @@ class TraceConfig(Question):
     """Configuration of a trace."""
 
     at: str | None = field(default=None, metadata={"metavar": "TOKEN"})
-    """Trace the sink that is a token: its text, its id, or auto for the one that draws the most attention where it does
-    not stand first. Each sequence becomes rows with one occurrence at one position."""
+    """Trace a sink that is a token and not a position: its text, its id, or auto for the token that draws the most
+    attention away from position 0. Sequences are cut so that each has one occurrence, all at the same position."""
     super_share: float = 0.05
     """A super neuron makes at least this share of its layer's change of the outlier dimension."""
     random_init: bool = True

@@ -21,7 +21,7 @@ sink-lens table runs/card --columns ?  [dim]the columns that there are[/dim]
 @app.command(epilog=_EXAMPLES)
 @configured(TableConfig)
 def table(config: TableConfig, quiet: Quiet = False) -> Answer:
-    """Put many models into one table: a row a card or trace, chosen columns; terminal, CSV, LaTeX or Markdown."""
+    """Put many models into one table, one row per card or trace, with the columns that you choose."""
     from rich.table import Table
 
     from ..records import check_not_of_run, write_whole

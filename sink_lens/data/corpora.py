@@ -130,7 +130,7 @@ def texts_of(source: str) -> Texts:
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
         if not files:
-            raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need some. Give a folder of texts.")
+            raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need at least one. Give a folder of texts.")
     else:
         files = [path]
     return Texts(source, lambda: chain.from_iterable(map(_documents, files)))
@@ -187,7 +187,7 @@ def _open_saved(folder: Path) -> Callable[[], Iterable[str]]:
     if isinstance(rows, datasets.DatasetDict):
         if "train" not in rows:
             splits = ", ".join(map(str, rows))
-            raise InputError(f"{folder} has the splits {splits}; need train. Give the folder of one of them.")
+            raise InputError(f"{folder} has the splits {splits}; need a split train. Give the folder of one split.")
         rows = rows["train"]
     return lambda: _strings(rows, what=str(folder))
 

@@ -162,8 +162,8 @@ def _threshold(run: Run) -> float:
 def _course(run: Run) -> tuple[str, Figure]:
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
-        "Each panel is one measure of the monitor by step, of each layer where there are several lines. A dashed line "
-        "is an alarm. Look whether the sink comes with the norm and the outlier, or before them."
+        "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "
+        "alarm. Check whether the sink comes with the norm and the outlier, or before them."
     )
     return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
 
@@ -184,7 +184,7 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()
     heads = {str(name): str(name).replace("_", " ") for name in wide.columns}
-    see = "The whole model at each reading, the last first; layers are in monitor.parquet."
+    see = "The whole model at each reading, newest first; monitor.parquet has the single layers."
     return see + more(len(wide), "monitor"), shown_table(wide.iloc[::-1], heads)
 
 

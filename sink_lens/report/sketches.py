@@ -65,7 +65,8 @@ def of_chain(circuit: Any) -> Diagram:
         arrows.setdefault((source, target, kind), arrow)
     joined = {end for arrow in arrows.values() for end in (arrow.source, arrow.target)}
     position = circuit.about.get("sink_position")
-    says = "Number: share of the sink that goes when the link is broken; the first: that its cause makes elsewhere."
+    says = "Number: share of the sink that is lost if the link is broken; for the first link, share that its cause "
+    says += "makes at another position."
     if len(paths):
         says = "Number: share of the sink that is lost if only the arrow's end reads the stream without its beginning. "
         says += "Paths through other MLPs are not drawn."

@@ -417,7 +417,7 @@ def _course(run: Run) -> tuple[str, Figure]:
         watch = watch.loc[watch["error"].isna()]
     see = (
         "Each panel is a measure of the chain at the checkpoints, by tokens (logarithmic); a line is a layer where the "
-        "scale says so. Look whether the sink comes with the norm and the outlier dimension, or before them."
+        "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
     return see, course(watch, log=run.optional("log", columns=_LOG))
 
@@ -443,13 +443,16 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
     rows = rows[np.isnan(level) | np.isclose(level, _THRESHOLD)]
     wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
     heads = {str(name): str(name).replace("_", " ") for name in wide.columns}
-    return f"The whole model at each checkpoint; sinks are over {_THRESHOLD:g}.", shown_table(wide, heads, most=60)
+    return (
+        f"The whole model at each checkpoint; a head has a sink if its sink score is above {_THRESHOLD:g}.",
+        shown_table(wide, heads, most=60),
+    )
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
     heads = {str(name): str(name).replace("_", " ") for name in log.columns}
-    see = "What was logged, the last first." + more(len(log), "log")
+    see = "What was logged, newest first." + more(len(log), "log")
     return see, shown_table(log.iloc[::-1], heads)
 
 

@@ -104,7 +104,8 @@ class VerifyConfig(ReadConfig):
     """Which published facts are checked, and what the model and the text are called in those publications."""
 
     length: int = field(default=64, metadata={"metavar": "T"})
-    """Maximum number of tokens per sequence, BOS included; a fact about fewer is measured on fewer."""
+    """Maximum number of tokens per sequence, BOS included. A fact that was published for shorter sequences is measured
+    on shorter ones."""
     facts: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
     """JSON file of facts of your own, beside those that come with the package; repeat for several."""
     published_as: str | None = field(default=None, metadata={"option": "as", "metavar": "NAME"})
@@ -120,7 +121,7 @@ class DiffConfig(ReadConfig):
     other: str | None = field(default=None, metadata={"positional": True, "metavar": "OTHER"})
     """The model that is compared with the first one. Default: the same, if --by dtype or --by bos is asked for."""
     by: ComparedBy = "weights"
-    """By what the two differ: weights (base and tuned, two checkpoints), dtype or bos."""
+    """What differs between the two: weights (base and tuned, two checkpoints), dtype or bos."""
     other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --by dtype: the type of the second model's weights."""
     batch: str | None = field(default=None, metadata={"metavar": "FILE"})

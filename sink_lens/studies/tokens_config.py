@@ -17,9 +17,11 @@ class TokensConfig(ReadConfig):
     length: int = field(default=256, metadata={"metavar": "T"})
     """Tokens per sequence, BOS included."""
     sink_threshold: float | None = None
-    """A token is a sink if it receives this many times its fair share of attention. Default: the middle of a gap."""
+    """A token is a sink if it receives this many times its fair share of attention. Default: the middle of the largest
+    gap between scores."""
     massive_threshold: float | None = None
-    """A token is massive if its norm is this many times the median of its sequence. Default: the middle of a gap."""
+    """A token is massive if its norm is this many times the median of its sequence. Default: the middle of the largest
+    gap between norms."""
     gap: float = 1.5
     """A gap separates the scores of tokens if its upper edge is at least this many times its lower one."""
     least_share: float = 2.5
