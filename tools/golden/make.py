@@ -81,6 +81,8 @@ PATCHES: dict[str, list[str]] = {
         *("--metric", "dominance", "--metric-layers", "2"),
     ],
     "several": ["--clean", "on a hot day in a", "--corrupted", "on a cot day in a", "--by", "layer"],
+    "zero": ["--site", "z", "--by", "layer,head", "--put", "zero", "--metric", "loss"],
+    "mean_ordinary": ["--site", "neurons", "--by", "layer,position", "--put", "mean_ordinary", "--metric", "loss"],
     "attribution": ["--approximate", "--check", "8", "--metric", "loss"],
     "attribution-head": ["--approximate", "--check", "8", "--site", "z", "--by", "layer,head", "--metric", "kl"],
     "attribution-pattern": ["--approximate", "--check", "8", "--site", "pattern", "--by", "layer,src_pos"],
@@ -453,9 +455,7 @@ def steps() -> list[Step]:
         }
     found |= {f"captured-{family}": api(captured, family) for family in TINY_FAMILIES}
     for name in ("planted", "gpt2"):
-        for mode in ("exact", "fast"):
-            options = ["--model", f"models/{name}", "--mode", mode, "--out", "OUT"]
-            found[f"sweep-{name}-{mode}"] = command("sweep", "sweep.toml", *options)
+        found[f"sweep-{name}"] = command("sweep", "sweep.toml", "--model", f"models/{name}", "--out", "OUT")
     found["sweep-cells"] = api(own_cells)
     for name in ("planted", "gpt2"):
         given = [f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT"]
@@ -532,7 +532,7 @@ def make(folder: Path, *, only: str = "*") -> list[str]:
     try:
         prepare()
         for step in steps():
-            if not fnmatch.fnmatch(step.name, only):
+            if not any(fnmatch.fnmatch(step.name, pattern) for pattern in only.split(",")):
                 continue
             at, out = time.perf_counter(), Path("runs") / step.name
             try:
@@ -560,6 +560,6 @@ def tell(line: str) -> None:
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("folder", type=Path, help="a new folder")
-    asked.add_argument("--only", default="*", metavar="PATTERN", help="only the steps that fit, as 'trace-*'")
+    asked.add_argument("--only", default="*", metavar="PATTERN", help="only such steps, as 'trace-*,sweep-*'")
     options = asked.parse_args()
     sys.exit(1 if make(options.folder, only=options.only) else 0)
