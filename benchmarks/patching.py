@@ -37,11 +37,12 @@ from sink_lens import load
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.metrics import evaluate, logit_difference
 from sink_lens.edits.outcome import Outcome
+from sink_lens.edits.part import Part
 from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
-from sink_lens.patching.activation import Sweep, measured_run
+from sink_lens.patching.activation import RunPair, measured_run
 from sink_lens.patching.cells import cell_of_patch
-from sink_lens.patching.parts import Part, cells
+from sink_lens.patching.parts import cells, index_of
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
 TOLERANCE = 1e-5
@@ -110,8 +111,8 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
     grid = cells(lens, case.site, by=case.by, n_positions=case.length, layers=case.layers, **chosen)
     whole = lens.n_layers * (case.length if case.site == "resid_pre" else lens.n_heads)  # cells of all layers
     measured_run(lens, run, metric=metric)  # to warm up
-    sweep, once = timed(partial(Sweep.of, lens, run, source, site=case.site, metric=metric, grid=grid))
-    patches = [cell_of_patch(part, site=case.site, run=sweep.held, source=sweep.given) for part in grid]
+    runs, once = timed(partial(RunPair.of, lens, run, source, site=case.site, metric=metric, grid=grid))
+    patches = [cell_of_patch(part, run=runs.held, source=runs.given) for part in grid]
     engine, checking = timed(partial(make_engine, lens, run, patches, [metric]))
     _, baseline = timed(lambda: engine.baseline_outcome(slice(0, case.pairs)))
     ours, slow, floor = (once + checking + baseline) * len(grid) / whole, [], 0.0
@@ -163,7 +164,7 @@ def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: A
             patching_metric=metric,
             patch_setter=setter,
             activation_name=case.site,
-            index_df=pd.DataFrame([part.place], columns=case.theirs),
+            index_df=pd.DataFrame([index_of(part, case.by)], columns=case.theirs),
         )
     return found[-1], sizes[-1]
 

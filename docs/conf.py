@@ -14,11 +14,11 @@ from typer.main import get_command
 
 import sink_lens
 from sink_lens.cli import app as commands
+from sink_lens.engine.named_edits import KINDS
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
 from sink_lens.schema import TABLES, UNITS
-from sink_lens.sweeps.edits import KINDS
 
 project = "sink_lens"
 author = "sink_lens authors"

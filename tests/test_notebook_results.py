@@ -10,12 +10,13 @@ import torch
 from sink_lens.activations.views import Captured, Streamed
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.outcome import Outcome
+from sink_lens.edits.part import Part
 from sink_lens.engine.generation import Generated
 from sink_lens.identity.state_contraction import Contraction
 from sink_lens.identity.token_preference import Preference
-from sink_lens.patching.activation import PatchResult, Sweep
+from sink_lens.patching.activation import PatchResult, RunPair
 from sink_lens.patching.attribution import AttributionResult
-from sink_lens.patching.path import Node, PathResult
+from sink_lens.patching.path import PathResult
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.trainer import TrainResult
 
@@ -47,8 +48,8 @@ def results():
         PatchResult(frame=SWEPT, values=torch.zeros(2, 1), baselines=torch.ones(2, 1), **PATCHED, **SITE),
         "is 1 in the baseline run",
     )
-    yield AttributionResult(frame=SWEPT, sweep=object.__new__(Sweep), grid=(), **PATCHED, **SITE), "to first order"
-    node = Node(site="z", layer=3)
+    yield AttributionResult(frame=SWEPT, runs=object.__new__(RunPair), grid=(), **PATCHED, **SITE), "to first order"
+    node = Part(site="z", layers=(3,))
     yield PathResult(frame=SWEPT, receiver=node, **PATCHED), "through"
     said = {"prompt": HOSTILE, "text": HOSTILE, "plain": "b", "prompt_ids": (1,), "ids": (1,), "plain_ids": (2,)}
     yield Generated(**said), "the same for 0 tokens"

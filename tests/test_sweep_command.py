@@ -260,17 +260,17 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_
 
 def test_failed_cells_end_with_code_1_and_are_computed_again_when_that_is_asked(model, file, monkeypatch):
     from sink_lens.edits.constructors import edit
-    from sink_lens.sweeps import edits as kinds
+    from sink_lens.engine import named_edits as kinds
 
     state = {"broken": True}
 
     def fragile(place, references):
         def change(x, at):
-            if state["broken"] and place.head == (2,) and at.layer == 1:
+            if state["broken"] and place.part.heads == (2,) and at.layer == 1:
                 raise ValueError("no luck")
             return torch.zeros_like(x)
 
-        return edit(place.site, change, **place.where(), label=place.label)
+        return edit(place.part.site, change, **place.arguments)
 
     kind = kinds.Kind(meaning="breaks", make=fragile)
     monkeypatch.setattr(kinds, "KINDS", kinds.KINDS | {"zero": kind})

@@ -16,16 +16,12 @@ from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
-from ..models.delegation import attention_of, delegated, has_own_hooks, hooked
+from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
 from ..models.evaluating import evaluating
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observed
-
-
-class _FinishedError(Exception):
-    """Raised to end a forward pass after the last layer that is needed."""
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
@@ -83,8 +79,6 @@ def forward(
             _check_no_hook(lens)
             model, layers = stack.enter_context(delegated(lens, layers=range(last + 1))), lens.bridge.blocks
             stack.enter_context(hooked(lens, [_hook(lens, *place, put=put) for place in at_sites]))
-        if last < lens.n_layers:
-            stack.callback(layers[last].register_forward_hook(_finish).remove)
         if kernel is not None:
             watch = Watch(
                 kernel=kernel,
@@ -98,7 +92,8 @@ def forward(
             stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(contextlib.suppress(_FinishedError))
+        if last < lens.n_layers:
+            stack.enter_context(ending_after(layers[last]))
         model.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
 
 
@@ -124,10 +119,6 @@ def _check_no_hook(lens: LensModel) -> None:
                     f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read the "
                     "run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
                 )
-
-
-def _finish(module: nn.Module, args: Any, output: Any) -> None:
-    raise _FinishedError
 
 
 def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Any:

@@ -84,8 +84,8 @@ def stream(
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(sequences_a_forward(batch_size, batch)):
-            desk = _Desk(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
-            forward(lens, part, plan=plan, put=desk.put, keys=tuple(keys), rows=rows, kernel=chosen)
+            reading_pass = _ReadingPass(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
+            forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
             give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
@@ -155,9 +155,8 @@ def capture(
 
     def put(layer: int, name: str, tensor: Tensor) -> None:
         if positions is not None:
-            axis = 2 if SITES[name].observed else 1
             index = torch.tensor(list(positions), dtype=torch.int64, device=tensor.device)
-            tensor = tensor.index_select(axis, index)
+            tensor = tensor.index_select(SITES[name].position_axis, index)
         own = tensor.detach().to("cpu", lens.dtype, copy=True)
         kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
 
@@ -194,7 +193,7 @@ def estimate_bytes(
     return numbers * batch.n_sequences * lens.dtype.itemsize
 
 
-class _Desk:
+class _ReadingPass:
     """Collects the tensors of one pass: gives each reading the tensors that it waits for, and drops all others."""
 
     def __init__(

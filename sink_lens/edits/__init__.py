@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .mean_ablation import mean_ordinary as mean_ordinary
     from .normalisation import head_rms_norm as normalise
     from .normalisation import variance_calibration as calibrate
+    from .part import Part as Part
     from .quantisation import quantisation as quantise
     from .quantisation import quantised_weights as quantised_weights
 
@@ -39,6 +40,7 @@ _NAMES = {
     "CentringMeans": "amplification",
     "Edit": "constructors",
     "MEANS": ".schema",
+    "Part": "part",
     "Site": ".models.sites",
     "amplify": "amplification",
     "bake": "baking",
@@ -71,6 +73,7 @@ __all__ = [
     "At",
     "CentringMeans",
     "Edit",
+    "Part",
     "Site",
     "amplify",
     "bake",

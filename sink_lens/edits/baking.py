@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
 from ..models.packed import check_stored
-from .constructors import in_range
+from .part import in_range
 
 Units = Mapping[int, Sequence[int]]
 """Layer -> neurons, or dimensions."""

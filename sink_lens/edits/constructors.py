@@ -4,16 +4,13 @@ Edits compose. Within a layer they are applied in the order in which the layer c
 are applied in the given order, each to the result of the previous one. No edit changes a tensor in place, so tensors
 that were read earlier keep their values.
 
-The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` are always indices, and None means all.
-``positions`` are token positions (query positions in ``scores`` and ``pattern``). ``heads`` are the heads of the site
-(key-value heads in ``k`` and ``v``). ``units`` index the last axis of an activation (neurons, dimensions of the stream,
-dimensions of a head). ``keys`` are the key positions of ``scores`` and ``pattern``.
+The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choose the part, as ``edits.Part`` says.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,6 +20,7 @@ from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..models.weights import mlp_weights
+from .part import Indices, Part, Where, in_range
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -30,17 +28,6 @@ ORDER = {name: place for place, name in enumerate(SITES)}
 
 class EditError(InputError):
     """An edit whose result cannot be used because it is not finite or has another shape."""
-
-
-class Where(TypedDict, total=False):
-    """The part of a site that an edit changes; an axis that is not given is changed completely."""
-
-    layers: Sequence[int] | None
-    positions: Sequence[int] | None
-    heads: Sequence[int] | None
-    units: Sequence[int] | None
-    keys: Sequence[int] | None
-    label: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +57,27 @@ class Edit:
 
     site: str
     change: Change
-    layers: tuple[int, ...] | None = None
-    positions: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    units: tuple[int, ...] | None = None
-    keys: tuple[int, ...] | None = None
+    layers: Indices = None
+    positions: Indices = None
+    heads: Indices = None
+    units: Indices = None
+    keys: Indices = None
     reads: str | None = None
     """A site of the same layer, computed before this one, whose values the change needs."""
     label: str = ""
     """Name of the edit in tables and messages."""
+
+    @property
+    def part(self) -> Part:
+        """The part of the site that is changed."""
+        return Part(
+            site=self.site,
+            layers=self.layers,
+            positions=self.positions,
+            heads=self.heads,
+            units=self.units,
+            keys=self.keys,
+        )
 
     def over(self, n_layers: int) -> tuple[int, ...]:
         """The layers that the edit changes."""
@@ -100,7 +99,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
     if reads is not None and ORDER[reads] >= ORDER[site]:
         raise SiteError(f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one")
     label = where.pop("label", "") or site
-    chosen: dict[str, tuple[int, ...] | None] = {}
+    chosen: dict[str, Indices] = {}
     for name, given in where.items():
         indices = None if given is None else tuple(operator.index(one) for one in given)  # type: ignore[attr-defined]  # a sequence
         if indices is not None and not indices:
@@ -238,32 +237,6 @@ def scalar(
     )
 
 
-def part_of(values: Tensor, site: str, where: Where) -> Tensor:
-    """The part of a site's values that ``where`` chooses; axes of size 1 stay, since they are repeated.
-
-    Raises:
-        InputError: an index does not exist.
-    """
-    for axis, name in enumerate(SITES[site].parts, start=1):
-        chosen = where.get(f"{name}s")
-        if chosen is not None and values.shape[axis] > 1:
-            index = [in_range(name, one, values.shape[axis]) for one in chosen]
-            values = values.index_select(axis, torch.tensor(index, device=values.device))
-    return values
-
-
 def relabel(one: Edit, label: str) -> Edit:
     """The same edit under another label."""
     return replace(one, label=label)
-
-
-def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
-    """Return the index if it exists.
-
-    Raises:
-        InputError: the index does not exist.
-    """
-    if not 0 <= index < size:
-        whose = f" of the edit {of!r}" if of else ""
-        raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
-    return index

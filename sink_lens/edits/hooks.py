@@ -23,7 +23,8 @@ from ..errors import InputError, ModelError, SiteError, noted
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_at, site_of
-from .constructors import ORDER, At, Edit, EditError, edit, in_range
+from .constructors import ORDER, At, Edit, EditError, edit
+from .part import in_range
 
 _SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
 _OPEN = -1e4
@@ -164,11 +165,10 @@ class Applied:
     ) -> Tensor | None:
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
-            axis = next(axis for axis, name in enumerate(SITES[one.site].axes.split()) if name in ("position", "query"))
-            valid = torch.ones(len(tensor), tensor.shape[axis], dtype=torch.bool)
+            valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
             sequences, n_sequences = slice(0, len(tensor)), len(tensor)
         self.reached.add(number)
-        index = _index(one, tensor, begin=self.begin)
+        index = one.part.mesh(tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
         every = torch.arange(self.begin, valid.shape[1])
         positions = every if one.positions is None else torch.tensor(one.positions)
@@ -243,24 +243,6 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
                     f"the edit {one.label!r} chooses {name} and {one.site!r} has the axes {site.axes!r}; "
                     f"need a site that has {name}"
                 )
-
-
-def _index(one: Edit, tensor: Tensor, *, begin: int) -> tuple[Tensor, ...] | None:
-    """An open mesh over the chosen indices of every axis; None if everything is chosen."""
-    axes = ("sequence", *SITES[one.site].parts)
-    chosen = [None, *(getattr(one, f"{name}s") for name in axes[1:])]
-    if begin and one.positions is not None:
-        shifted = tuple(position - begin for position in one.positions)
-        chosen = [shifted if name == "position" else own for name, own in zip(axes, chosen, strict=True)]
-    if all(indices is None for indices in chosen):
-        return None
-    vectors = [
-        torch.arange(size, device=tensor.device) if indices is None else torch.tensor(indices, device=tensor.device)
-        for indices, size in zip(chosen, tensor.shape, strict=True)
-    ]
-    return tuple(
-        vector.view([-1 if place == axis else 1 for place in range(len(axes))]) for axis, vector in enumerate(vectors)
-    )
 
 
 def _version(tensor: Tensor) -> int:

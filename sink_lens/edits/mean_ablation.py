@@ -17,7 +17,8 @@ from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..schema import Mean
-from .constructors import Edit, Where, freeze, part_of
+from .constructors import Edit, freeze
+from .part import Part, Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +133,11 @@ def _mean_ablation(
 ) -> Edit:
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
-    if site in SITES and "position" not in SITES[site].axes.split():
+    if site in SITES and not SITES[site].by_token:
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)
     layers = list(range(lens.n_layers) if (chosen := where.get("layers")) is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
-    return freeze(site, {layer: part_of(over.of(found[site, layer]), site, where) for layer in layers}, **where)
+    part = Part.at(site, where)
+    return freeze(site, {layer: part.of(over.of(found[site, layer])) for layer in layers}, **where)

@@ -127,7 +127,7 @@ def run_applied(
     """``run_with`` for edits that are checked already; ``prompts`` are the batch's indices among all sequences."""
     first = 0 if start is None else start.layer
     last = lens.n_layers if loss or logits else max(layers) + 1
-    desk = Desk(lens=lens, keys=positions)
+    collector = RunCollector(lens=lens, keys=positions)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
@@ -138,14 +138,14 @@ def run_applied(
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read_sites, take=take))
-                for site, layer, take in desk.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
+                for site, layer, take in collector.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
             out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
-            desk.finish(out, part=part, loss=loss, logits=logits, edits=applied.edits)
+            collector.finish(out, part=part, loss=loss, logits=logits, edits=applied.edits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    return desk.outcome(layers, valid=batch.valid.cpu())
+    return collector.outcome(layers, valid=batch.valid.cpu())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class Early:
     """Loss of every token."""
 
 
-class Desk:
+class RunCollector:
     """Collects what a run reads, and joins the results of its passes.
 
     A run that begins at a later position is completed: what is read of the positions before is that of the baseline
@@ -229,7 +229,7 @@ class Desk:
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
-            axis = SITES[place[0]].axes.split().index("query" if SITES[place[0]].observed else "position")
+            axis = SITES[place[0]].position_axis
             before = self.early.outcome.tensors[place].narrow(axis, 0, self.begin)
             found = torch.cat([before, found], dim=axis)
         self.kept.setdefault(place, []).append(found)

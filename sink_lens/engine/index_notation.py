@@ -9,11 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..edits.part import Indices
 from ..errors import InputError
-from ..text import ranges, span
-
-Indices = tuple[int, ...] | None
-"""One value of an axis: the indices edited together; None is all of them."""
+from ..text import ranges
 
 
 def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
@@ -48,15 +46,6 @@ def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indic
     if len(set(found)) < len(found):
         raise InputError(f"{name} names a value twice: {given!r}; need each once")
     return found
-
-
-def as_text(indices: Indices) -> int | str:
-    """A value as it stands in a table: the number, ``0-3,7`` for a set, ``all``."""
-    if indices is None:
-        return "all"
-    if len(indices) == 1:
-        return indices[0]
-    return span(indices)
 
 
 def _set(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..edits.hooks import Act
-from ..models.delegation import attention_of, beginning_at, delegated, hooked, instead
+from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, instead
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
@@ -30,10 +30,6 @@ Take = Callable[[Tensor], None]
 Held = Mapping[int, tuple[Tensor, Tensor]]
 """Layer -> keys and values of the baseline run."""
 _NOTHING: Held = {}
-
-
-class _EndedError(Exception):
-    """Raised to end a forward pass once nothing more of it is needed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,12 +148,11 @@ def partial_pass(
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
         stack.enter_context(hooked(lens, hooks))
-        if last <= lens.n_layers:
-            module = attention_of(lens, last - 1) if attention_only else layers[last - 1]
-            stack.callback(module.register_forward_hook(_end).remove)
         stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, keep=keep, queries=queries)))
         stack.enter_context(torch.set_grad_enabled(gradients))
-        stack.enter_context(contextlib.suppress(_EndedError))
+        if last <= lens.n_layers:
+            module = attention_of(lens, last - 1) if attention_only else layers[last - 1]
+            stack.enter_context(ending_after(module))
         positions = layout.places[1][None].to(lens.device)
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
         if last <= lens.n_layers:
@@ -211,7 +206,3 @@ def _visit(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int
 
 def _tap(x: Tensor, hook: object, *, take: Take) -> None:
     take(x)
-
-
-def _end(module: nn.Module, args: Any, output: Any) -> None:
-    raise _EndedError

@@ -12,7 +12,7 @@ from ..edits.hooks import Applied
 from ..edits.outcome import Outcome, splice
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .forward import Desk, Early, not_a_number, run_applied
+from .forward import Early, RunCollector, not_a_number, run_applied
 from .layout import Layout
 from .needs import Needs
 from .partial_pass import Known, Visit, know, partial_pass, skippable
@@ -63,7 +63,7 @@ class Passes:
         (outcome,) = pack.run(0, keep=keys)
         streams = {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
         return BaselineBatch(
-            part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys, streams=streams
+            part=part, prompts=prompts, early=pack.collectors[0].early_of(outcome), keys=keys, streams=streams
         )
 
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
@@ -133,8 +133,9 @@ class _Pack:
             Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)
             for some, begin in zip(edits, begins, strict=True)
         ]
-        self.desks = [
-            Desk(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=baseline is None) for begin in begins
+        self.collectors = [
+            RunCollector(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=baseline is None)
+            for begin in begins
         ]
         self.valid = part.valid.to(lens.device)
 
@@ -153,10 +154,10 @@ class _Pack:
                 stream = self.layout.flat(self.baseline.streams[first].to(self.lens.device))
         last = self.needs.end(self.lens.n_layers)
         visits = self._visits(first)
-        for cell, desk in enumerate(self.desks):
-            for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
+        for cell, collector in enumerate(self.collectors):
+            for site, layer, take in collector.places(read=read, sites=self.needs.sites, valid=self.valid):
                 if SITES[site].observed and skip and layer == first:  # as in the baseline run
-                    desk.mass[layer] = [self._early_mass(layer)]
+                    collector.mass[layer] = [self._early_mass(layer)]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
         scored, kept = self._scored()
@@ -209,7 +210,7 @@ class _Pack:
         """Split the pass into one outcome per cell; layers before the first come from the baseline run."""
         found, done = [], 0
         n = self.part.n_sequences
-        for cell, (desk, edits) in enumerate(zip(self.desks, self.edits, strict=True)):
+        for cell, (collector, edits) in enumerate(zip(self.collectors, self.edits, strict=True)):
             at = None if scored is None else scored[cell]
             if out is not None:
                 if at is None:
@@ -218,11 +219,11 @@ class _Pack:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
-                at = desk.finish(own, part=self.part, edits=edits, **wanted)
+                at = collector.finish(own, part=self.part, edits=edits, **wanted)
             for layer in read:
-                if layer not in desk.state:  # the pass ended with the attention of its last layer
-                    desk.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
-            outcome = desk.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
+                if layer not in collector.state:  # the pass ended with the attention of its last layer
+                    collector.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
+            outcome = collector.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
             if self.baseline is not None:
                 early = self.baseline.outcome
                 outcome = splice(outcome, rows=slice(0, n), early=early)

@@ -1,5 +1,6 @@
 """Values that edits put in the place of others, measured on demand in the baseline run."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from torch import Tensor
@@ -13,11 +14,17 @@ from ..schema import Mean
 
 
 class References:
-    """Replacement values for edits, measured on demand in the baseline run on the cells' own sequences."""
+    """Replacement values for edits, measured on demand in the baseline run on the cells' own sequences.
 
-    def __init__(self, lens: LensModel, tokens: TokenBatch) -> None:
+    ``known`` holds values by site and layer that need no run.
+    """
+
+    def __init__(
+        self, lens: LensModel, tokens: TokenBatch, *, known: Mapping[tuple[str, int], Tensor] | None = None
+    ) -> None:
         self.lens = lens
         self.tokens = tokens
+        self._known = known or {}
         self.values = lru_cache(maxsize=2)(self._values)
         self.mean = lru_cache(maxsize=64)(self._mean)
         self.averaged = lru_cache(maxsize=3)(self._averaged)
@@ -25,6 +32,8 @@ class References:
 
     def _values(self, site: str, layer: int) -> Tensor:
         """The site at a layer, every sequence."""
+        if (site, layer) in self._known:
+            return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
 
     def _averaged(self, mean: Mean) -> Averaged:

@@ -155,6 +155,25 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
         yield
 
 
+class _EndedError(Exception):
+    """Raised to end a forward pass where it is no longer needed."""
+
+
+@contextlib.contextmanager
+def ending_after(module: nn.Module) -> Iterator[None]:
+    """Within the block, a forward pass ends after a module, and so does the block."""
+    handle = module.register_forward_hook(_end)
+    try:
+        with contextlib.suppress(_EndedError):
+            yield
+    finally:
+        handle.remove()
+
+
+def _end(module: nn.Module, args: Any, output: Any) -> None:
+    raise _EndedError
+
+
 def forward_of(module: nn.Module) -> Callable[..., Any]:
     """Return the function that the module runs now."""
     return module.forward

@@ -59,6 +59,16 @@ class Site:
         """Say what is chosen from on each axis after the sequences: position, head, key or unit."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
+    @property
+    def by_token(self) -> bool:
+        """Check whether each value belongs to one token, and not to a query and a key."""
+        return self.parts[0] == "position"
+
+    @property
+    def position_axis(self) -> int:
+        """The axis of the positions, which are those of the queries in scores and pattern."""
+        return 1 + self.parts.index("position")
+
     def hook_name(self, layer: int) -> str:
         """The bridge's hook name at one layer."""
         return self.bridge.format(layer=layer)

@@ -10,11 +10,9 @@ if TYPE_CHECKING:
     from .activation import patch_shard as patch_shard
     from .attribution import attribution_patch as attribution_patch
     from .config import PatchConfig as PatchConfig
-    from .path import Node as Node
     from .path import path_patch as path_patch
 
 _NAMES = {
-    "Node": "path",
     "PatchConfig": "config",
     "PatchResult": "activation",
     "attribution_patch": "attribution",
@@ -25,7 +23,6 @@ _NAMES = {
 """Public name -> the module that defines it."""
 
 __all__ = [
-    "Node",
     "PatchConfig",
     "PatchResult",
     "attribution_patch",

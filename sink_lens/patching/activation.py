@@ -30,15 +30,16 @@ from transformer_lens.patching import PatchingResult
 
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit, Where, freeze, part_of, zero
-from ..edits.mean_ablation import tokens_to_average
+from ..edits.constructors import Edit
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
+from ..edits.part import Part, Where
 from ..engine.cells import Cell
 from ..engine.effect_table import effect_table
 from ..engine.engine import Engine
 from ..engine.forward import run_with
 from ..engine.plan import Plan
+from ..engine.references import References
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -47,12 +48,12 @@ from ..models.sites import SITES
 from ..records import RunWriter, display
 from ..records.shards import in_shard, remove_shards, take_parts
 from ..stats import strongest
-from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
-from .config import PatchConfig, Put
+from .cells import MakesEdit, cell_of_edit, cell_of_patch, check_put, differs, put_spec
+from .config import PatchConfig
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
-from .parts import Part, cells, drawn_parts, place
+from .parts import cells, drawn_parts, identity_of, index_of
 from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:
@@ -176,9 +177,9 @@ def patch(
         corrupted: the same number of sequences of the same lengths.
         metric: of ``sink_lens.edits.metrics``, a function of the ``logits`` or of an ``Outcome``, or a name; the
             configuration's if None.
-        put: what is put into a part. ``source`` (the other run's values), ``zero``, ``mean_ordinary``, ``mean_all``,
-            ``mean_aligned``; or any edit, as a function of the site and the arguments that choose a part, such as
-            ``edits.zero`` or ``lambda site, **where: edits.scale(site, 2.0, **where)``. The configuration's if None.
+        put: what is put into a part: a name, such as ``source`` (the other run's values), ``mean_ordinary`` or
+            ``scale`` (with ``factor=2.0``); or any edit, as a function of the site and the arguments that choose a
+            part, such as ``edits.zero``. The configuration's if None.
         edits: made in both runs and beside every patch, so that an edited model is patched.
         config: what is patched; the default one if None.
         out: the run folder; None writes none. The same call on a folder that holds a part of it computes the rest.
@@ -269,7 +270,7 @@ def patch_shard(
 class _Asked:
     """Everything that determines the numbers of a patch."""
 
-    sweep: "Sweep"
+    runs: "RunPair"
     grid: list[Part]
     pair: PromptPair
     config: PatchConfig
@@ -282,20 +283,20 @@ class _Asked:
         """Open the run folder of the patch, or of a part of it."""
         own = {"put": label_of(self.put)} if callable(self.put) else {}
         own |= {"edits": [one.label for one in self.given]} if self.given else {}
-        lens, metric = self.sweep.lens, self.sweep.metric
+        lens, metric = self.runs.lens, self.runs.metric
         return open_run(folder, lens, self.pair, config=self.config, metric=metric, own=own, **how)
 
     def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
         """Measure all patches, or those that are kept here."""
-        make = self.put if callable(self.put) else self.sweep.maker(self.config.put)
-        every = {part.identity: part for parts in (self.grid, *self.controls) for part in parts}
-        return self.sweep.measure(every, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
+        make = self.put if callable(self.put) else self.runs.maker(self.config)
+        every = {identity_of(part): part for parts in (self.grid, *self.controls) for part in parts}
+        return self.runs.measure(every, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
     def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
         """Measure all patches that are not kept, and make the table."""
         config = self.config
         result = _result(
-            self.sweep,
+            self.runs,
             self.measure(kept, progress=progress),
             pair=self.pair,
             by=config.by,
@@ -332,18 +333,20 @@ def _asked(
     asked = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
     if asked.approximate:
         raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
+    if not callable(put):
+        check_put(asked)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if given and asked.screen:
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
     if asked.screen and (asked.put != "source" or callable(put)):
         raise InputError("screen approximates patches from the other run; leave out screen, or what is put in")
-    sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
+    runs, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
     approximations = None
     if asked.screen:
-        grid, approximations = _screen_cells(sweep, grid, most=asked.screen, steps=asked.steps)
-    at: dict[str, Any] = {"site": sweep.site, "sizes": sweep.sizes, "shortest": int(sweep.run.lengths.min())}
+        grid, approximations = _screen_cells(runs, grid, most=asked.screen, steps=asked.steps)
+    at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
     return _Asked(
-        sweep=sweep,
+        runs=runs,
         grid=grid,
         pair=pair,
         config=asked,
@@ -354,11 +357,11 @@ def _asked(
     )
 
 
-def _screen_cells(sweep: "Sweep", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
+def _screen_cells(runs: "RunPair", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
     """The cells with the largest effects to first order, in the order of the grid, and these effects."""
-    found = first_order(sweep, grid, steps=steps).double()
-    by_sequence = len(sweep.baseline) == sweep.run.n_sequences
-    effects = found[:, ~sweep.baseline.isnan()].mean(1) if by_sequence else found.sum(1)
+    found = first_order(runs, grid, steps=steps).double()
+    by_sequence = len(runs.baseline) == runs.run.n_sequences
+    effects = found[:, ~runs.baseline.isnan()].mean(1) if by_sequence else found.sum(1)
     best = sorted(effects.abs().argsort(descending=True, stable=True)[:most].tolist())
     return [grid[number] for number in best], effects[best].tolist()
 
@@ -387,7 +390,7 @@ def swept(
     metric: Metric | Callable[[Outcome], Any] | str | None,
     config: PatchConfig,
     edits: tuple[Edit, ...] = (),
-) -> tuple["Sweep", list[Part], PromptPair]:
+) -> tuple["RunPair", list[Part], PromptPair]:
     """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
@@ -400,11 +403,11 @@ def swept(
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
     grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
-    return Sweep.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits), grid, pair
+    return RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits), grid, pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class RunPair:
     """The baseline run and the source run of a sweep."""
 
     lens: LensModel
@@ -435,9 +438,9 @@ class Sweep:
         metric: Metric,
         grid: Sequence[Part],
         edits: tuple[Edit, ...] = (),
-    ) -> "Sweep":
+    ) -> "RunPair":
         """Run both; warn if their values at the site are equal."""
-        layers = sorted({layer for cell in grid for layer in cell.layers})
+        layers = sorted({layer for part in grid for layer in part.layers or ()})
         asked: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
@@ -469,33 +472,28 @@ class Sweep:
         """Sizes of the site's axes after the sequence axis."""
         return tuple(next(iter(self.held.values())).shape[1:])
 
-    def changes(self, cell: Part) -> bool:
-        """Whether patching a cell can change the metric: its values differ, and the metric reads something later."""
-        return self.reads(cell) and self.differs(cell)
+    def changes(self, part: Part) -> bool:
+        """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
+        return self.reads(part) and self.differs(part)
 
-    def reads(self, cell: Part) -> bool:
-        """Check whether the metric reads something that comes after a cell."""
-        return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
+    def reads(self, part: Part) -> bool:
+        """Check whether the metric reads something that comes after a part."""
+        return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(part.layers or (0,))
 
-    def differs(self, cell: Part) -> bool:
-        """Check whether the two runs have different values in a cell."""
-        return differs(cell, site=self.site, run=self.held, source=self.given)
+    def differs(self, part: Part) -> bool:
+        """Check whether the two runs have different values in a part."""
+        return differs(part, run=self.held, source=self.given)
 
-    def maker(self, put: Put) -> MakesEdit | None:
+    def maker(self, config: PatchConfig) -> MakesEdit | None:
         """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
-        if put == "source":
+        if config.put == "source":
             return None
-        if put == "zero":
-            return zero
-        over = tokens_to_average(self.lens, self.run, put)
+        references = References(self.lens, self.run, known=self.held)
 
-        def mean(site: str, **where: Unpack[Where]) -> Edit:
-            layers = where.get("layers") or (0,)
-            values = {layer: over.of(self.held[place(site, layer)]) for layer in layers}
-            where.setdefault("label", f"{site}, {over.words}")
-            return freeze(site, {layer: part_of(one, site, where) for layer, one in values.items()}, **where)
+        def make(site: str, **where: Unpack[Where]) -> Edit:
+            return put_spec(config, Part.at(site, where)).edit(references)
 
-        return mean
+        return make
 
     def measure(
         self,
@@ -520,10 +518,10 @@ class Sweep:
         todo = [part for part in parts.values() if able(part)]
         if make is None:
             at: dict[str, Any] = {"run": self.held, "source": self.given}
-            patches = [cell_of_patch(part, site=self.site, edits=self.edits, **at) for part in todo]
+            patches = [cell_of_patch(part, edits=self.edits, **at) for part in todo]
         else:
             at = {"sizes": self.sizes, "make": make}
-            patches = [cell_of_edit(part, site=self.site, edits=self.edits, **at) for part in todo]
+            patches = [cell_of_edit(part, edits=self.edits, **at) for part in todo]
         if not patches:
             return found
         engine = self._engine(patches, kept=kept, batch_size=batch_size)
@@ -533,7 +531,7 @@ class Sweep:
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
             values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
             first = 0 if self._is_whole else outcome.sequences.start
-            rows.extend((todo[number].identity, first + place, value, did) for place, value in enumerate(values))
+            rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))
 
         with tqdm(
             total=sum(len(block.cells) for block in blocks),
@@ -587,7 +585,7 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
 
 
 def _result(
-    sweep: Sweep,
+    runs: RunPair,
     found: Mapping[str, Measured],
     *,
     pair: PromptPair,
@@ -597,30 +595,31 @@ def _result(
     controls: Sequence[Sequence[Part]],
     seed: int,
 ) -> PatchResult:
-    values = torch.stack([found[part.identity].values for part in grid]) if grid else sweep.baseline.repeat(0, 1)
-    before = sweep.baseline.double().numpy()
-    drawn = [[found[part.identity].values.double().numpy() for part in some] for some in controls]
+    values = torch.stack([found[identity_of(part)].values for part in grid]) if grid else runs.baseline.repeat(0, 1)
+    before = runs.baseline.double().numpy()
+    drawn = [[found[identity_of(part)].values.double().numpy() for part in some] for some in controls]
     effects = effect_table(
         values.double().numpy(),
         before,
         controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
         generator=np.random.default_rng(seed),
     )
-    baseline, source = (float(one.double().nanmean()) for one in (sweep.baseline, sweep.source))
-    span = float((sweep.source.double() - sweep.baseline.double()).nanmean())
-    frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid))).join(effects)
+    baseline, source = (float(one.double().nanmean()) for one in (runs.baseline, runs.source))
+    span = float((runs.source.double() - runs.baseline.double()).nanmean())
+    frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
+    frame = frame.join(effects)
     frame.insert(
         frame.columns.get_loc("n"),  # type: ignore[arg-type]  # one column has this name
         "normalised_effect",
         frame["effect"] / span if span != 0 else math.nan,
     )
-    frame.insert(frame.columns.get_loc("n"), "changed", [found[part.identity].changed for part in grid])  # type: ignore[arg-type]
-    every = torch.cat([sweep.baseline[None], sweep.source[None], values]).double()
+    frame.insert(frame.columns.get_loc("n"), "changed", [found[identity_of(part)].changed for part in grid])  # type: ignore[arg-type]
+    every = torch.cat([runs.baseline[None], runs.source[None], values]).double()
     return PatchResult(
         frame=frame,
-        site=sweep.site,
-        metric=sweep.metric.name,
-        unit=sweep.metric.unit,
+        site=runs.site,
+        metric=runs.metric.name,
+        unit=runs.metric.unit,
         direction=direction,
         by=by,
         baseline=baseline,

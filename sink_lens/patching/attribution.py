@@ -24,16 +24,17 @@ from torch import Tensor
 
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
+from ..edits.part import Part
 from ..engine.trust import TOLERANCE
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..stats import strongest
-from .activation import Sweep, patch_config, swept
+from .activation import RunPair, patch_config, swept
 from .config import PatchConfig
 from .first_order import first_order
 from .pairs import Direction, PromptPair, Sequences, label_table
-from .parts import Part
+from .parts import identity_of, index_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +85,7 @@ class AttributionResult:
     """The metric of the source run, from which the patched-in values come."""
     differences: pd.DataFrame = field(repr=False)
     labels: Mapping[int, str] = field(repr=False)
-    sweep: Sweep = field(repr=False)
+    runs: RunPair = field(repr=False)
     grid: tuple[Part, ...] = field(repr=False)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
@@ -120,16 +121,16 @@ class AttributionResult:
         """
         if n < 1:
             raise InputError(f"{n} patches were requested for the comparison; need at least 1")
-        able = [number for number, cell in enumerate(self.grid) if self.sweep.changes(cell)]
+        able = [number for number, part in enumerate(self.grid) if self.runs.changes(part)]
         if not able:
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
         drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
         numbers = sorted(able[one] for one in drawn)
-        parts = {self.grid[number].identity: self.grid[number] for number in numbers}
-        found = self.sweep.measure(parts, progress=progress)
+        parts = {identity_of(self.grid[number]): self.grid[number] for number in numbers}
+        found = self.runs.measure(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])
         frame = self.frame.iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
-        frame["effect"] = (values.double() - self.sweep.baseline.double()).nanmean(1).numpy()
+        frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
         rounding = TOLERANCE * max(1.0, abs(self.baseline))
@@ -165,10 +166,10 @@ def attribution_patch(
     """
     lens = as_lens(lens)
     asked = patch_config(config, lens=lens, metric=metric, fields=fields)
-    sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
-    per_sequence = first_order(sweep, grid, steps=asked.steps)
+    runs, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
+    per_sequence = first_order(runs, grid, steps=asked.steps)
     direction = asked.direction
-    return _result(sweep, per_sequence, pair=pair, by=asked.by, direction=direction, grid=grid)
+    return _result(runs, per_sequence, pair=pair, by=asked.by, direction=direction, grid=grid)
 
 
 def _spearman(both: pd.DataFrame) -> float:
@@ -177,26 +178,32 @@ def _spearman(both: pd.DataFrame) -> float:
 
 
 def _result(
-    sweep: Sweep, per_sequence: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: list[Part]
+    runs: RunPair,
+    per_sequence: Tensor,
+    *,
+    pair: PromptPair,
+    by: tuple[str, ...],
+    direction: Direction,
+    grid: list[Part],
 ) -> AttributionResult:
-    by_sequence = len(sweep.baseline) == sweep.run.n_sequences
-    frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
-    undefined = sweep.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
+    by_sequence = len(runs.baseline) == runs.run.n_sequences
+    frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
+    undefined = runs.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
     kept = per_sequence.double()[:, ~undefined]
     frame["approximation"] = (kept.mean(1) if by_sequence else kept.sum(1)).numpy()
-    frame["changed"] = [sweep.differs(cell) for cell in grid]
-    frame["n"] = int((~sweep.baseline.isnan()).sum())
+    frame["changed"] = [runs.differs(part) for part in grid]
+    frame["n"] = int((~runs.baseline.isnan()).sum())
     return AttributionResult(
         frame=frame,
-        site=sweep.site,
-        metric=sweep.metric.name,
-        unit=sweep.metric.unit,
+        site=runs.site,
+        metric=runs.metric.name,
+        unit=runs.metric.unit,
         direction=direction,
         by=by,
-        baseline=float(sweep.baseline.double().nanmean()),
-        source=float(sweep.source.double().nanmean()),
+        baseline=float(runs.baseline.double().nanmean()),
+        source=float(runs.source.double().nanmean()),
         differences=pair.differences,
         labels=pair.labels,
-        sweep=sweep,
+        runs=runs,
         grid=tuple(grid),
     )

@@ -2,33 +2,32 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..edits.constructors import At, Edit, edit
+from ..edits.part import Part
 from ..engine.cells import Cell, cone
+from ..engine.named_edits import KINDS, EditSpec
 from ..errors import InputError
 from ..models.sites import SITES
-from .parts import Part, place
+from .config import PatchConfig
+from .parts import identity_of, opened, place
 
 MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
 
 
-def differs(
-    cell: Part, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
-) -> bool:
-    """Check whether the source values of the cell differ from the run's own; otherwise the patch changes nothing."""
-    keys = {place(site, layer) for layer in cell.layers}
-    return any(not torch.equal(cell.of(run[key]), cell.of(source[key])) for key in keys)
+def differs(part: Part, *, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]) -> bool:
+    """Check whether the source values of a part differ from the run's own; otherwise the patch changes nothing."""
+    keys = {place(part.site, layer) for layer in part.layers or ()}
+    return any(not torch.equal(part.of(run[key]), part.of(source[key])) for key in keys)
 
 
 def cell_of_patch(
     part: Part,
     *,
-    site: str,
     run: Mapping[tuple[str, int], Tensor],
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
@@ -36,46 +35,40 @@ def cell_of_patch(
     """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ.
 
     Args:
-        part: the part to patch.
-        site: the site.
+        part: the part to patch, with all its indices.
         run: values of the run that is patched, by site and layer.
         source: values of the other run.
         edits: what else is changed in both runs.
     """
-    begin, index = 0, list(part.index)
-    keys = [place(site, layer) for layer in part.layers]
-    if SITES[site].axes.startswith("batch position"):
+    site, identity, begin = part.site, identity_of(part), 0
+    keys = [place(site, layer) for layer in part.layers or ()]
+    if SITES[site].by_token and part.positions is not None:
         differing = torch.stack(
             [(part.of(run[key]) != part.of(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
         )
-        first = int(differing.any(0).int().argmax())
-        index[0] = part.index[0][first:] if part.index[0] == tuple(sorted(part.index[0])) else part.index[0]
-        begin = min(index[0])
-    sizes = run[keys[0]].shape[1:]
-    chosen: dict[str, Any] = {
-        f"{name}s": None if indices == tuple(range(size)) else indices
-        for name, indices, size in zip(SITES[site].parts, index, sizes, strict=True)
-    }
-    mesh = replace(part, index=tuple(index))
+        if part.positions == tuple(sorted(part.positions)):
+            first = int(differing.any(0).int().argmax())
+            part = replace(part, positions=part.positions[first:])
+        begin = min(part.positions or (0,))
+    own = opened(part, sizes=run[keys[0]].shape[1:])
 
     def change(values: Tensor, at: At) -> Tensor:
-        return mesh.of(source[site, at.layer][at.sequences]).to(values.device, values.dtype)
+        return own.of(source[site, at.layer][at.sequences]).to(values.device, values.dtype)
 
-    layers = part.layers if SITES[site].per_layer else None
-    one = edit(site, change, layers=layers, label=f"patch {site}", **chosen)
+    patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
     touched, first = cone(edits)
-    touches = ((site, layers), *touched)
     if edits:
         begin = min(begin, first)
-    return Cell(identity=part.identity, touches=touches, begin=begin, make=lambda references: (*edits, one))
+    return Cell(
+        identity=identity, touches=((site, own.layers), *touched), begin=begin, make=lambda references: (*edits, patch)
+    )
 
 
-def cell_of_edit(part: Part, *, site: str, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
+def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
     """Any edit of a part as a cell.
 
     Args:
         part: the part to edit.
-        site: the site.
         sizes: of the site's axes after the sequence axis.
         make: called with the site and the arguments that choose the part.
         edits: what else is changed.
@@ -83,15 +76,27 @@ def cell_of_edit(part: Part, *, site: str, sizes: Sequence[int], make: MakesEdit
     Raises:
         InputError: what was made is no edit of this site.
     """
-    chosen: dict[str, Any] = {
-        f"{name}s": indices
-        for name, indices, size in zip(SITES[site].parts, part.index, sizes, strict=True)
-        if indices != tuple(range(size))
-    }
-    layers = {"layers": part.layers} if SITES[site].per_layer else {}
-    one = make(site, **layers, **chosen)
-    if not isinstance(one, Edit) or one.site != site:
-        made = f"an edit of {one.site!r}" if isinstance(one, Edit) else type(one).__name__
-        raise InputError(f"what is put into a part of {site!r} made {made}; need an edit of that site")
-    touches, begin = cone((*edits, one))
-    return Cell(identity=part.identity, touches=touches, begin=begin, make=lambda references: (*edits, one))
+    made = make(part.site, **opened(part, sizes=sizes).where)
+    if not isinstance(made, Edit) or made.site != part.site:
+        kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
+        raise InputError(f"what is put into a part of {part.site!r} made {kind}; need an edit of that site")
+    touches, begin = cone((*edits, made))
+    return Cell(identity=identity_of(part), touches=touches, begin=begin, make=lambda references: (*edits, made))
+
+
+def check_put(config: PatchConfig) -> None:
+    """Refuse what cannot be put into parts of the site.
+
+    Raises:
+        InputError: which, and what is needed.
+    """
+    if config.put != "source":
+        put_spec(config, Part(site=config.site))
+    elif config.factor is not None:
+        raise InputError("source takes no factor; leave it out")
+
+
+def put_spec(config: PatchConfig, part: Part) -> EditSpec:
+    """The edit of a part that a configuration names; all parts have the seed of the configuration."""
+    seed = config.seed if config.put in KINDS and "seeds" in KINDS[config.put].takes else None
+    return EditSpec(kind=config.put, part=part, factor=config.factor, seed=seed)

@@ -10,8 +10,8 @@ from ..schema import DEFAULT_MODEL
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]
 """Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
-Put = Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned"]
-"""What can be put into a part by name."""
+Put = Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"]
+"""What can be put into a part by name: the other run's values, or a kind of edit that can edit any part."""
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
@@ -56,7 +56,9 @@ class PatchConfig:
     bos: BosCondition = "auto"
     """The first token, as in trace."""
     put: Put = "source"
-    """What a patch puts into its part: the other run's values (source), zero, or a mean of the patched run."""
+    """What a patch puts into its part: the other run's values (source), or an edit of the patched run, as in sweep."""
+    factor: float | None = None
+    """Factor of --put scale; the number that --put set puts in."""
     controls: int = 5
     """Random parts of the same size (units, heads, positions) as controls of each patch; 0 for none."""
     batch_size: int | None = None

@@ -10,9 +10,10 @@ from ..errors import InputError
 from ..models.header import Header, sizes_of
 from ..models.prompt_tokens import prompt_tokens
 from ..models.sites import SITES
+from .cells import check_put
 from .config import PatchConfig
 from .named_metric import spec_of
-from .parts import cells, drawn_parts
+from .parts import cells, drawn_parts, identity_of
 
 BACKWARD = 3
 """Passes that a forward and a backward count as."""
@@ -29,6 +30,7 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
     clean, corrupted = (prompt_tokens(path, prompts, bos=config.bos) for prompts in (config.clean, config.corrupted))
     if clean is None or corrupted is None:
         return None
+    check_put(config)
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
     grid = cells(header, config.site, by=config.by, n_positions=n_positions, **chosen)
@@ -39,14 +41,14 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
         grid = grid[: config.check if config.approximate else config.screen]
     sizes = sizes_of(header, site.axes, n_positions=n_positions)
     draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
-    drawn = [drawn_parts(part, site=site.name, sizes=sizes, shortest=min(map(len, clean)), **draws) for part in grid]
-    every = {part.identity: part for parts in (grid, *drawn) for part in parts}
-    if config.put == "source" and site.parts[0] == "position":
-        every = {name: part for name, part in every.items() if max(part.index[0]) >= first}
+    drawn = [drawn_parts(part, sizes=sizes, shortest=min(map(len, clean)), **draws) for part in grid]
+    every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
+    if config.put == "source" and site.by_token:
+        every = {name: part for name, part in every.items() if max(part.positions or (0,)) >= first}
     read = spec_of(config).last(header)
     last = header.n_layers if read is None else read + 1
     for part in every.values():
-        layers = max(0, last - min(part.layers)) if site.per_layer else 0
+        layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
         weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
         passes += weights / (header.n_body + header.n_vocab)
     return passes, sum(map(len, clean))

@@ -7,37 +7,38 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..edits.part import Part
 from ..engine.forward import run_with
 from ..engine.gradients import metric_gradients
-from .parts import Part, place
+from .parts import place
 
 if TYPE_CHECKING:
-    from .activation import Sweep
+    from .activation import RunPair
 
 
-def first_order(sweep: "Sweep", grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
+def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
     """Compute (x' - x) . dm/dx for each cell, by sequence; with several steps, the gradient's mean over them."""
-    gradients = _gradients(sweep, steps=steps)
+    gradients = _gradients(runs, steps=steps)
     products = {}
     for key, gradient in gradients.items():
-        run, source = sweep.held[key].float(), sweep.given[key].float()
+        run, source = runs.held[key].float(), runs.given[key].float()
         difference = torch.where(run == source, 0.0, source - run)  # masked scores may be infinite in both runs
         products[key] = difference * gradient.float()
-    found = torch.zeros(len(grid), sweep.run.n_sequences)
-    for number, cell in enumerate(grid):
-        for key in {place(sweep.site, layer) for layer in cell.layers}:
-            found[number] += cell.of(products[key]).flatten(1).sum(1)
-    return found
+    effects = torch.zeros(len(grid), runs.run.n_sequences)
+    for number, part in enumerate(grid):
+        for key in {place(runs.site, layer) for layer in part.layers or ()}:
+            effects[number] += part.of(products[key]).flatten(1).sum(1)
+    return effects
 
 
-def _gradients(sweep: "Sweep", *, steps: int) -> dict[tuple[str, int], Tensor]:
-    """Gradient of the metric, summed over sequences, at the site in every layer of the sweep, averaged over steps."""
-    run = {"lens": sweep.lens, "batch": sweep.run, "metric": sweep.metric, "at": sweep.held}
+def _gradients(runs: "RunPair", *, steps: int) -> dict[tuple[str, int], Tensor]:
+    """Gradient of the metric, summed over sequences, at the site in every layer patched, averaged over steps."""
+    run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:
         return metric_gradients(**run)
     first = {"layers": (0,), "sites": ("resid_pre",), "loss": False}
-    one, other = (run_with(sweep.lens, tokens, **first).tensors["resid_pre", 0] for tokens in (sweep.run, sweep.other))
-    total = {key: torch.zeros_like(tensor) for key, tensor in sweep.held.items()}
+    one, other = (run_with(runs.lens, tokens, **first).tensors["resid_pre", 0] for tokens in (runs.run, runs.other))
+    total = {key: torch.zeros_like(tensor) for key, tensor in runs.held.items()}
     for step in range(steps):
         between = one + (step + 0.5) / steps * (other - one)
         for key, gradient in metric_gradients(**run, embedding=between).items():

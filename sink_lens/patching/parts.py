@@ -8,51 +8,14 @@ indices of an axis that is not swept are patched together. The words of ``transf
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from itertools import product
 from typing import Any
-from zlib import crc32
 
-import numpy as np
-import torch
-from jaxtyping import Shaped
-from torch import Tensor
-
+from ..edits.part import SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import SITES, site_of
-
-_SPARE = 3
-"""More draws than controls, since a draw that holds the part's own indices is no control of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a site, in one or several layers, that one patch replaces."""
-
-    place: tuple[int, ...]
-    """The cell's index on each axis in ``by``."""
-    layers: tuple[int, ...]
-    index: tuple[tuple[int, ...], ...]
-    """The chosen indices on each axis of the site after the sequence axis."""
-
-    @property
-    def identity(self) -> str:
-        """Text that tells the part from others, whatever the sweep's axes."""
-        return json.dumps([self.layers, self.index])
-
-    def of(self, tensor: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
-        """A copy of this part of the site's tensor."""
-        return tensor[self.mesh(tensor)]
-
-    def mesh(self, tensor: Shaped[Tensor, "batch ..."]) -> tuple[slice | Tensor, ...]:
-        """The index that selects this part of the site's tensor."""
-        found = []
-        for axis, indices in enumerate(self.index):
-            shape = [-1 if axis == other else 1 for other in range(len(self.index))]
-            found.append(torch.tensor(indices, device=tensor.device).view(shape))
-        return (slice(None), *found)
 
 
 def cells(
@@ -67,7 +30,7 @@ def cells(
     keys: Sequence[int] | None = None,
     units: Sequence[int] | None = None,
 ) -> list[Part]:
-    """Make every cell of a sweep; the last axis in ``by`` varies fastest.
+    """Make every part that a sweep patches, with all its indices; the last axis in ``by`` varies fastest.
 
     Raises:
         SiteError: the family lacks the site.
@@ -93,13 +56,32 @@ def cells(
     chosen["layer"] = _indices("layers", layers, size=model.n_layers)
     if not SITES[site].per_layer:
         chosen["layer"] = (model.n_layers - 1,)
-    swept = [chosen[name] for name in by]
-    found = []
-    for place in product(*swept):
-        fixed = {name: (index,) for name, index in zip(by, place, strict=True)}
-        part = chosen | fixed
-        found.append(Part(place=place, layers=part["layer"], index=tuple(part[name] for name in names)))
-    return found
+    parts = []
+    for indices in product(*(chosen[name] for name in by)):
+        fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
+        parts.append(Part(site=site, **{f"{name}s": of_axis for name, of_axis in fixed.items()}))
+    return parts
+
+
+def identity_of(part: Part) -> str:
+    """Text that tells a part of a site from others, whatever the sweep's axes."""
+    return json.dumps([part.layers, part.index])
+
+
+def index_of(part: Part, by: Sequence[str]) -> tuple[int, ...]:
+    """The cell's index on each axis in ``by``."""
+    chosen = {axis: part.chosen(axis) for axis in by}
+    return tuple(indices[0] for indices in chosen.values() if indices is not None)
+
+
+def opened(part: Part, *, sizes: Sequence[int]) -> Part:
+    """The same part with None on the axes of which everything is chosen."""
+    whole = {
+        f"{axis}s": None
+        for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
+        if part.chosen(axis) == tuple(range(size))
+    }
+    return replace(part, **whole, **({} if SITES[part.site].per_layer else {"layers": None}))
 
 
 def place(site: str, layer: int) -> tuple[str, int]:
@@ -107,48 +89,31 @@ def place(site: str, layer: int) -> tuple[str, int]:
     return (site, layer if SITES[site].per_layer else 0)
 
 
-def drawn_parts(part: Part, *, site: str, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
+def drawn_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
     """Random parts of the same size in the same layers: other units, else other heads, positions or keys.
 
     None if the part is everything that its layers have.
 
     Args:
         part: the part that they are controls of; none of its own indices is drawn.
-        site: the site.
         sizes: of the site's axes after the sequence axis.
         shortest: tokens of the shortest sequence; only positions that every sequence has are drawn.
         draws: most of them; fewer where there are not so many.
         seed: of the draws; parts that differ only in the drawn axis share theirs.
     """
-    names = SITES[site].parts
-    axis = next(
-        (
-            names.index(name)
-            for name in ("unit", "head", "position", "key")
-            if name in names and len(part.index[names.index(name)]) < sizes[names.index(name)]
-        ),
-        None,
-    )
+    names = SITES[part.site].parts
+    size_of = dict(zip(names, sizes, strict=True))
+    able = (name for name in ("unit", "head", "position", "key") if name in size_of)
+    axis = next((name for name in able if len(part.chosen(name) or ()) < size_of[name]), None)
     if axis is None:
         return []
-    own, size = set(part.index[axis]), min(sizes[axis], shortest) if names[axis] in ("position", "key") else sizes[axis]
-    rest: list[Any] = [indices for other, indices in enumerate(part.index) if other != axis]
-    group = json.dumps([part.layers, axis, len(own), rest])
-    found = _draws(group, n=len(own), size=size, most=draws + _SPARE, seed=seed)
-    fit = [drawn for drawn in found if not own & set(drawn)][:draws]
-    return [replace(part, index=(*part.index[:axis], drawn, *part.index[axis + 1 :])) for drawn in fit]
-
-
-@lru_cache
-def _draws(group: str, *, n: int, size: int, most: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Distinct random sets of n indices, the same for every part of a group."""
-    generator = np.random.default_rng([seed, crc32(group.encode())])
-    found: dict[tuple[int, ...], None] = {}
-    for _ in range(20 * most):
-        if len(found) >= most or size < n:
-            break
-        found[tuple(sorted(generator.choice(size, size=n, replace=False).tolist()))] = None
-    return tuple(found)
+    own = set(part.chosen(axis) or ())
+    size = min(size_of[axis], shortest) if axis in ("position", "key") else size_of[axis]
+    rest: list[Any] = [part.chosen(name) for name in names if name != axis]
+    group = json.dumps([part.layers, names.index(axis), len(own), rest])
+    sets = random_sets(group, n=len(own), size=size, most=draws + SPARE_DRAWS, seed=seed)
+    fit: list[Any] = [indices for indices in sets if not own & set(indices)][:draws]
+    return [replace(part, **{f"{axis}s": indices}) for indices in fit]
 
 
 def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:

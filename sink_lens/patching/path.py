@@ -30,10 +30,11 @@ from tqdm.auto import tqdm
 
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
-from ..edits.constructors import ORDER, Edit, Where, freeze, part_of
+from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
+from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
@@ -57,34 +58,8 @@ _SUBLAYER = {"attn_out": ("attn_in", "attn_out"), "mlp_out": ("mlp_in", "mlp_out
 """Output of a sublayer -> the first and last site of the sublayer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A sender or receiver: a part of a site at one layer, where a path begins or ends."""
-
-    site: str
-    layer: int
-    positions: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    units: tuple[int, ...] | None = None
-
-    def put(self, value: Tensor) -> Edit:
-        """Make an edit that replaces this part by the same part of a given tensor."""
-        layer = self.layer if SITES[self.site].per_layer else 0
-        at = {"layers": (layer,), "label": f"path through {self.site}"}
-        return freeze(self.site, {layer: self.of(value)}, **at, **self._chosen)
-
-    def of(self, value: Tensor) -> Tensor:
-        """Select this part from the site's whole tensor."""
-        return part_of(value, self.site, Where(**self._chosen))
-
-    @property
-    def _chosen(self) -> dict[str, Any]:
-        where = {"positions": self.positions, "heads": self.heads, "units": self.units}
-        return {name: indices for name, indices in where.items() if indices is not None}
-
-
-Path = Node | tuple[str, int] | tuple[str, int, int]
-"""A node, given as a ``Node``, as (site, layer) or as (site, layer, head)."""
+Path = Part | tuple[str, int] | tuple[str, int, int]
+"""A sender or receiver: a ``Part`` of one layer, (site, layer) or (site, layer, head)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +69,7 @@ class PathResult:
     frame: pd.DataFrame
     """One row per sender: ``site``, ``layer``, ``head`` (missing unless the sender is one head), ``value``,
     ``effect`` and ``normalised_effect`` as in ``PatchResult``, ``n``."""
-    receiver: Node
+    receiver: Part
     metric: str
     direction: Direction
     baseline: float
@@ -134,8 +109,8 @@ def path_patch(
         lens: the model.
         clean: text, texts, token ids or a token batch.
         corrupted: the same number of sequences, with the same lengths.
-        sender: the activation to replace: (site, layer), (site, layer, head) or a ``Node``; or a list of these, for a
-            sweep over senders.
+        sender: the activation to replace: (site, layer), (site, layer, head) or an ``edits.Part`` of one layer; or a
+            list of these, for a sweep over senders.
         receiver: the only activation that receives the change; it must be computed after every sender.
         metric: as in ``patch``.
         direction: as in ``patch``.
@@ -152,51 +127,48 @@ def path_patch(
     pair = pair_prompts(lens, clean, corrupted, bos=bos)
     run, source = pair.run_and_source(direction)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
-    senders = [
-        _node(lens, one, n_positions=run.n_positions) for one in (sender if isinstance(sender, list) else [sender])
-    ]
+    given_senders = sender if isinstance(sender, list) else [sender]
+    senders = [_part(lens, given, n_positions=run.n_positions) for given in given_senders]
     if not senders:
         raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
-    end = _node(lens, receiver, n_positions=run.n_positions)
-    for one in senders:
-        if _moment(one, lens) >= _moment(end, lens):
+    end = _part(lens, receiver, n_positions=run.n_positions)
+    for start in senders:
+        if _moment(start, lens) >= _moment(end, lens):
             raise InputError(
-                f"the sender {_node_words(one)} is not computed before the receiver {_node_words(end)}; need a path "
-                "forwards"
+                f"the sender {_words(start)} is not computed before the receiver {_words(end)}; need a path forwards"
             )
-    sites = {"attn_out", "mlp_out", end.site, *(one.site for one in senders)}
-    held = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
-    given = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
-    check_edits(
-        [one.put(held[place(one.site, one.layer)]) for one in [*senders, end]], lens=lens, n_positions=run.n_positions
-    )
+    sites = {"attn_out", "mlp_out", end.site, *(start.site for start in senders)}
+    own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
+    other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
+    every = [*senders, end]
+    check_edits([_put(part, own[_place(part)]) for part in every], lens=lens, n_positions=run.n_positions)
     edits = [
         [
-            one.put(given[place(one.site, one.layer)]),
-            *frozen_edits(lens, sender=one, receiver=end, held=held, which=freeze),
+            _put(start, other[_place(start)]),
+            *frozen_edits(lens, sender=start, receiver=end, baseline=own, which=freeze),
         ]
-        for one in senders
+        for start in senders
     ]
     ending, receiving = _grounds(lens, run, receiver=end, edits=edits, metric=measured)
     baseline = evaluate(measured, ending.read(ending.needs)).double()
     wanted = evaluate(measured, measured_run(lens, source, metric=measured)).double()
     span = float((wanted - baseline).nanmean())
-    key = place(end.site, end.layer)
+    key = _place(end)
     batches = len(ending.prompts)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
         received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
         before = end.of(receiving.read(receiving.needs).tensors[key])
         values = [outcome.tensors[key] for outcome, _ in received]
-        puts = [[] if torch.equal(end.of(value), before) else [end.put(value)] for value in values]
+        puts = [[] if torch.equal(end.of(value), before) else [_put(end, value)] for value in values]
         ended = outcomes(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
-    for one, (outcome, _) in zip(senders, ended, strict=True):
+    for start, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome).double()
         effects = values - baseline
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
-        head = one.heads[0] if one.heads is not None and len(one.heads) == 1 else None
+        head = start.heads[0] if start.heads is not None and len(start.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
-        rows.append((one.site, one.layer, head, float(values.nanmean()), effect, normalised, n))
+        rows.append((start.site, _layer(start), head, float(values.nanmean()), effect, normalised, n))
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
@@ -210,7 +182,7 @@ def path_patch(
 
 
 def frozen_edits(
-    lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], which: Frozen
+    lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
     """The edits that freeze every output between sender and receiver at its baseline value."""
     found = []
@@ -224,17 +196,17 @@ def frozen_edits(
             if not carries and _moment(sender, lens) < ends and ends < _moment(receiver, lens):
                 layers.append(layer)
         if layers:
-            values = {layer: held[name, layer] for layer in layers}
+            values = {layer: baseline[name, layer] for layer in layers}
             found.append(freeze(name, values, layers=layers, label=f"frozen {name}"))
     return found
 
 
 def _grounds(
-    lens: LensModel, run: TokenBatch, *, receiver: Node, edits: Sequence[Sequence[Edit]], metric: Metric
+    lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
     """The baseline run as the metric reads it, and with the receiver's tensor, by a plan that was compared."""
     needs, last = Needs.of([metric], lens=lens), not SITES[receiver.site].per_layer
-    at = {"keys": needs.keys or (0,), "layers": (receiver.layer,), "sites": (receiver.site,), "positions": None}
+    at = {"keys": needs.keys or (0,), "layers": (_layer(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some, name=str(number)) for number, some in enumerate(edits)]
     plan, _ = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
@@ -242,20 +214,46 @@ def _grounds(
     return baseline_run, baseline_run.under((), needs=of_receiver)
 
 
-def _node(lens: LensModel, given: Path, *, n_positions: int) -> Node:
-    if not isinstance(given, Node):
+def _part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
+    """The part that a sender or receiver names.
+
+    Raises:
+        InputError: it has another form, not one layer, or does not exist.
+    """
+    if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
-            raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or a Node")
-        given = Node(site=given[0], layer=given[1], heads=None if len(given) == 2 else (given[2],))
-    chosen = {"layers": (given.layer,), "positions": given.positions, "heads": given.heads, "units": given.units}
-    cells(lens, given.site, by=(), n_positions=n_positions, **chosen)  # refuses a node that does not exist
+            raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
+        given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
+    if given.layers is None or len(given.layers) != 1:
+        raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
+    cells(lens, given.site, by=(), n_positions=n_positions, **_chosen(given))  # refuses a part that does not exist
     return given
 
 
-def _moment(node: Node, lens: LensModel) -> tuple[int, int]:
-    """The place of a node in the order of computation, for comparisons."""
-    return (node.layer if SITES[node.site].per_layer else lens.n_layers, ORDER[node.site])
+def _chosen(part: Part) -> dict[str, Any]:
+    return {**part.where}
 
 
-def _node_words(node: Node) -> str:
-    return f"{node.site} of layer {node.layer}"
+def _layer(part: Part) -> int:
+    assert part.layers is not None  # ``_part`` refuses it
+    return part.layers[0]
+
+
+def _place(part: Part) -> tuple[str, int]:
+    return place(part.site, _layer(part))
+
+
+def _put(part: Part, value: Tensor) -> Edit:
+    """Make an edit that replaces a part by the same part of a given tensor."""
+    _, layer = _place(part)
+    where = _chosen(part) | {"layers": (layer,), "label": f"path through {part.site}"}
+    return freeze(part.site, {layer: part.of(value)}, **where)
+
+
+def _moment(part: Part, lens: LensModel) -> tuple[int, int]:
+    """The place of a part in the order of computation, for comparisons."""
+    return (_layer(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])
+
+
+def _words(part: Part) -> str:
+    return f"{part.site} of layer {_layer(part)}"

@@ -10,13 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..engine.cost import about, peak_by_header, runs_on_gpu, seconds_a_token, size
+from ..engine.named_edits import EditSpec
 from ..models.bundled import files_of
 from ..models.header import Header, check_fits, read_header
 from ..models.prompt_tokens import prompt_tokens
 from ..models.sites import SITES
 from .config import SweepConfig
-from .edits import Place
-from .grid import identity_of
 
 _PASSES = 8
 """Whole passes beside those of the cells: the baseline run twice, and some cells on both paths in the check."""
@@ -45,14 +44,14 @@ def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_posit
     read = [metric.last(header) for metric in config.metrics]
     unembeds = None in read
     last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)
-    places, drawn = config.grid.places(header, n_positions=n_positions)
-    every = {identity_of(place): place for place in (*places, *drawn)}
+    specs, drawn = config.grid.specs(header, n_positions=n_positions)
+    every = {spec.identity: spec for spec in (*specs, *drawn)}
     whole = header.n_body + header.n_vocab
     layers, passes = 0.0, 0.0
-    for place in every.values():
-        run = max(0, last + 1 - _first(place, n_layers=header.n_layers))
+    for spec in every.values():
+        run = max(0, last + 1 - _first(spec, n_layers=header.n_layers))
         weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
-        begin = min(place.position or (0,))
+        begin = min(spec.part.positions or (0,))
         layers += run
         passes += (run > 0 or unembeds) * weights / whole * (1 - begin / n_positions)
     tokens = n_sequences * n_positions
@@ -62,8 +61,8 @@ def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_posit
     table.add_column(justify="right")
     held = header.bytes_as(config.dtype)
     for name, value in {
-        "cells": f"{len(places):,}",
-        "random controls beside them": f"{len(every) - len(places):,}",
+        "cells": f"{len(specs):,}",
+        "random controls beside them": f"{len(every) - len(specs):,}",
         "sequences": f"{n_sequences:,}",
         "metrics": f"{len(config.metrics):,}",
         "tokens of a sequence": f"{'up to ' if config.prompts else ''}{n_positions:,}",
@@ -83,6 +82,6 @@ def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_posit
     return Group(table, Text(note))
 
 
-def _first(place: Place, *, n_layers: int) -> int:
+def _first(spec: EditSpec, *, n_layers: int) -> int:
     """The layer that the pass of a cell begins with."""
-    return min(place.layer or (0,)) if SITES[place.site].per_layer else n_layers
+    return min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else n_layers

@@ -6,21 +6,20 @@ beside *controls*: the same edit of as many units, heads or positions, drawn at 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
-import numpy as np
-
+from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..engine.index_notation import values_of
+from ..engine.named_edits import KINDS, EditSpec, kind_of
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import site_of
+from ..schema import CENTRES
 from ..text import visible
-from .edits import DEFAULT_CENTRES, KINDS, Place
 
 if TYPE_CHECKING:
     from ..edits.constructors import Edit
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
-_PLACE = tuple(part.name for part in fields(Place))
 _LARGEST = 1e38
 """Largest factor that is accepted: just under the largest float32."""
-_SPARE_DRAWS = 3
-"""More draws than controls, since a draw that holds the cell's own units is no control of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +37,8 @@ class EditGrid:
     """One kind of edit, and the axes over which it is swept; ``engine.index_notation`` says how values are written."""
 
     kind: str = "zero"
-    """Kind of edit, a name from ``KINDS``: zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, isolate
-    or amplify."""
+    """Kind of edit, a name from ``engine.named_edits.KINDS``: zero, mean_ordinary, mean_all, mean_aligned, resample,
+    scale, set, isolate or amplify."""
     site: str | None = None
     """Site to edit, a name from ``sink_lens.SITES``; isolate and amplify have a fixed site."""
     layers: Any = "each"
@@ -78,13 +74,13 @@ class EditGrid:
             if isinstance(one, bool) or not isinstance(one, int) or one < 0:
                 raise InputError(f"a seed of {self.kind} is {one!r}; need whole numbers from 0 on")
         for one in self.centres:
-            if one not in DEFAULT_CENTRES:
-                raise InputError(f"{self.kind} has no centre {one!r}; need some of {', '.join(DEFAULT_CENTRES)}")
+            if one not in CENTRES:
+                raise InputError(f"{self.kind} has no centre {one!r}; need some of {', '.join(CENTRES)}")
         factors = [float(one) for one in self.factors]
         object.__setattr__(self, "factors", factors)
 
-    def places(self, lens: Sized, *, n_positions: int) -> Iterator[Place]:
-        """Every place of the axes' product, the last axis fastest.
+    def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
+        """Every edit of the axes' product, the last axis fastest.
 
         Raises:
             InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
@@ -92,22 +88,12 @@ class EditGrid:
             SiteError: the family lacks the site.
         """
         axes, _ = self._axes(lens, n_positions=n_positions)
-        for layer, position, head, unit, key, factor, seed, centre in product(*axes):
-            yield Place(
-                kind=self.kind,
-                site=self._site(),
-                layer=layer,
-                position=position,
-                head=head,
-                unit=unit,
-                key=key,
-                factor=factor,
-                seed=seed,
-                centre=centre,
-            )
+        for *chosen, factor, seed, centre in product(*axes):
+            part = Part(site=self._site(), **{f"{name}s": indices for name, indices in zip(AXES, chosen, strict=True)})
+            yield EditSpec(kind=self.kind, part=part, factor=factor, seed=seed, centre=centre)
 
     def size(self, lens: Sized, *, n_positions: int) -> int:
-        """Number of places in the product."""
+        """Number of edits in the product."""
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
     def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
@@ -115,36 +101,25 @@ class EditGrid:
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
-        kind = KINDS[self.kind]
-        if kind.site is not None:
-            if self.site not in (None, kind.site):
-                raise InputError(f"{self.kind} edits {kind.site!r}; found site = {self.site!r}: leave it out")
-            return kind.site
-        return "neurons" if self.site is None else self.site
+        fixed = KINDS[self.kind].site if self.kind in KINDS else None
+        return self.site or fixed or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
-        if self.kind not in KINDS:
-            raise InputError(f"there is no kind of edit {self.kind!r}; need one of {', '.join(KINDS)}")
-        site = site_of(self._site(), family=lens.family)
-        if KINDS[self.kind].by_token and "position" not in site.axes.split():
-            raise InputError(
-                f"{self.kind} puts in values of tokens, and {site.name!r} has the axes {site.axes!r}; "
-                "need a site that has positions"
-            )
+        kind, site = kind_of(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, sizes_of(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
         elif self.layers not in ("each", "all"):
             raise InputError(f"{site.name!r} is computed once, behind the layers; leave layers out")
         axes: list[list[Any]] = []
-        for name in ("layer", "position", "head", "unit", "key"):
+        for name in AXES:
             given = getattr(self, f"{name}s")
             if name not in sizes:
                 if name != "layer" and given != "all":
                     raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")
                 axes.append([None])
             else:
-                first = KINDS[self.kind].first_position if name == "position" else None
+                first = kind.first_position if name == "position" else None
                 if first is not None and given == "all":
                     raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
                 label = f"{name}s of {self.kind} {site.name}"
@@ -153,7 +128,7 @@ class EditGrid:
 
     def _options(self) -> list[list[Any]]:
         takes = KINDS[self.kind].takes
-        defaults: dict[str, Sequence[Any]] = {"seeds": (0,), "centres": DEFAULT_CENTRES}
+        defaults: dict[str, Sequence[Any]] = {"seeds": (0,), "centres": CENTRES}
         found: list[list[Any]] = []
         for name in ("factors", "seeds", "centres"):
             given = getattr(self, name)
@@ -214,84 +189,71 @@ class Grid:
         """Make the cells of the table, and the random control cells that each group of them is compared with.
 
         Raises:
-            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.places`` raises.
+            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
         """
-        places, controls = self.places(lens, n_positions=n_positions)
-        cells = [_cell(place, axis=self._axis(place)) for place in places]
-        return cells, [_cell(place, axis=_drawn_axis(place)) for place in controls]
+        specs, controls = self.specs(lens, n_positions=n_positions)
+        cells = [_cell(spec, axis=self._axis(spec)) for spec in specs]
+        return cells, [_cell(spec, axis=_drawn_axis(spec)) for spec in controls]
 
-    def places(self, lens: Sized, *, n_positions: int) -> tuple[list[Place], list[Place]]:
-        """The places of the cells of the table, and those of the random controls.
+    def specs(self, lens: Sized, *, n_positions: int) -> tuple[list[EditSpec], list[EditSpec]]:
+        """The edits of the table's cells, and those of the random controls.
 
         Raises:
-            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.places`` raises.
+            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
         """
         if not self.edits:
             raise InputError("the grid has no edits; need at least one")
         n_cells = self.n_cells(lens, n_positions=n_positions)
         if n_cells > _MOST_CELLS:
             raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
-        found: dict[str, Place] = {}
-        controls: dict[str, list[Place]] = {}
-        for one in self.edits:
-            sizes = one.sizes(lens, n_positions=n_positions)
-            for place in one.places(lens, n_positions=n_positions):
-                identity = identity_of(place)
-                if identity in found:
-                    raise InputError(f"the grid has the cell {place.label!r} twice; need each once")
-                found[identity] = place
-                axis = self._axis(place)
-                if axis is not None and (group := _group(place, axis=axis)) not in controls:
-                    controls[group] = self._draws(place, axis=axis, size=sizes[axis], group=group)
-        return list(found.values()), [place for drawn in controls.values() for place in drawn]
+        specs: dict[str, EditSpec] = {}
+        controls: dict[str, list[EditSpec]] = {}
+        for grid in self.edits:
+            sizes = grid.sizes(lens, n_positions=n_positions)
+            for spec in grid.specs(lens, n_positions=n_positions):
+                if spec.identity in specs:
+                    raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
+                specs[spec.identity] = spec
+                axis = self._axis(spec)
+                if axis is not None and (group := _group(spec, axis=axis)) not in controls:
+                    controls[group] = self._draws(spec, axis=axis, size=sizes[axis], group=group)
+        return list(specs.values()), [spec for drawn in controls.values() for spec in drawn]
 
-    def _axis(self, place: Place) -> str | None:
-        return _drawn_axis(place) if self.controls else None
+    def _axis(self, spec: EditSpec) -> str | None:
+        return _drawn_axis(spec) if self.controls else None
 
-    def _draws(self, place: Place, *, axis: str, size: int, group: str) -> list[Place]:
-        """Distinct random sets of the same size."""
-        k = len(getattr(place, axis))
-        lowest = (KINDS[place.kind].first_position or 0) if axis == "position" else 0
-        generator = np.random.default_rng([self.seed, crc32(group.encode())])
-        found: dict[tuple[int, ...], None] = {}
-        for _ in range(20 * (self.controls + _SPARE_DRAWS)):
-            if len(found) == self.controls + _SPARE_DRAWS or size - lowest < k:
-                break
-            drawn = lowest + generator.choice(size - lowest, size=k, replace=False)
-            found[tuple(sorted(int(index) for index in drawn))] = None
-        changed: list[dict[str, Any]] = [{axis: indices} for indices in found]
-        return [replace(place, **one) for one in changed]
+    def _draws(self, spec: EditSpec, *, axis: str, size: int, group: str) -> list[EditSpec]:
+        """The same edit of random sets of as many indices."""
+        lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
+        n, most = len(spec.part.chosen(axis) or ()), self.controls + SPARE_DRAWS
+        drawn = random_sets(group, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
+        chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
+        return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
 
 
-def identity_of(place: Place) -> str:
-    """The place as text; two cells of the same text are the same computation."""
-    return json.dumps({name: getattr(place, name) for name in _PLACE}, sort_keys=True)
+def _group(spec: EditSpec, *, axis: str) -> str:
+    """The edit as text but for the indices on one axis, whose number counts."""
+    return json.dumps(spec.fields | {axis: len(spec.fields[axis])}, sort_keys=True)
 
 
-def _group(place: Place, *, axis: str) -> str:
-    """The place as text but for the indices on one axis, whose number counts."""
-    spec = {name: getattr(place, name) for name in _PLACE}
-    return json.dumps(spec | {axis: len(spec[axis])}, sort_keys=True)
-
-
-def _cell(place: Place, *, axis: str | None) -> "EngineCell":
+def _cell(spec: EditSpec, *, axis: str | None) -> "EngineCell":
     from ..engine.cells import Cell as EngineCell
 
     return EngineCell(
-        columns=place.columns(),
-        identity=identity_of(place),
-        touches=((place.site, place.layer),),
-        begin=min(place.position or (0,)),
-        make=partial(_make_edits, place),
-        group=None if axis is None else _group(place, axis=axis),
-        drawn=() if axis is None else getattr(place, axis),
+        columns=spec.columns,
+        identity=spec.identity,
+        touches=((spec.part.site, spec.part.layers),),
+        begin=min(spec.part.positions or (0,)),
+        make=partial(_make_edits, spec),
+        group=None if axis is None else _group(spec, axis=axis),
+        drawn=() if axis is None else spec.part.chosen(axis) or (),
     )
 
 
-def _make_edits(place: Place, references: "References") -> "tuple[Edit, ...]":
-    return (KINDS[place.kind].make(place, references),)
+def _make_edits(spec: EditSpec, references: "References") -> "tuple[Edit, ...]":
+    return (spec.edit(references),)
 
 
-def _drawn_axis(place: Place) -> str | None:
+def _drawn_axis(spec: EditSpec) -> str | None:
     """The axis in which controls are drawn: the narrowest that was chosen."""
-    return next((axis for axis in ("unit", "head", "position") if getattr(place, axis) is not None), None)
+    return next((axis for axis in ("unit", "head", "position") if spec.part.chosen(axis) is not None), None)

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from ..edits.metrics import Metric
+from ..edits.part import AXES
 from ..engine.cells import Cell
 from ..engine.effect_table import effect_table
 from ..errors import InputError, RunError
 from ..records import display
 from ..stats import strongest
-from .edits import AXES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

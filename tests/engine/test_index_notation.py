@@ -2,7 +2,8 @@
 
 import pytest
 
-from sink_lens.engine.index_notation import as_text, values_of
+from sink_lens.edits.part import index_text
+from sink_lens.engine.index_notation import values_of
 from sink_lens.errors import InputError
 
 
@@ -70,9 +71,9 @@ def test_each_of_nothing_is_refused():
     [(None, "all"), ((4,), 4), ((0, 1, 2, 3, 7), "0-3,7"), ((7, 9), "7,9"), ((9, 8, 1), "1,8-9")],
 )
 def test_a_value_is_shown_as_it_is_written(indices, text):
-    assert as_text(indices) == text
+    assert index_text(indices) == text
 
 
 @pytest.mark.parametrize("indices", [(0, 1, 2, 3, 7), (4, 5), (1, 3, 5)])
 def test_a_set_that_is_shown_can_be_written_again(indices):
-    assert values_of([as_text(indices)], name="layers", size=10) == [indices]
+    assert values_of([index_text(indices)], name="layers", size=10) == [indices]

@@ -34,7 +34,7 @@ def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
     lens, (clean, corrupted) = lens_of(family), pair()
     for site in sites_of(lens.family) if family in WHOLE else ("scores", "z", "mlp_out"):
         found = attribution_patch(lens, clean, corrupted, site=site, by=("layer",), layers=[1], metric=DIFFERENCE)
-        values = found.sweep.given[(site, 0 if site == "final" else 1)]
+        values = found.runs.given[(site, 0 if site == "final" else 1)]
 
         def toward(x, at, *, step, values=values):
             return torch.where(values == x, x, x + step * (values - x))

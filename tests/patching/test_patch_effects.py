@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from rounding import assert_close
 
 from sink_lens import TokenBatch, edits, metrics, patching, run_with, wrap
 from sink_lens.engine.engine import Engine
+from sink_lens.engine.named_edits import KINDS
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.patching.config import Put
 from sink_lens.patching.parts import cells, drawn_parts
 from sink_lens.records import read_run
 from sink_lens.records.shards import progress_of
@@ -53,7 +56,7 @@ def test_an_effect_has_its_interval_over_pairs_and_random_parts_beside_it():
     assert (frame["n_controls"] == 5).all()
     grid = cells(lens(), "resid_pre", by=("layer", "position"), n_positions=T, layers=[1, 2])
     for row, part in enumerate(grid):
-        drawn = drawn_parts(part, site="resid_pre", sizes=(T, 48), shortest=T, draws=5, seed=0)
+        drawn = drawn_parts(part, sizes=(T, 48), shortest=T, draws=5, seed=0)
         places = [T * (part.layers[0] - 1) + one.index[0][0] for one in drawn]
         assert row not in places
         assert frame["control_effect"][row] == pytest.approx(effects[places].mean(), abs=1e-6)
@@ -69,13 +72,13 @@ def test_controls_are_other_heads_units_or_positions_of_the_layer_and_none_of_it
         (("unit",), "neurons", (T, 80), 1),
     ):
         for part in cells(lens(), site, by=by, n_positions=T, layers=[1])[:12]:
-            drawn = drawn_parts(part, site=site, sizes=sizes, shortest=T, draws=3, seed=0)
+            drawn = drawn_parts(part, sizes=sizes, shortest=T, draws=3, seed=0)
             assert len(drawn) == 3
             for one in drawn:
                 assert not set(one.index[axis]) & set(part.index[axis])
                 assert [*one.index[:axis], *one.index[axis + 1 :]] == [*part.index[:axis], *part.index[axis + 1 :]]
     (whole,) = cells(lens(), "z", by=(), n_positions=T, layers=[1])
-    assert drawn_parts(whole, site="z", sizes=(T, 4, 12), shortest=T, draws=3, seed=0) == []
+    assert drawn_parts(whole, sizes=(T, 4, 12), shortest=T, draws=3, seed=0) == []
 
 
 def test_one_pair_has_no_interval():
@@ -86,22 +89,41 @@ def test_one_pair_has_no_interval():
     assert frame["control_effect"].notna().all()
 
 
-@pytest.mark.parametrize("name", ["zero", "scale", "mean_ordinary", "mean_aligned"])
+@pytest.mark.parametrize("name", ["zero", "scale", "scale by name", "set by name", "mean_ordinary", "mean_aligned"])
 def test_a_part_takes_any_edit(name):
     run = pair()[1]  # denoising patches the corrupted run
     makes = {
         "zero": edits.zero,
         "scale": lambda site, **where: edits.scale(site, 3.0, **where),
+        "scale by name": lambda site, **where: edits.scale(site, 3.0, **where),
+        "set by name": lambda site, **where: edits.set(site, 3.0, **where),
         "mean_ordinary": functools.partial(edits.mean_ordinary, lens(), run),
         "mean_aligned": functools.partial(edits.mean_aligned, lens(), run),
     }
-    put = name if name.startswith("mean") else makes[name]
-    found = patched(site="z", by=("layer", "head"), put=put)
+    kind, by_name = name.partition(" ")[0], name.startswith("mean") or " " in name
+    options = {"factor": 3.0} if " " in name else {}
+    found = patched(site="z", by=("layer", "head"), put=kind if by_name else makes[name], **options)
     for row, (layer, head) in enumerate(found.frame[["layer", "head"]].itertuples(index=False)):
         one = makes[name]("z", layers=[layer], heads=[head])
         wanted = METRIC.function(run_with(lens(), run, [one], logits=True)).double()
         torch.testing.assert_close(found.values[row], wanted, rtol=1e-4, atol=1e-4)
     assert found.frame["changed"].all()
+
+
+def test_what_can_be_put_in_by_name_is_every_kind_of_a_sweep_that_can_edit_any_part():
+    free = {name for name, kind in KINDS.items() if kind.site is None}
+    assert set(get_args(Put)) == {"source"} | free
+
+
+def test_an_edit_by_name_has_the_options_that_it_takes_and_no_others():
+    with pytest.raises(InputError, match="scale needs a factor"):
+        patched(put="scale")
+    with pytest.raises(InputError, match="zero takes no factor; leave it out"):
+        patched(put="zero", factor=2.0)
+    with pytest.raises(InputError, match="source takes no factor"):
+        patched(factor=2.0)
+    with pytest.raises(InputError, match="need a site that has positions"):
+        patched(site="pattern", by=("layer", "head"), put="mean_all")
 
 
 def test_an_edit_of_another_site_is_refused():

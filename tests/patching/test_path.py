@@ -10,11 +10,12 @@ from rounding import close
 
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze
+from sink_lens.edits.part import Part
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.activation import patch
-from sink_lens.patching.path import Node, path_patch
+from sink_lens.patching.path import path_patch
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
@@ -105,11 +106,11 @@ def test_noising_is_denoising_with_the_runs_exchanged():
 
 def test_positions_limit_both_ends():
     lens, (clean, corrupted) = lens_of(), pair(at=3)
-    receiver = Node(site="v", layer=2, positions=(5,))
-    early = Node(site="z", layer=0, positions=(1,))
+    receiver = Part(site="v", layers=(2,), positions=(5,))
+    early = Part(site="z", layers=(0,), positions=(1,))
     found = path_patch(lens, clean, corrupted, sender=[early, ("z", 0)], receiver=receiver, metric=DIFFERENCE)
     assert found.frame["effect"].tolist()[0] == close(0)  # before the difference
-    only = Node(site="z", layer=0, positions=(5,))
+    only = Part(site="z", layers=(0,), positions=(5,))
     same = path_patch(lens, clean, corrupted, sender=only, receiver=receiver, metric=DIFFERENCE)
     assert value(same) == pytest.approx(found.frame["value"].tolist()[1], abs=1e-6)  # the stream does not move along
 

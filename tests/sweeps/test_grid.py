@@ -7,17 +7,17 @@ import torch
 
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.engine.cells import cell_of
+from sink_lens.engine.named_edits import KINDS
 from sink_lens.engine.references import References
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES
-from sink_lens.sweeps.edits import KINDS
 from sink_lens.sweeps.grid import EditGrid, Grid
 
 LENGTH = 12
 
 
 def places(lens, **grid):
-    return list(EditGrid(**grid).places(lens, n_positions=LENGTH))
+    return list(EditGrid(**grid).specs(lens, n_positions=LENGTH))
 
 
 def untyped(**fields):
@@ -35,13 +35,13 @@ def cells(lens, *grids, **options):
 
 def test_the_last_axis_runs_fastest(lens_of):
     found = places(lens_of("llama"), layers="0-1", positions=[[2, 3]], units=[5, "7-8"], site="neurons")
-    assert [(place.layer, place.position, place.unit) for place in found] == [
+    assert [(place.part.layers, place.part.positions, place.part.units) for place in found] == [
         ((0,), (2, 3), (5,)),
         ((0,), (2, 3), (7, 8)),
         ((1,), (2, 3), (5,)),
         ((1,), (2, 3), (7, 8)),
     ]
-    assert {(place.kind, place.site, place.head, place.key, place.factor) for place in found} == {
+    assert {(place.kind, place.part.site, place.part.heads, place.part.keys, place.factor) for place in found} == {
         ("zero", "neurons", None, None, None)
     }
 
@@ -50,16 +50,16 @@ def test_options_run_faster_than_places(lens_of):
     found = places(
         lens_of("llama"), kind="amplify", layers="0-1", positions=[3], factors=(2.0, 5.0), centres=("values", "none")
     )
-    assert [(place.layer, place.factor, place.centre) for place in found] == [
+    assert [(place.part.layers, place.factor, place.centre) for place in found] == [
         ((layer,), factor, centre) for layer in (0, 1) for factor in (2.0, 5.0) for centre in ("values", "none")
     ]
 
 
 def test_left_out_axes_are_each_layer_and_all_of_the_rest(lens_of):
     found = places(lens_of("llama"))
-    assert [place.layer for place in found] == [(0,), (1,), (2,)]
-    assert all((place.position, place.unit, place.seed, place.centre) == (None,) * 4 for place in found)
-    assert found[0].site == "neurons"
+    assert [place.part.layers for place in found] == [(0,), (1,), (2,)]
+    assert all((place.part.positions, place.part.units, place.seed, place.centre) == (None,) * 4 for place in found)
+    assert found[0].part.site == "neurons"
 
 
 @pytest.mark.parametrize(
@@ -328,4 +328,4 @@ def test_a_cell_without_edits_or_without_a_name_is_refused(edits, name):
 def test_every_site_of_a_family_can_be_swept(lens_of):
     lens = lens_of("llama")
     for site in SITES:
-        assert places(lens, site=site)[0].site == site
+        assert places(lens, site=site)[0].part.site == site

@@ -1,0 +1,154 @@
+"""A part of a site: its layers, positions, heads, units and keys, for edits, sweeps, patches and paths.
+
+Indices on an axis are always numbers, and None is all of them. ``positions`` are token positions (query positions in
+``scores`` and ``pattern``). ``heads`` are the heads of the site (key-value heads in ``k`` and ``v``). ``units`` index
+the last axis of an activation (neurons, dimensions of the stream, dimensions of a head). ``keys`` are the key positions
+of ``scores`` and ``pattern``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypedDict
+from zlib import crc32
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ..errors import InputError
+from ..models.sites import SITES
+from ..text import span
+
+Indices = tuple[int, ...] | None
+"""What is chosen on one axis: indices that are edited together; None is all of them."""
+SPARE_DRAWS = 3
+"""More draws than controls, since a draw that holds a part's own indices is no control of it."""
+AXES = ("layer", "position", "head", "unit", "key")
+"""The axes of a part, as the columns of tables name them."""
+
+
+class Where(TypedDict, total=False):
+    """A part as keyword arguments; an axis that is not given is edited completely."""
+
+    layers: Sequence[int] | None
+    positions: Sequence[int] | None
+    heads: Sequence[int] | None
+    units: Sequence[int] | None
+    keys: Sequence[int] | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a site; None on an axis is all of it."""
+
+    site: str
+    layers: Indices = None
+    positions: Indices = None
+    heads: Indices = None
+    units: Indices = None
+    keys: Indices = None
+
+    @classmethod
+    def at(cls, site: str, where: Where) -> "Part":
+        """The part that an edit's keyword arguments choose."""
+        chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
+        return cls(site=site, **{name: None if given is None else tuple(given) for name, given in chosen.items()})
+
+    def chosen(self, axis: str) -> Indices:
+        """The indices on one of ``AXES``."""
+        return getattr(self, f"{axis}s")
+
+    @property
+    def index(self) -> tuple[Indices, ...]:
+        """The indices on each axis of the site after the sequences."""
+        return tuple(self.chosen(axis) for axis in SITES[self.site].parts)
+
+    @property
+    def where(self) -> Where:
+        """The part as keyword arguments of an edit."""
+        chosen = {f"{axis}s": indices for axis in AXES if (indices := self.chosen(axis)) is not None}
+        return Where(**chosen)  # type: ignore[typeddict-item]  # its keys are those of Where
+
+    @property
+    def words(self) -> str:
+        """What is chosen, in words; empty if everything is."""
+        chosen = {axis: indices for axis in AXES if (indices := self.chosen(axis)) is not None}
+        return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items())
+
+    def of(self, values: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
+        """This part of one layer's values; an axis of size 1 stays, since its value is repeated.
+
+        Raises:
+            InputError: an index does not exist.
+        """
+        index = self.mesh(values)
+        return values if index is None else values[index]
+
+    def mesh(self, tensor: Tensor, *, begin: int = 0) -> tuple[Tensor, ...] | None:
+        """The index that selects this part of one layer's tensor, an open mesh; None if everything is chosen.
+
+        Args:
+            tensor: all values of the site, the sequences first.
+            begin: the position that the tensor begins with.
+
+        Raises:
+            InputError: an index does not exist.
+        """
+        names = ("sequence", *SITES[self.site].parts)
+        vectors: list[Tensor | None] = [None]
+        for name, indices, size in zip(names[1:], self.index, tensor.shape[1:], strict=True):
+            first = begin if name == "position" else 0
+            if indices is None or (size == 1 and not first):
+                vectors.append(None)
+                continue
+            for index in (min(indices), max(indices)):
+                in_range(name, index - first, size)
+            vectors.append(torch.tensor(indices, device=tensor.device) - first)
+        if all(vector is None for vector in vectors):
+            return None
+        whole = [torch.arange(size, device=tensor.device) for size in tensor.shape]
+        chosen = [own if vector is None else vector for vector, own in zip(vectors, whole, strict=True)]
+        shapes = [[-1 if other == axis else 1 for other in range(len(names))] for axis in range(len(names))]
+        return tuple(vector.view(shape) for vector, shape in zip(chosen, shapes, strict=True))
+
+    def __str__(self) -> str:
+        """The part in words, such as ``z (layer 3, head 0)``."""
+        return f"{self.site} ({self.words})" if self.words else self.site
+
+
+def index_text(indices: Indices) -> int | str:
+    """Indices as they stand in a table: the number, ``0-3,7`` for several, ``all``."""
+    if indices is None:
+        return "all"
+    return indices[0] if len(indices) == 1 else span(indices)
+
+
+@lru_cache
+def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Draw distinct random sets of n indices from ``lowest`` to size - 1; the same for every part of a group.
+
+    Fewer than ``most`` if there are not so many.
+    """
+    generator = np.random.default_rng([seed, crc32(group.encode())])
+    sets: dict[tuple[int, ...], None] = {}
+    for _ in range(20 * most):
+        if len(sets) == most or size - lowest < n:
+            break
+        drawn = lowest + generator.choice(size - lowest, size=n, replace=False)
+        sets[tuple(sorted(drawn.tolist()))] = None
+    return tuple(sets)
+
+
+def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
+    """Return the index if it exists.
+
+    Raises:
+        InputError: the index does not exist.
+    """
+    if not 0 <= index < size:
+        whose = f" of the edit {of!r}" if of else ""
+        raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
+    return index

@@ -1,0 +1,213 @@
+"""The edits by name with options, as in a file: what a sweep's grid and a patch can put into a part of a site.
+
+To add one, write its function and add its row to ``KINDS``. What makes edits is imported when one is made, so that a
+grid is counted without the libraries of models.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Generator
+
+from ..edits.part import AXES, Part
+from ..errors import InputError
+from ..models.sites import SITES
+from ..schema import MEANS, Centre
+
+if TYPE_CHECKING:
+    from ..edits.constructors import Edit
+    from .references import References
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditSpec:
+    """An edit by its kind, part and options, so that it can be written in a file and sent to another machine."""
+
+    kind: str
+    """A name of ``KINDS``."""
+    part: Part
+    factor: float | None = None
+    seed: int | None = None
+    centre: Centre | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks.
+
+        Raises:
+            InputError: which, and what is needed.
+        """
+        kind = kind_of(self.kind, site=self.part.site)
+        for name, value in self.options.items():
+            if value is None and f"{name}s" in kind.takes:
+                raise InputError(f"{self.kind} needs a {name}")
+            if value is not None and f"{name}s" not in kind.takes:
+                raise InputError(f"{self.kind} takes no {name}; leave it out")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the kind takes beside the part."""
+        return {"factor": self.factor, "seed": self.seed, "centre": self.centre}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Everything that determines the edit."""
+        chosen = {axis: self.part.chosen(axis) for axis in AXES}
+        return {"kind": self.kind, "site": self.part.site} | chosen | self.options
+
+    @property
+    def identity(self) -> str:
+        """The fields as text; two edits of the same text are the same computation."""
+        return json.dumps(self.fields, sort_keys=True)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""
+        single = {}
+        for axis in AXES:
+            chosen = self.part.chosen(axis)
+            single[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
+        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self.options
+
+    @property
+    def label(self) -> str:
+        """The edit in words, for messages."""
+        strength = "" if self.factor is None else f" x {self.factor:g}"
+        words = self.part.words
+        return f"{self.kind} {self.part.site}{strength}" + (f" ({words})" if words else "")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The part and the label as keyword arguments of an edit."""
+        return {**self.part.where, "label": self.label}
+
+    def edit(self, references: "References") -> "Edit":
+        """Make the edit."""
+        return KINDS[self.kind].make(self, references)
+
+
+Make = Callable[[EditSpec, "References"], "Edit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of edit."""
+
+    meaning: str
+    make: Make
+    takes: tuple[str, ...] = ()
+    """The options that this kind needs, from ``factors``, ``seeds`` and ``centres``."""
+    site: str | None = None
+    """The only site that it edits; None is any."""
+    by_token: bool = False
+    """Whether it takes values by token position, so that the site must have an axis of positions."""
+    first_position: int | None = None
+    """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
+
+
+def kind_of(name: str, *, site: str) -> Kind:
+    """Look up a kind of edit by its name, for a site that it can edit.
+
+    Raises:
+        InputError: there is no such kind, or the site lacks what it needs.
+    """
+    if name not in KINDS:
+        raise InputError(f"there is no kind of edit {name!r}; need one of {', '.join(KINDS)}")
+    kind = KINDS[name]
+    if kind.site not in (None, site):
+        raise InputError(f"{name} edits {kind.site!r}; found site = {site!r}: leave it out")
+    if kind.by_token and not SITES[site].by_token:
+        raise InputError(
+            f"{name} puts in values of tokens, and {site!r} has the axes {SITES[site].axes!r}; "
+            "need a site that has positions"
+        )
+    return kind
+
+
+def _zero(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.constructors import zero
+
+    return zero(spec.part.site, **spec.arguments)
+
+
+def _scale(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.constructors import scale
+
+    return scale(spec.part.site, _factor(spec), **spec.arguments)
+
+
+def _set(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.constructors import set_value
+
+    return set_value(spec.part.site, _factor(spec), **spec.arguments)
+
+
+def _mean(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.constructors import freeze
+
+    mean: Any = spec.kind
+    values = {layer: spec.part.of(refs.mean(spec.part.site, layer, mean)) for layer in _layers(spec, refs)}
+    return freeze(spec.part.site, values, **spec.arguments)
+
+
+def _resample(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.constructors import resample
+
+    values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers(spec, refs)}
+    generator = Generator().manual_seed(spec.seed or 0)
+    return resample(spec.part.site, values, generator=generator, **spec.arguments)
+
+
+def _isolate(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.isolation import isolate
+
+    assert spec.part.positions is not None
+    return isolate(spec.part.positions, layers=spec.part.layers, label=spec.label)
+
+
+def _amplify(spec: EditSpec, refs: "References") -> "Edit":
+    from ..edits.amplification import amplify
+
+    assert spec.part.positions is not None
+    centre: Any = spec.centre
+    return amplify(
+        _factor(spec),
+        positions=spec.part.positions,
+        layers=_layers(spec, refs),
+        heads=spec.part.heads,
+        centre=centre,
+        means=None if centre == "none" else refs.means(),
+        label=spec.label,
+    )
+
+
+def _layers(spec: EditSpec, refs: "References") -> tuple[int, ...]:
+    if not SITES[spec.part.site].per_layer:
+        return (0,)
+    return tuple(range(refs.lens.n_layers)) if spec.part.layers is None else spec.part.layers
+
+
+def _factor(spec: EditSpec) -> float:
+    assert spec.factor is not None
+    return spec.factor
+
+
+KINDS: Mapping[str, Kind] = {
+    "zero": Kind(meaning="set to 0", make=_zero),
+    **{name: Kind(meaning=f"set to {meaning}", make=_mean, by_token=True) for name, meaning in MEANS.items()},
+    "resample": Kind(
+        meaning="another sequence's values at the same positions", make=_resample, takes=("seeds",), by_token=True
+    ),
+    "scale": Kind(meaning="times a factor", make=_scale, takes=("factors",)),
+    "set": Kind(meaning="set to a number", make=_set, takes=("factors",)),
+    "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
+    "amplify": Kind(
+        meaning="variance amplification from a centre",
+        make=_amplify,
+        takes=("factors", "centres"),
+        site="z_raw",
+        first_position=0,
+    ),
+}
+"""Name -> kind of edit."""
