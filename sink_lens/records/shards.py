@@ -6,6 +6,7 @@ scores of pairs) go to shards in turns. The run's folder holds what all of them 
 parts in the end: the shard that ends last makes the tables, as one process does that finds all parts there.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -114,21 +115,25 @@ def in_shard(
     """
     shard = Shard.parse(text)
     shard.check_beside(run)
-    with opened(run, patience=_PATIENCE) as writer:
-        parts = begin(writer)
-        is_done = all(map(writer.has, parts))
-        writer.leave()
-    if not is_done:
-        own = dict(list(parts.items())[shard.number - 1 :: shard.count])
-        with opened(shard.folder(run), patience=1.0, part={"shard": str(shard), "parts": own}) as writer:
+    with contextlib.ExitStack() as stack:
+        with opened(run, patience=_PATIENCE) as writer:
+            parts = begin(writer)
+            is_done = all(map(writer.has, parts))
+            writer.leave()
+            own = dict(list(parts.items())[shard.number - 1 :: shard.count])
+            part = {"shard": str(shard), "parts": own}
+            if not is_done:  # while the run's folder is held, so that no shard takes these parts and removes this one
+                writer = stack.enter_context(opened(shard.folder(run), patience=1.0, part=part))
+        if not is_done:
             compute(writer, own)
     with opened(run, patience=_PATIENCE) as writer:
-        if not (all_finished(run) or all(map(writer.has, parts))):
-            writer.leave()
-            return None
-        take_parts(writer)
+        if not all(map(writer.has, parts)):
+            if not all_finished(run):
+                writer.leave()
+                return None
+            take_parts(writer)
         result = finish(writer)
-    remove_shards(run)
+        remove_shards(run)
     return result
 
 

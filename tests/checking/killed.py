@@ -61,7 +61,11 @@ def run(arguments: list[str], *, out: str) -> int:
     if child == 0:
         code = 1
         try:
-            code = CliRunner().invoke(app, [*arguments, "--out", out]).exit_code
+            done = CliRunner().invoke(app, [*arguments, "--out", out])
+            code = done.exit_code
+            if code:
+                sys.stderr.write(f"{done.output}{done.exception!r}\n")
+                sys.stderr.flush()
         finally:
             os._exit(code)
     return child

@@ -3,13 +3,13 @@
 import pandas as pd
 import pytest
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from lenses import lens_of
 
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.engine.engine import Engine
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import state_of
+from sink_lens.records import shards, state_of
 from sink_lens.records.shards import Shard, progress_of
 from sink_lens.sweeps import EditGrid, Grid, sweep, sweep_shard
 
@@ -67,6 +67,32 @@ def test_shards_divide_the_cells_and_the_last_one_makes_the_tables_of_one_proces
     assert again is not None
     pd.testing.assert_frame_equal(again.frame, last.frame)
     assert sorted(ran) == list(range(len(ran)))
+
+
+def test_no_shard_is_opened_or_removed_while_another_shard_may_take_the_parts(asked, tmp_path, monkeypatch):
+    """A shard that waits for the run's folder, which is locked then, meets no folder that is half gone."""
+    out, held = tmp_path / "run", []
+
+    def is_held():
+        try:
+            FileLock(out / ".lock", timeout=0).acquire()
+        except Timeout:
+            return True
+        return False
+
+    opened, removed = shards.Shard.folder, shards.remove_shards
+    monkeypatch.setattr(shards.Shard, "folder", lambda self, run: held.append(is_held()) or opened(self, run))
+    sweep_shard(**asked, out=out, shard="1/2")
+    assert held
+    assert all(held)
+    held.clear()
+    monkeypatch.setattr(shards.Shard, "folder", opened)
+    monkeypatch.setattr(shards, "remove_shards", lambda run: held.append(is_held()) or removed(run))
+    assert sweep_shard(**asked, out=out, shard="2/2") is not None
+    assert held == [True]
+    # its parts are taken: a shard that ran beside it asks nothing of the folders any more
+    monkeypatch.setattr(shards, "all_finished", lambda run: pytest.fail("it read the shards' folders"))
+    assert sweep_shard(**asked, out=out, shard="1/2") is not None
 
 
 def test_the_sweep_itself_takes_what_shards_have_done_and_computes_the_rest(asked, tmp_path, monkeypatch):
