@@ -21,8 +21,6 @@ CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
 """Maximum number of sequences on which makers are searched: in a full trace, and in a quick one."""
 PATH_LENGTH, PATH_CONTROLS = 24, 3
 """Positions from the sink on that the paths are read at, and most draws of their controls."""
-LOSS_CHUNK = 256
-"""Tokens whose logits are computed at a time."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""

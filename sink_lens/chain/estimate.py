@@ -13,10 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..engine.cost import duration, peak_by_header, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import LIBRARIES, duration, free_bytes, runs_on_gpu, seconds_a_token, size
+from ..errors import InputError
 from ..models.bundled import files_of
-from ..models.header import Header, check_fits, read_header
-from .config import LOSS_CHUNK, PATH_CONTROLS, PATH_LENGTH, TraceConfig
+from ..models.header import Header, Sized, check_fits, read_header
+from ..models.memory import LOSS_CHUNK
+from .config import PATH_CONTROLS, PATH_LENGTH, TraceConfig
 
 _PASSES_OF_LINKS, _PASSES_A_STEP = 30, 4
 """Whole passes over the interventions' sequences: for links, curve and placement, and for a step's mediation."""
@@ -28,6 +30,13 @@ _PATHS, _PATHS_A_STEP, _CONTROLLED = 4, 16, 0.5
 """Paths, those that each step brings, and the share of them that has controls."""
 _STREAMED, _STEPS = 2.0, 2
 """The measuring pass over a plain one, and growth steps, for what the headers do not tell."""
+_TOKENS_READ, _TOKENS_EDITED = 2048, 512
+"""Tokens of a forward that measures, and of one under edits, on a CPU."""
+_POINTS, _PATTERNS = 11, 6
+"""Points of the screen, which are in one forward with gradients, and copies of their patterns in it."""
+_SITES_BY_POSITION = 4
+"""Sites of which sums by position are kept in double precision while a pass measures."""
+_LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
 _NOT_INCLUDED = (
     "Not included: loading, converting a GGUF file on first use, a second measuring pass where the first was aimed "
     "wrong, the bootstrap, the tables and the report (seconds)."
@@ -56,10 +65,11 @@ def estimate(config: TraceConfig) -> RenderableType:
 
         return timed_estimate(config)
     check_fits(header, config)
-    return _of_header(header, gguf=path if path.suffix == ".gguf" else None, config=config)
+    return _of_header(header, path=path, config=config)
 
 
-def _of_header(header: Header, *, gguf: Path | None, config: TraceConfig) -> RenderableType:
+def _of_header(header: Header, *, path: Path, config: TraceConfig) -> RenderableType:
+    gguf = path if path.suffix == ".gguf" else None
     sequences, length = len(config.prompts) or config.sequences, config.length
     tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)
     one = seconds_a_token(header)
@@ -73,8 +83,21 @@ def _of_header(header: Header, *, gguf: Path | None, config: TraceConfig) -> Ren
         number = whole_passes(config, few=few, sequences=sequences, positions=short, steps=_STEPS)
         passes.append(("interventions", number * short, 1.0))
     made = [Pass(name=name, tokens=count, seconds=count * factor * one) for name, count, factor in passes]
-    models = header.bytes_as(config.dtype) * (2 if config.random_init else 1)
-    peak = peak_by_header(header, weights=models, tokens=tokens if config.interventions else min(LOSS_CHUNK, tokens))
+    weights, free = header.bytes_as(config.dtype), free_bytes()
+    beside = bytes_beside(header, config, twin=weights * config.random_init)
+    one_by_one = config.random_init and LIBRARIES + weights + beside > free
+    if one_by_one:
+        beside = bytes_beside(header, config)
+    peak = LIBRARIES + weights + beside
+    models = weights * (1 if one_by_one or not config.random_init else 2)
+    memory = f"memory: about {size(peak)} at its peak, of which {size(models)} are weights"
+    if config.random_init:
+        memory += ", one model after the other" if one_by_one else " with the random-init baseline"
+    stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if gguf is None and weights > 1.5 * stored:
+        memory += f"; the weights take {size(stored)} in the checkpoint's own type (--dtype auto)"
+    if peak > free:
+        memory += f"; {size(free)} are free, so that it would be refused: {_LESS}"
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2
     disk = f"disk: about {size(patterns + 8 * tokens + 2_000_000)}"
     if gguf is not None:
@@ -82,12 +105,49 @@ def _of_header(header: Header, *, gguf: Path | None, config: TraceConfig) -> Ren
     return in_words(
         f"{gguf.name if gguf else config.model}: {sequences} sequences of up to {length} tokens, on the CPU",
         made,
-        f"memory: about {size(peak)} at its peak, of which {size(models)} are weights"
-        f"{' with the random-init baseline' if config.random_init else ''}",
+        memory,
         disk,
         f"Times come from the model's size, in the header of its files, and from the speed of a product of matrices "
         f"here and now, with {_STEPS} growth steps; expect a factor of 2. {_NOT_INCLUDED}",
     )
+
+
+def bytes_beside(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
+    """Most memory that a trace on the CPU takes beside libraries and the model, in bytes.
+
+    Args:
+        model: the model, or its header.
+        config: the question.
+        twin: bytes of the weights of a random-init baseline that stands beside the model.
+    """
+    sequences = len(config.prompts) or config.sequences
+    tokens, heads, keys = sequences * config.length, model.n_heads * model.d_head, model.n_kv_heads * model.d_head
+    a_layer = 4 * (10 * model.d_model + 4 * model.d_mlp + 6 * heads)
+    logits = 4 * LOSS_CHUNK * model.d_vocab
+    panel = 4 * _STEPS * tokens * (model.d_mlp + model.d_model)
+    sums = 16 * _SITES_BY_POSITION * model.n_layers * min(64, config.length) * model.d_model
+    measuring = sums + max(a_layer * min(tokens, _TOKENS_READ), logits) + (1 + config.random_init) * panel
+    if not config.interventions:
+        return twin + measuring
+    few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
+    chosen, a_value = min(config.choosing_sequences, sequences), 4 * short * model.n_layers
+    kept = a_value * few * (6 * model.d_model + 3 * keys + 2 * heads + model.d_mlp)
+    pattern = 16 * model.n_heads * min(_TOKENS_EDITED, few * short) * short
+    edited = kept + max(a_layer * min(few * short, _TOKENS_EDITED) + pattern, logits)
+    kept = a_value * (few * model.d_model + chosen * (3 * model.d_model + 2 * keys + heads + model.d_mlp))
+    screened = kept + 4 * _PATTERNS * _POINTS * chosen * model.n_heads * short**2
+    return max(twin + measuring, panel + max(screened, edited))
+
+
+def check_room(model: Sized, config: TraceConfig) -> None:
+    """Refuse a trace of a model in main memory that would not fit there.
+
+    Raises:
+        InputError: it would not, even with the random-init baseline in the model's place.
+    """
+    needed, free = bytes_beside(model, config), free_bytes()
+    if needed > free:
+        raise InputError(f"the trace takes about {size(needed)} beside the model and {size(free)} are free; {_LESS}")
 
 
 def in_words(title: str, passes: Sequence[Pass], *lines: str) -> RenderableType:

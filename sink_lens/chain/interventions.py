@@ -20,6 +20,7 @@ from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
 from ..engine.plan import Plan
 from ..models.lens import LensModel
+from ..models.memory import collect
 from ..stats import Interval, studentised_interval
 from ..text import span
 from . import amplification, makers, mediate, paths, placement
@@ -142,13 +143,12 @@ def causal_tables(
     empty, frames = list(TABLES), dict[str, pd.DataFrame]()
     able = why_no_interventions(lens, batch) is None
 
+    at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
+
     @functools.cache
-    def place(*, choosing: bool = False) -> Setting:
-        at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
-        chosen = sequences_to_choose_by(batch.n_sequences, config=config) if choosing else None
-        found = setting_of(lens, batch, config=config, chosen=chosen, **at)
-        if not choosing:
-            keep_plan(found.baseline_run.plan, found.baseline_run.deviation)
+    def place() -> Setting:
+        found = setting_of(lens, batch, config=config, **at)
+        keep_plan(found.baseline_run.plan, found.baseline_run.deviation)
         return found
 
     @functools.cache
@@ -158,8 +158,14 @@ def causal_tables(
 
     @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
-        target = makers.target_of(place(), lacks_sink=lacks_sink)
-        return makers.maker_tables(place(choosing=True), place(), target=target, supers=supers, progress=progress)
+        target, found = makers.target_of(place(), lacks_sink=lacks_sink), None
+        if target is not None:
+            chosen = sequences_to_choose_by(batch.n_sequences, config=config)
+            choosing = setting_of(lens, batch, config=config, chosen=chosen, **at)
+            found = makers.find_makers(choosing, target=target, progress=progress)
+            del choosing  # it holds activations of every layer
+            collect()
+        return makers.maker_tables(found, place(), supers=supers, progress=progress)
 
     if able:
         for name in ("makers", "maker_sets"):

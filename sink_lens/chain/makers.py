@@ -387,30 +387,23 @@ def _null(run: Outcome, reads: Sequence[int]) -> Tensor:
 
 
 def maker_tables(
-    choosing: Setting,
-    testing: Setting,
-    *,
-    target: Target | None,
-    supers: Mapping[int, Tensor],
-    progress: bool = False,
+    found: Makers | None, testing: Setting, *, supers: Mapping[int, Tensor], progress: bool = False
 ) -> dict[str, pd.DataFrame]:
     """Two tables: ``makers``, a row a part, and ``maker_sets``, a row a set or random set.
 
     Their columns are ``MAKER_COLUMNS`` and ``SET_COLUMNS``; neither has rows where there is nothing to find makers of.
 
     Args:
-        choosing: the sequences on which parts are ranked and sets are chosen.
+        found: the makers, found on other sequences; None where there is nothing to find makers of.
         testing: the sequences on which the sets are ablated.
-        target: what the makers are of; None is nothing.
         supers: layer -> mask of its super neurons, which are ablated as a set too.
         progress: show bars.
     """
-    if target is None:
+    if found is None:
         return {
             "makers": pd.DataFrame(columns=list(MAKER_COLUMNS)),
             "maker_sets": pd.DataFrame(columns=list(SET_COLUMNS)),
         }
-    found = find_makers(choosing, target=target, progress=progress)
     super_parts = tuple(
         Maker(kind="neuron", layer=layer, unit=unit)
         for layer, mask in sorted(supers.items())

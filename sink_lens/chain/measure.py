@@ -178,11 +178,13 @@ def measure(
     label: str = "measuring",
     only: frozenset[str] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
+    loss: bool = True,
 ) -> Panel:
     """Every measure of every layer in one pass, at the positions, layers and dimensions of a plan.
 
     The panel's location is found in what was read; ``aims`` says whether the pass must be made again. ``own`` makes
-    the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to assume.
+    the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to assume. Without the
+    ``loss`` nothing is unembedded.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
@@ -205,7 +207,7 @@ def measure(
         *r.output_readings(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(plan, positions=positions),
         *(reading for make in own for reading in make(one)),
-        r.loss_reading(lens),
+        *([r.loss_reading(lens)] if loss else []),
     ]
     if only is not None:
         readings = [reading for reading in readings if reading.name in only]

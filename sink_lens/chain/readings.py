@@ -20,11 +20,10 @@ from ..activations.record import LayerView, Reading
 from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import LensModel
-from ..models.memory import give_back
-from ..models.unembedding import logits_of
+from ..models.unembedding import losses_of
 from ..models.weights import attention_weights
 from ..schema import SINK_THRESHOLD
-from .config import CONTROLS, LOSS_CHUNK
+from .config import CONTROLS
 from .locate import MeasuringPlan
 
 Item = TypeVar("Item")
@@ -256,21 +255,13 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
 
 
 def token_loss_reading(lens: LensModel) -> Reading:
-    """Loss of each token after the first in nats, nan at padding, the unembedding applied to a few tokens at a time."""
+    """Loss of each token after the first in nats, nan at padding, without the logits of all tokens."""
 
     def loss(view: LayerView) -> Tensor:
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
         predicted = view.valid[:, 1:]
         found = torch.full(targets.shape, math.nan, device=hidden.device)
-        losses = []
-        for states, ids in zip(hidden[predicted].split(LOSS_CHUNK), targets[predicted].split(LOSS_CHUNK), strict=True):
-            logits = logits_of(lens, states)
-            correct, top = logits.gather(-1, ids[:, None])[:, 0], logits.amax(-1)
-            losses.append(logits.sub_(top[:, None]).exp_().sum(-1).log() + top - correct)  # in place: they are ours
-            del logits
-            give_back()
-        if losses:
-            found[predicted] = torch.cat(losses)
+        found[predicted] = losses_of(lens, hidden[predicted], targets[predicted])
         return found
 
     return Reading(name="token_loss", sites=("final",), function=loss)

@@ -226,16 +226,22 @@ class _Run:
     def bias_gradient(
         self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
     ) -> Float[Tensor, " kv_head"]:
-        """Gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``."""
-        lens = self.setting.lens
+        """Gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``.
+
+        Attention to the sink needs no more of the layer than its attention, and none of a layer that does not read it.
+        """
+        lens, of_sink = self.setting.lens, target == "sink"
         leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
+        if of_sink and layer not in self.setting.sink_layers:
+            return leaf.detach()
 
         def change(k: Tensor) -> Tensor:
             return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
         with torch.enable_grad(), evaluating(lens.bridge):
-            own, _ = self._own(layer, layout=layout, visits=visits, stream=layout.flat(stream), target=target)
+            ends = {"stream": layout.flat(stream), "target": target, "attention_only": of_sink}
+            own, _ = self._own(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()
 
@@ -244,9 +250,19 @@ class _Run:
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
     def _own(
-        self, layer: int, *, layout: Layout, visits: dict[tuple[str, int], Visit], stream: Tensor, target: Target
+        self,
+        layer: int,
+        *,
+        layout: Layout,
+        visits: dict[tuple[str, int], Visit],
+        stream: Tensor,
+        target: Target,
+        attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The layer's own target in each cell, summed over sequences, and the stream at the sink position after it."""
+        """The layer's own target in each cell, summed over sequences, and the stream at the sink position after it.
+
+        With ``attention_only`` the layer is not run to its end, and there is no such stream.
+        """
         lens, position = self.setting.lens, self.setting.sink_position
         patterns: list[Tensor] = []
         streams: list[Tensor] = []
@@ -257,6 +273,7 @@ class _Run:
         }
         held = {"held": self.held, "queries": self.queries} if layout.alone else {}
         ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "gradients": True}
+        ends["attention_only"] = attention_only
         partial_pass(lens, self.tokens, layout=layout, visits=visits, **ends, **held)
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":

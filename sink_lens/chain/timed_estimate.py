@@ -12,7 +12,8 @@ from ..engine.cost import now, peak_bytes, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
-from .config import LOSS_CHUNK, TraceConfig
+from ..models.memory import LOSS_CHUNK
+from .config import TraceConfig
 from .estimate import Pass, in_words, whole_passes
 from .inputs import other_condition
 from .links import LINKS

@@ -4,6 +4,7 @@ Scout where the sink is; measure every layer in one pass; measure the other BOS 
 random-init baseline; give each link a value, an interval, nulls and a verdict; write the run folder.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -28,16 +29,17 @@ from ..activations.record import capture
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens, from_tensor
 from ..edits.amplification import CentringMeans
+from ..engine.cost import free_bytes, size, weight_bytes
 from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
-from ..models.memory import give_back
+from ..models.memory import collect, set_aside
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
-from .estimate import estimate
+from .estimate import bytes_beside, check_room, estimate
 from .evidence import gather
 from .inputs import align_sinks, elsewhere, other_condition, provenance, without
 from .interventions import TABLES, causal_tables
@@ -182,6 +184,8 @@ def trace(
             f"{lens.name} does not fit into memory, so its random-init baseline does not either; need the trace "
             "without it: random_init=False, or --no-random-init"
         )
+    if lens.device.type == "cpu" and not lens.offloaded:
+        check_room(lens, config)
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
@@ -274,7 +278,7 @@ def _run(
             frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
         else:
             keep(name, make())
-            give_back()
+            collect()
         return frames[name]
 
     keep("chain", chain_table(links))
@@ -317,9 +321,11 @@ def _run(
     once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
     if config.random_init:
         measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
-        once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
-        once("twin_links", lambda: link_values(gather(*measured(), config=config), links=links))
-        measured.cache_clear()  # a second model, and its panel
+        with _room_for_baseline(lens, config=config, folder=writer.folder):
+            once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
+            once("twin_links", lambda: link_values(gather(*measured(), config=config), links=links))
+            measured.cache_clear()  # a second model, and its panel
+            collect()
     if config.interventions:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
         causal_tables(
@@ -425,8 +431,20 @@ def _baseline(
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    at = {"plan": aim.plan(untrained.n_layers), "forced": spans, "own": own}
+    at = {"plan": aim.plan(untrained.n_layers), "forced": spans, "own": own, "loss": False}
     return untrained, measure(untrained, batch, config=config, progress=progress, label="random-init baseline", **at)
+
+
+def _room_for_baseline(
+    lens: LensModel, *, config: TraceConfig, folder: Path
+) -> contextlib.AbstractContextManager[None]:
+    """Within the block there is memory for the random-init baseline: where both do not fit, the model is in a file."""
+    twin = weight_bytes(lens)
+    needed, free = bytes_beside(lens, config, twin=twin), free_bytes()
+    if lens.device.type != "cpu" or needed <= free:
+        return contextlib.nullcontext()
+    _LOG.warning("%s of memory are free: the weights are in a file while those of the baseline are read", size(free))
+    return set_aside(lens.plain, folder=folder)
 
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

@@ -27,6 +27,7 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
+from ..models.unembedding import losses_of
 
 _TOKENS_A_FORWARD = 1024
 """Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
@@ -247,8 +248,18 @@ class RunCollector:
         logits: bool,
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
+        unembedded: bool = True,
     ) -> tuple[int, ...] | None:
         """Store the end of a pass: the logits at the scored positions, or the stream if the pass stopped before them.
+
+        Args:
+            out: the logits, or what the unembedding reads (not ``unembedded``), or the stream.
+            part: the sequences.
+            loss: take the loss.
+            logits: keep the logits.
+            edits: those of the run.
+            scored: the positions in ``out``; None is all.
+            unembedded: the pass went through the unembedding.
 
         Returns:
             The positions whose logits are stored; None means all.
@@ -257,11 +268,13 @@ class RunCollector:
             EditError: the values are not finite.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
-        if bool(out[real.to(out.device)].isnan().any()):
+        if bool(out.detach().amax(dim=-1)[real.to(out.device)].isnan().any()):
             raise not_a_number(edits)
         early = self.early if self.begin else None
         if loss:
-            losses = token_losses(out, part.tokens[:, self.begin :])
+            losses = token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
+            if not unembedded and bool(losses.isnan().any()):  # infinite states
+                raise not_a_number(edits)
             if early is not None:
                 assert early.losses is not None  # of the same metrics
                 losses = torch.cat([early.losses[:, : self.begin], losses], dim=1)
@@ -279,6 +292,14 @@ class RunCollector:
                     scored = (*(own[at] for at in before), *scored)
             self.logits.append(found)
         return scored
+
+    def _losses(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
+        """Loss of every real token from the states that the unembedding reads; 0 at padding."""
+        own = slice(self.begin + 1, None)
+        predicted, targets = part.valid[:, own].to(states.device), part.tokens[:, own].to(states.device)
+        losses = torch.zeros(targets.shape, device=states.device)
+        losses[predicted] = losses_of(self.lens, states[:, :-1][predicted], targets[predicted])
+        return losses
 
     def outcome(self, read: tuple[int, ...], *, valid: Tensor, scored: tuple[int, ...] | None = None) -> Outcome:
         """Join the results of all passes."""
@@ -322,8 +343,8 @@ def token_losses(
     logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
 ) -> Float[Tensor, "batch target"]:
     """Loss of every token but the first, in nats."""
-    targets = tokens[:, 1:].to(logits.device)
-    return torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
+    rows = zip(logits[:, :-1], tokens[:, 1:].to(logits.device), strict=True)
+    return torch.stack([torch.nn.functional.cross_entropy(own.float(), ids, reduction="none") for own, ids in rows])
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:

@@ -58,6 +58,11 @@ class Needs:
         return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
+    def unembeds(self) -> bool:
+        """Check whether a pass to the end makes logits: a loss alone is taken from the states before them."""
+        return self.logits or not self.loss
+
+    @property
     def options(self) -> dict[str, Any]:
         """The arguments of ``run_with``."""
         return {

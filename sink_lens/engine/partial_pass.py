@@ -110,11 +110,14 @@ def partial_pass(
     skip: frozenset[str] = frozenset(),
     attention_only: bool = False,
     logits_at: Int[Tensor, " sample"] | None = None,
+    unembed: bool = True,
     taps: Sequence[tuple[str, Take]] = (),
     queries: dict[int, Tensor] | None = None,
     gradients: bool = False,
 ) -> Tensor | None:
     """Layers ``first`` to ``last`` - 1 of the bridge; the logits if ``last`` is its number of layers + 1.
+
+    Without ``unembed`` those are the states that the unembedding reads.
 
     Args:
         lens: the model, in eval mode.
@@ -130,6 +133,7 @@ def partial_pass(
         skip: what ``skippable`` gave.
         attention_only: of the last layer, no more than the attention.
         logits_at: rows to unembed; None is all.
+        unembed: go through the unembedding.
         taps: hook points whose tensor is handed over as it is, the rows of all cells.
         queries: of the baseline run, where one position is computed alone; with ``keep``, takes those of every layer.
         gradients: autograd records the pass.
@@ -155,12 +159,12 @@ def partial_pass(
             stack.enter_context(ending_after(module))
         positions = layout.places[1][None].to(lens.device)
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
-        if last <= lens.n_layers:
-            model.base_model(**inputs, use_cache=False)
-        else:
-            kept = {} if logits_at is None else {"logits_to_keep": logits_at.to(lens.device)}
-            out: Tensor = model(**inputs, use_cache=False, **kept).logits
-            return out
+        if last <= lens.n_layers or not unembed:
+            states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
+            return states
+        kept = {} if logits_at is None else {"logits_to_keep": logits_at.to(lens.device)}
+        out: Tensor = model(**inputs, use_cache=False, **kept).logits
+        return out
     return None
 
 

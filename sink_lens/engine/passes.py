@@ -175,6 +175,7 @@ class _Pack:
             skip=skip,
             attention_only=self.needs.attention_only,
             logits_at=kept,
+            unembed=self.needs.unembeds,
         )
         return self._outcomes(read, out=out, scored=scored)
 
@@ -219,6 +220,7 @@ class _Pack:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
+                wanted["unembedded"] = self.needs.unembeds
                 at = collector.finish(own, part=self.part, edits=edits, **wanted)
             for layer in read:
                 if layer not in collector.state:  # the pass ended with the attention of its last layer

@@ -91,7 +91,7 @@ def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
     """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
-    if needs.whole:
+    if needs.whole and needs.unembeds:
         width += 3 * lens.d_vocab
     return width * torch.finfo(lens.dtype).bits // 8
 

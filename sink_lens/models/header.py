@@ -67,6 +67,11 @@ class Sized(Protocol):
         ...
 
     @property
+    def d_vocab(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
     def family(self) -> Family:
         """The architecture."""
         ...

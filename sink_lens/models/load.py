@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from accelerate.utils import convert_file_size_to_int
 from transformer_lens.model_bridge import TransformerBridge
@@ -31,6 +32,7 @@ from ..errors import InputError, ModelError, check_name
 from ..schema import DEFAULT_MODEL
 from . import checks
 from .bundled import bundled_gguf, converted_folder
+from .header import read_folder
 from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of
@@ -110,6 +112,8 @@ def load(
     scratch = tempfile.mkdtemp(prefix="sink_lens_offload_") if "device_map" in placement else None
     if folder is not None:
         checks.check_folder(folder)
+        if placement.get("device") == torch.device("cpu"):
+            _check_room(folder, torch_dtype, name=str(name))
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, **_revision(revision))
         note = checks.check_config(config, name=str(name))
@@ -182,6 +186,26 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
     plain = plain.to(device=lens.device).eval()
     name = f"random init of {lens.name} (seed {seed})"
     return assemble(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
+
+
+def _check_room(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
+    """Refuse weights that main memory has no room for, before they are read.
+
+    Raises:
+        ModelError: their size in this type, and in the checkpoint's own where that is smaller.
+    """
+    header = read_folder(folder)
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    needed = stored if header is None or isinstance(dtype, str) else header.n_weights * dtype.itemsize
+    free = psutil.virtual_memory().available
+    if needed <= free:
+        return
+    own = f"--dtype auto, which keeps the {stored / 1e9:.1f} GB of the checkpoint; " if needed > 1.5 * stored else ""
+    raise ModelError(
+        f"the weights of {name} take {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')} and "
+        f"{free / 1e9:.1f} GB of memory are free; need {own}a smaller type (--dtype bfloat16), or weights that stay on "
+        "disk (--device-map auto), which can be measured and not edited"
+    )
 
 
 @contextlib.contextmanager

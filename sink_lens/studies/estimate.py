@@ -129,13 +129,13 @@ def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
     if len(found) < len(headers):
         return None
     check_fits(found[0], config)
-    passes = most_passes(config)
-    tokens = round(passes * (len(config.prompts) or config.sequences) * config.length)
+    passes, of_a_pass = most_passes(config), (len(config.prompts) or config.sequences) * config.length
+    tokens = round(passes * of_a_pass)
     return StudyCost(
         passes=passes,
         tokens=tokens,
         seconds=tokens * sum(map(seconds_a_token, found)) / len(found),
-        bytes_peak=peak_by_header(found[0], weights=sum(one.bytes_as(config.dtype) for one in found), tokens=tokens),
+        bytes_peak=peak_by_header(found[0], weights=sum(one.bytes_as(config.dtype) for one in found), tokens=of_a_pass),
         is_timed=False,
     )
 

@@ -4,19 +4,25 @@ import io
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 from gguf_files import write_gguf
 from lenses import lens_of
+from live import LiveBytes
 from rich.console import Console
 
+from sink_lens.chain import estimate as costs
+from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.estimate import _PASSES_OF_MAKERS, estimate
+from sink_lens.chain.estimate import _PASSES_OF_MAKERS, bytes_beside, estimate
 from sink_lens.chain.inputs import other_condition
 from sink_lens.chain.timed_estimate import cost_of, timed_estimate
+from sink_lens.chain.trace import trace
 from sink_lens.errors import InputError
 from sink_lens.models.header import read_header, sizes_of
 from sink_lens.models.inputs import tokens_of
 from sink_lens.models.load import load, wrap
+from sink_lens.models.memory import set_aside
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.config import CardConfig
 from sink_lens.studies.estimate import estimate as study_estimate
@@ -142,6 +148,43 @@ def test_the_peak_in_memory_is_within_a_fifth_of_a_real_traces(folder):
         for more in ([], [str(folder / "run")])
     )
     assert 0.8 < said / held < 1.2
+
+
+def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_it_holds(folder, tmp_path):
+    """Bytes of tensors that are alive are counted, not the memory of a process, so that every run counts the same."""
+    given = {"tokens": "random", "sequences": 10, "length": 24, "quick": True, "random_init": False}
+    config = TraceConfig(model=str(folder), bos="with", device="cpu", **given)
+    with LiveBytes() as live:
+        lens = load(config.model)
+        trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
+    said = 4 * lens.plain.num_parameters() + bytes_beside(lens, config)
+    assert 0.8 < said / live.peak < 1.25
+
+
+def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "free_bytes", lambda: 1000)
+    config = TraceConfig(model=str(folder), tokens="random", length=16, device="cpu")
+    text = shown(costs.estimate(config))
+    assert "one model after the other; 1 kB are free, so that it would be refused: need fewer sequences" in text
+    with pytest.raises(InputError, match=r"the trace takes about .* beside the model and 1 kB are free"):
+        trace(config, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with_the_same_numbers(
+    folder, tmp_path, monkeypatch
+):
+    config = TraceConfig(model=str(folder), tokens="random", sequences=6, length=16, interventions=False, device="cpu")
+    beside = trace(config, out=tmp_path / "beside", progress=False, report=False)
+    lens = load(folder)
+    alone, both = bytes_beside(lens, config), bytes_beside(lens, config, twin=4 * lens.plain.num_parameters())
+    monkeypatch.setattr(tracing, "free_bytes", lambda: (alone + both) // 2)
+    waited = []
+    monkeypatch.setattr(tracing, "set_aside", lambda *a, **k: waited.append(1) or set_aside(*a, **k))
+    instead = trace(config, out=tmp_path / "instead", progress=False, report=False)
+    assert waited
+    for name in ("heads", "twin_heads", "links"):
+        pd.testing.assert_frame_equal(beside.tables[name], instead.tables[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothing_is_written(tmp_path, monkeypatch):

@@ -68,7 +68,7 @@ def test_the_makers_are_those_that_were_written(name, family):
 def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_with_their_loss():
     zoo, _, (choosing, testing) = places("redundant", family="llama")
     assert not set(map(tuple, choosing.tokens.tokens.tolist())) & set(map(tuple, testing.tokens.tokens.tolist()))
-    tables = makers.maker_tables(choosing, testing, target="sink", supers={})
+    tables = makers.maker_tables(makers.find_makers(choosing, target="sink"), testing, supers={})
     sets = tables["maker_sets"]
     own = sets[sets["control_of"] == ""].set_index("set")
     pair = {f"{maker.layer}.{maker.index}" for maker in zoo.truth.makers}

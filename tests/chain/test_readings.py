@@ -14,6 +14,7 @@ from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
 from sink_lens.measures.sink_tokens import sampled_queries
+from sink_lens.models import unembedding
 from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 
 
@@ -139,7 +140,7 @@ def test_padding_is_no_query():
 
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES])
 def test_the_loss_is_that_of_hugging_face(family, monkeypatch):
-    monkeypatch.setattr(r, "LOSS_CHUNK", 7)
+    monkeypatch.setattr(unembedding, "LOSS_CHUNK", 7)
     lens, tokens = lens_of(family), batch(3, 16, lengths=[16, 9, 2])
     found = streamed(lens, tokens, [r.loss_reading(lens)])["loss", lens.n_layers]
     for ids, length, ours in zip(tokens.tokens, tokens.lengths, found, strict=True):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sink_lens.edits.metrics import loss, sink_mass
+from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import plan
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan, bytes_a_token, packs_of, plan_of
@@ -69,7 +69,9 @@ def test_the_memory_of_a_token_by_hand(lens_of):
     lens = lens_of("llama")
     # d_model 48, d_mlp 80, 4 heads of 12, 12 positions: 10 x 48 + 4 x 80 + 6 x 48 + 4 x 4 x 12 = 1280 floats
     assert bytes_a_token(lens, 12, Needs.of([sink_mass(0)], lens=lens)) == 4 * 1280
-    assert bytes_a_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * (1280 + 3 * 300)
+    assert bytes_a_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * 1280  # its logits exist a few at a time
+    needs = Needs.of([logit_difference(1, 2), loss()], lens=lens)
+    assert bytes_a_token(lens, 12, needs) == 4 * (1280 + 3 * 300)
 
 
 def test_cells_of_a_mixture_of_experts_share_forwards_too(lens_of, tokens_of):
