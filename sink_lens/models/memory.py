@@ -58,7 +58,7 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
             for one, shape in sizes:
                 if one.shape != shape:
                     one.data = one.data.new_empty(shape)
-                    file.readinto(one.detach().flatten().view(torch.uint8).numpy())
+                    file.readinto(one.detach().flatten().view(torch.uint8).numpy().data)
 
 
 @functools.cache
