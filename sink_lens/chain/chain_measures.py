@@ -145,6 +145,7 @@ def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengt
 
 
 def _state_rows(rows: _Rows, panel: Panel) -> None:
+    """Add what is read of the states: dominance ratio, effective rank and norm ratio, by layer."""
     dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
     rows.by_layer("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
     rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit

@@ -44,20 +44,21 @@ def greedy(
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
 
-    def open_(reader: int) -> None:
+    def open_reader(reader: int) -> None:
+        """Put the edges into a reader among those that can be chosen, once."""
         if reader not in opened:
             opened.add(reader)
             for edge in into[reader]:
                 heapq.heappush(waiting, (-abs(float(values[edge])), int(edge)))
 
     for reader in outputs:
-        open_(reader)
+        open_reader(reader)
     while waiting and n > 0:
         _, edge = heapq.heappop(waiting)
         found[edge] = True
         n -= 1
         for reader in np.flatnonzero(graph.reader_of_node[:, writers[edge]]):
-            open_(int(reader))
+            open_reader(int(reader))
     return found
 
 

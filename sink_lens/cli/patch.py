@@ -111,13 +111,13 @@ def _print_approximation(
     """The approximation and what its check says; both are in the folder."""
     import torch
 
-    from ..patching.activation import swept
+    from ..patching.activation import prepare_runs
     from ..patching.attribution import attribution_patch
     from ..patching.run_folder import open_run, write_result
 
-    sweep, _, pair = swept(lens, None, None, metric=None, config=config)
-    with open_run(folder, lens, pair, config=config, metric=sweep.metric, own={}, overwrite=overwrite) as writer:
-        result = attribution_patch(lens, pair.clean, pair.corrupted, metric=sweep.metric, config=config)
+    runs, _, pair = prepare_runs(lens, None, None, metric=None, config=config)
+    with open_run(folder, lens, pair, config=config, metric=runs.metric, own={}, overwrite=overwrite) as writer:
+        result = attribution_patch(lens, pair.clean, pair.corrupted, metric=runs.metric, config=config)
         generator = torch.Generator().manual_seed(config.seed)
         check = result.sample(config.check, generator=generator, progress=not quiet)
         writer.write_table("check", check.frame)

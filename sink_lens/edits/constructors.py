@@ -9,7 +9,7 @@ The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choos
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Unpack
 
 import torch
@@ -235,8 +235,3 @@ def scalar(
         units=dimensions,
         label=label or f"{len(neurons) * len(dimensions)} entries of down_proj x {factor:g}",
     )
-
-
-def relabel(one: Edit, label: str) -> Edit:
-    """The same edit under another label."""
-    return replace(one, label=label)

@@ -57,25 +57,25 @@ class Part:
         chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
         return cls(site=site, **{name: None if given is None else tuple(given) for name, given in chosen.items()})
 
-    def chosen(self, axis: str) -> Indices:
+    def indices_on(self, axis: str) -> Indices:
         """The indices on one of ``AXES``."""
         return getattr(self, f"{axis}s")
 
     @property
     def index(self) -> tuple[Indices, ...]:
         """The indices on each axis of the site after the sequences."""
-        return tuple(self.chosen(axis) for axis in SITES[self.site].parts)
+        return tuple(self.indices_on(axis) for axis in SITES[self.site].parts)
 
     @property
     def where(self) -> Where:
         """The part as keyword arguments of an edit."""
-        chosen = {f"{axis}s": indices for axis in AXES if (indices := self.chosen(axis)) is not None}
+        chosen = {f"{axis}s": indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
         return Where(**chosen)  # type: ignore[typeddict-item]  # its keys are those of Where
 
     @property
     def words(self) -> str:
         """What is chosen, in words; empty if everything is."""
-        chosen = {axis: indices for axis in AXES if (indices := self.chosen(axis)) is not None}
+        chosen = {axis: indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
         return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items())
 
     def of(self, values: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:

@@ -264,7 +264,7 @@ class Engine:
     def tokens_of(self, block: Block) -> int:
         """Number of positions that a block computes for each of its sequences, over its cells."""
         n = self.tokens.n_positions
-        return sum(n - begin for pack in self._packs(block) for begin in self._begins(pack))
+        return sum(n - begin for pack in self._packs(block) for begin in self._first_positions(pack))
 
     def _blocks(self) -> tuple[Block, ...]:
         n = self.tokens.n_positions
@@ -303,7 +303,7 @@ class Engine:
         sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
         return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def _begins(self, pack: Sequence[int]) -> list[int]:
+    def _first_positions(self, pack: Sequence[int]) -> list[int]:
         """The first positions of the cells of a forward."""
         return [self._earliest(number) for number in pack]
 
@@ -330,7 +330,7 @@ class Engine:
         for pack in packs:
             least = positions.index(min(positions))
             shares[least].append(pack)
-            positions[least] += sum(self.tokens.n_positions - begin for begin in self._begins(pack))
+            positions[least] += sum(self.tokens.n_positions - begin for begin in self._first_positions(pack))
         return shares
 
     def _has_lanes(self, block: Block) -> bool:
@@ -394,7 +394,7 @@ class Engine:
         if self.plan.path == "bridge":
             runs = iter(passes.slow(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
         else:
-            begins = self._begins(pack)
+            begins = self._first_positions(pack)
             before = from_layer(before, first=block.first, n_layers=self.lens.n_layers)
             every = [
                 [*(one for one in before if not ends_before(one, begin)), *some]

@@ -53,7 +53,7 @@ class EditSpec:
     @property
     def fields(self) -> dict[str, Any]:
         """Everything that determines the edit."""
-        chosen = {axis: self.part.chosen(axis) for axis in AXES}
+        chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         return {"kind": self.kind, "site": self.part.site} | chosen | self.options
 
     @property
@@ -66,7 +66,7 @@ class EditSpec:
         """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""
         single = {}
         for axis in AXES:
-            chosen = self.part.chosen(axis)
+            chosen = self.part.indices_on(axis)
             single[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
         return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self.options
 

@@ -156,7 +156,7 @@ class FingerprintConfig(ModelsConfig):
             labels = ",".join(self.lineages)
             raise InputError(f"a label of the lineages is empty ({labels}); need one for each model")
 
-    def count(self, width: int) -> int:
+    def n_coordinates(self, width: int) -> int:
         """Number of coordinates that are taken from a model of this width.
 
         Raises:

@@ -220,7 +220,7 @@ def _opener(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str |
 
 def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
     for one in known.values():
-        config.count(one.width)
+        config.n_coordinates(one.width)
     return shared_inputs(
         known,
         kind=config.inputs,

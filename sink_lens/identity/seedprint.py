@@ -147,7 +147,7 @@ def compare(
         why = f"widths {x.shape[1]} and {y.shape[1]}: no initialisation has both, and coordinates cannot be matched"
         return _pair_without_answer(name_a, name_b, why=why, shared=0, expected=math.nan)
     n, width = x.shape
-    count = config.count(width)
+    count = config.n_coordinates(width)
     shared = np.intersect1d(identity_coordinates(x, count=count), identity_coordinates(y, count=count))
     expected = count * count / width
     if len(shared) < FEWEST_SHARED:

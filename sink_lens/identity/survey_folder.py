@@ -84,7 +84,7 @@ class Partial:
         self._kept = time.monotonic()
 
     def drop(self) -> None:
-        """The model is finished."""
+        """Remove the file, since the model is finished."""
         self._path.unlink(missing_ok=True)
 
 

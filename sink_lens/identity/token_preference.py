@@ -240,6 +240,7 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
 
 
 def _largest_first(counts: np.ndarray) -> np.ndarray:
+    """The counts in falling order."""
     return np.sort(counts)[::-1]
 
 

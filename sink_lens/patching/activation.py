@@ -195,12 +195,12 @@ def patch(
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
         RunError: the folder is in use, or holds another run.
     """
-    asked = _asked(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
+    request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     if out is None:
-        return asked.result(None, progress=progress)
-    with asked.open(Path(out), overwrite=overwrite) as writer:
+        return request.result(None, progress=progress)
+    with request.open(Path(out), overwrite=overwrite) as writer:
         take_parts(writer)
-        result = asked.finish(writer, progress=progress)
+        result = request.finish(writer, progress=progress)
     remove_shards(writer.folder)
     return result
 
@@ -244,30 +244,30 @@ def patch_shard(
         InputError: what ``patch`` refuses, or a shard that is none.
         RunError: the shard is being computed by another process; or what ``patch`` raises, also for another division.
     """
-    asked = _asked(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
+    request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     plans: list[Plan | None] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
         kept = Kept(writer, only=())
-        asked.measure(kept, progress=False)
+        request.measure(kept, progress=False)
         plans.append(kept.plan)
         return kept.sizes
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
-        asked.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
+        request.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
 
     return in_shard(
         shard,
         Path(out),
-        opened=partial(asked.open, reopen=True),
+        opened=partial(request.open, reopen=True),
         begin=begin,
         compute=compute,
-        finish=lambda writer: asked.finish(writer, progress=False),
+        finish=lambda writer: request.finish(writer, progress=False),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Request:
     """Everything that determines the numbers of a patch."""
 
     runs: "RunPair"
@@ -316,7 +316,7 @@ class _Asked:
         return replace(result, folder=writer.folder)
 
 
-def _asked(
+def _request(
     model: ModelLike,
     clean: Sequences | None,
     corrupted: Sequences | None,
@@ -326,33 +326,33 @@ def _asked(
     edits: Sequence[Edit] | Edit,
     config: PatchConfig | None,
     fields: Mapping[str, Any],
-) -> _Asked:
+) -> _Request:
     """Collect everything that determines the numbers; both runs are made, and effects are screened."""
     lens = as_lens(model)
     named: dict[str, Any] = {"put": put} if isinstance(put, str) else {}
-    asked = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
-    if asked.approximate:
+    settings = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
+    if settings.approximate:
         raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
     if not callable(put):
-        check_put(asked)
+        check_put(settings)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    if given and asked.screen:
+    if given and settings.screen:
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
-    if asked.screen and (asked.put != "source" or callable(put)):
+    if settings.screen and (settings.put != "source" or callable(put)):
         raise InputError("screen approximates patches from the other run; leave out screen, or what is put in")
-    runs, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
+    runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings, edits=given)
     approximations = None
-    if asked.screen:
-        grid, approximations = _screen_cells(runs, grid, most=asked.screen, steps=asked.steps)
+    if settings.screen:
+        grid, approximations = _screen_cells(runs, grid, most=settings.screen, steps=settings.steps)
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
-    return _Asked(
+    return _Request(
         runs=runs,
         grid=grid,
         pair=pair,
-        config=asked,
+        config=settings,
         put=put,
         given=given,
-        controls=[drawn_parts(part, **at, draws=asked.controls, seed=asked.seed) for part in grid],
+        controls=[drawn_parts(part, **at, draws=settings.controls, seed=settings.seed) for part in grid],
         approximations=approximations,
     )
 
@@ -382,7 +382,7 @@ def patch_config(
     return with_fields(PatchConfig, config, {**named, **fields, "model": lens.name}, where="patch")
 
 
-def swept(
+def prepare_runs(
     lens: LensModel,
     clean: Sequences | None,
     corrupted: Sequences | None,
@@ -441,11 +441,11 @@ class RunPair:
     ) -> "RunPair":
         """Run both; warn if their values at the site are equal."""
         layers = sorted({layer for part in grid for layer in part.layers or ()})
-        asked: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
+        options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
-            asked |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
-        runs = [run_with(lens, tokens, edits, sites=(site,), **asked) for tokens in (run, source)]
+            options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
+        runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
         held, given = (one.tensors for one in runs)
         if not one_run:
             runs = [measured_run(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]

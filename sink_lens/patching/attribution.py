@@ -30,7 +30,7 @@ from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..stats import strongest
-from .activation import RunPair, patch_config, swept
+from .activation import RunPair, patch_config, prepare_runs
 from .config import PatchConfig
 from .first_order import first_order
 from .pairs import Direction, PromptPair, Sequences, label_table
@@ -165,11 +165,11 @@ def attribution_patch(
         SiteError: as in ``patch``.
     """
     lens = as_lens(lens)
-    asked = patch_config(config, lens=lens, metric=metric, fields=fields)
-    runs, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
-    per_sequence = first_order(runs, grid, steps=asked.steps)
-    direction = asked.direction
-    return _result(runs, per_sequence, pair=pair, by=asked.by, direction=direction, grid=grid)
+    settings = patch_config(config, lens=lens, metric=metric, fields=fields)
+    runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings)
+    per_sequence = first_order(runs, grid, steps=settings.steps)
+    direction = settings.direction
+    return _result(runs, per_sequence, pair=pair, by=settings.by, direction=direction, grid=grid)
 
 
 def _spearman(both: pd.DataFrame) -> float:

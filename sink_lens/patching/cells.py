@@ -13,7 +13,7 @@ from ..engine.named_edits import KINDS, EditSpec
 from ..errors import InputError
 from ..models.sites import SITES
 from .config import PatchConfig
-from .parts import identity_of, opened, place
+from .parts import identity_of, open_whole_axes, place
 
 MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
@@ -50,7 +50,7 @@ def cell_of_patch(
             first = int(differing.any(0).int().argmax())
             part = replace(part, positions=part.positions[first:])
         begin = min(part.positions or (0,))
-    own = opened(part, sizes=run[keys[0]].shape[1:])
+    own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
 
     def change(values: Tensor, at: At) -> Tensor:
         return own.of(source[site, at.layer][at.sequences]).to(values.device, values.dtype)
@@ -76,7 +76,7 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
     Raises:
         InputError: what was made is no edit of this site.
     """
-    made = make(part.site, **opened(part, sizes=sizes).where)
+    made = make(part.site, **open_whole_axes(part, sizes=sizes).where)
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
         raise InputError(f"what is put into a part of {part.site!r} made {kind}; need an edit of that site")

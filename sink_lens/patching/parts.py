@@ -70,16 +70,16 @@ def identity_of(part: Part) -> str:
 
 def index_of(part: Part, by: Sequence[str]) -> tuple[int, ...]:
     """The cell's index on each axis in ``by``."""
-    chosen = {axis: part.chosen(axis) for axis in by}
+    chosen = {axis: part.indices_on(axis) for axis in by}
     return tuple(indices[0] for indices in chosen.values() if indices is not None)
 
 
-def opened(part: Part, *, sizes: Sequence[int]) -> Part:
+def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
     """The same part with None on the axes of which everything is chosen."""
     whole = {
         f"{axis}s": None
         for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
-        if part.chosen(axis) == tuple(range(size))
+        if part.indices_on(axis) == tuple(range(size))
     }
     return replace(part, **whole, **({} if SITES[part.site].per_layer else {"layers": None}))
 
@@ -104,12 +104,12 @@ def drawn_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, 
     names = SITES[part.site].parts
     size_of = dict(zip(names, sizes, strict=True))
     able = (name for name in ("unit", "head", "position", "key") if name in size_of)
-    axis = next((name for name in able if len(part.chosen(name) or ()) < size_of[name]), None)
+    axis = next((name for name in able if len(part.indices_on(name) or ()) < size_of[name]), None)
     if axis is None:
         return []
-    own = set(part.chosen(axis) or ())
+    own = set(part.indices_on(axis) or ())
     size = min(size_of[axis], shortest) if axis in ("position", "key") else size_of[axis]
-    rest: list[Any] = [part.chosen(name) for name in names if name != axis]
+    rest: list[Any] = [part.indices_on(name) for name in names if name != axis]
     group = json.dumps([part.layers, names.index(axis), len(own), rest])
     sets = random_sets(group, n=len(own), size=size, most=draws + SPARE_DRAWS, seed=seed)
     fit: list[Any] = [indices for indices in sets if not own & set(indices)][:draws]

@@ -516,7 +516,7 @@ def _changed_tokens(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _other_tokens(ids: Int[Tensor, "batch position"], *, where: Tensor, n: int) -> Int[Tensor, "batch position"]:
-    """Other tokens at some places."""
+    """The token ids with others in their place where a mask says so."""
     return torch.where(where, (ids + n // 2) % n, ids)
 
 

@@ -5,7 +5,7 @@ from ..engine.cost import peak_bytes, seconds_of
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
-from ..patching.activation import measured_run, swept
+from ..patching.activation import measured_run, prepare_runs
 from ..patching.config import PatchConfig
 from ..patching.estimate import BACKWARD
 from .comparison import second_of
@@ -59,17 +59,17 @@ def cost_of_patches(config: PatchConfig) -> StudyCost:
         ModelError, SiteError, InputError: what ``patch`` would refuse before it measures.
     """
     lens = load(config.model, device=config.device, dtype=config.dtype)
-    sweep, grid, _ = swept(lens, None, None, metric=None, config=config)
-    patches = sum(sweep.changes(cell) for cell in grid)
+    runs, grid, _ = prepare_runs(lens, None, None, metric=None, config=config)
+    patches = sum(runs.changes(cell) for cell in grid)
     passes = 4 + _COMPARED  # the site and the metric, of both runs
     if config.approximate or config.screen:
         passes += BACKWARD * config.steps
         patches = min(patches, config.check if config.approximate else config.screen)
     passes += patches
-    seconds = seconds_of(lambda: measured_run(lens, sweep.run, metric=sweep.metric), device=lens.device, warm_up=1)
+    seconds = seconds_of(lambda: measured_run(lens, runs.run, metric=runs.metric), device=lens.device, warm_up=1)
     return StudyCost(
         passes=passes,
-        tokens=passes * sweep.run.tokens.numel(),
+        tokens=passes * runs.run.tokens.numel(),
         seconds=passes * seconds,
         bytes_peak=peak_bytes(lens.device),
     )

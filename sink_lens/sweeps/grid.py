@@ -225,7 +225,7 @@ class Grid:
     def _draws(self, spec: EditSpec, *, axis: str, size: int, group: str) -> list[EditSpec]:
         """The same edit of random sets of as many indices."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
-        n, most = len(spec.part.chosen(axis) or ()), self.controls + SPARE_DRAWS
+        n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         drawn = random_sets(group, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
         chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
@@ -246,7 +246,7 @@ def _cell(spec: EditSpec, *, axis: str | None) -> "EngineCell":
         begin=min(spec.part.positions or (0,)),
         make=partial(_make_edits, spec),
         group=None if axis is None else _group(spec, axis=axis),
-        drawn=() if axis is None else spec.part.chosen(axis) or (),
+        drawn=() if axis is None else spec.part.indices_on(axis) or (),
     )
 
 
@@ -256,4 +256,4 @@ def _make_edits(spec: EditSpec, references: "References") -> "tuple[Edit, ...]":
 
 def _drawn_axis(spec: EditSpec) -> str | None:
     """The axis in which controls are drawn: the narrowest that was chosen."""
-    return next((axis for axis in ("unit", "head", "position") if spec.part.chosen(axis) is not None), None)
+    return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

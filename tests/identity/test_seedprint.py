@@ -145,9 +145,9 @@ def test_values_that_cannot_be_used_are_refused(change, says):
 
 
 def test_how_many_coordinates_a_model_has():
-    assert [FingerprintConfig().count(width) for width in (48, 192, 768, 4096)] == [48, 192, 400, 400]
+    assert [FingerprintConfig().n_coordinates(width) for width in (48, 192, 768, 4096)] == [48, 192, 400, 400]
     with pytest.raises(InputError, match="6 of 6 coordinates"):
-        FingerprintConfig().count(6)
+        FingerprintConfig().n_coordinates(6)
     with pytest.raises(InputError, match="32 of 24 coordinates"):
         CONFIG.count(24)
 
