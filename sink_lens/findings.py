@@ -62,7 +62,7 @@ def _without_sink(tables: Tables) -> list[Phrase]:
     values = _summary(tables)
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
-        text = f"most heads that have one have it at position {_whole(values['strongest_position'])} ({share} of all)"
+        text = f"position {_whole(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
     sets = tables.get("maker_sets")
     if sets is not None and "sink logit" in sets["target"].tolist():
@@ -122,10 +122,11 @@ def _name_carriers(tables: Tables) -> list[Phrase]:
         if cancels_bias(tables):
             rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
             found.append(Phrase(key="cancels bias", text="which cancels the keys' bias", rows=rows))
-    elif _dimensions(tables) and is_direction(tables):  # without outlier dimensions none was shown not to carry it
+    elif is_direction(tables) and "no" in _answers_on_sink(answers, "dimension_key") and _dimensions(tables):
+        # where no dimension stands out, or where it is undecided, none was shown not to carry the sink
         rows = (
             f"effects: {SPAN}, its controls, and {RESCALED}",
-            "dimensions: is_outlier; links: dimension_key, carries",
+            "dimensions: is_outlier; links: dimension_key, necessary_or_sufficient or carries is no",
         )
         found.append(Phrase(key="direction", text="along a direction, no single dimension", rows=rows))
     return found
@@ -137,6 +138,11 @@ def _no_part(tables: Tables) -> list[Phrase]:
         rows = ("links: aggregation_variance, necessary_or_sufficient and carries",)
         return [Phrase(key="no variance", text="averaging plays no part", rows=rows)]
     return []
+
+
+def _answers_on_sink(answers: Mapping[str, Mapping[str, str]], link: str) -> tuple[str, ...]:
+    """What the two questions that speak of the sink answer about a link."""
+    return tuple(answers[link][name] for name in ("necessary_or_sufficient", "carries")) if link in answers else ()
 
 
 def _dimensions(tables: Tables) -> str:
@@ -186,12 +192,15 @@ def remarks(tables: Tables, link: str) -> list[str]:
         return []
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
     moved = percent(own[0]["share"]) if own else ""
+    not_so, broken = "the sink does not hang on it", f"breaking it removes {moved}"
+    if link == "aggregation_variance":
+        not_so, broken = "it makes no sink", f"isolating another position makes {moved} of one"
     if own and own[0]["ci_low"] > INTERVENTION_FLOOR and own[0]["control_largest"] >= own[0]["ci_low"]:
         said.append(f"a control moves as much ({percent(own[0]['control_largest'])}), so that this shows nothing")
     elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
-        said.append(f"it stands out, but the sink does not hang on it: breaking it moves {moved}")
+        said.append(f"it stands out, but {not_so}: {broken}")
     elif answers["present"] == "no" and answers["necessary_or_sufficient"] == "yes":
-        said.append(f"it does not stand out by this statistic, yet breaking it moves {moved}: the ablation counts")
+        said.append(f"it does not stand out by this statistic, yet {broken}: the intervention counts")
     rows = _effects(tables)
     if link == "dimension_key" and own and ALL_BUT in rows:
         rest = rows[ALL_BUT]
@@ -218,10 +227,16 @@ def remarks(tables: Tables, link: str) -> list[str]:
 
 def shown_set(row: Mapping[Any, Any]) -> str:
     """A set of parts by its size and the least that it was shown to remove where it was not chosen."""
-    size, least, control = plural(int(row["size"]), "part"), float(row["ci_low"]), row.get("control_largest")
-    most = float(control) if control is not None and control == control else 0.0
-    shown = f"at least {percent(least)}" if least > max(0.0, most) else "no more than chance"
+    size = plural(int(row["size"]), "part")
+    shown = f"at least {percent(float(row['ci_low']))}" if beyond_chance(row) else "no more than chance"
     return f"{_SETS.get(str(row['set']), '')}{size}: {shown}"
+
+
+def beyond_chance(row: Mapping[Any, Any]) -> bool:
+    """Check whether a set of parts was shown to remove more than nothing, and than any random set beside it."""
+    control = row.get("control_largest")
+    most = float(control) if control is not None and control == control else 0.0
+    return float(row["ci_low"]) > max(0.0, most)
 
 
 _SETS = {"all makers": "all makers, ", "super neurons": "super neurons, ", "upstream of them": "upstream of them, "}

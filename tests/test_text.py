@@ -47,8 +47,9 @@ def test_a_terminal_gets_no_character_that_hides_or_turns_others():
 
 
 def test_parts_are_named_so_that_none_reads_as_a_number():
-    listed = "11.1229, head 18.8, embedding 5, key bias 3.1"
-    assert named_parts(listed) == "L11.N1229, L18.H8, embedding 5, key bias of L3.H1"
+    listed = "11.1229, head 18.8, embedding 5, position embedding 0, key bias 3.1"
+    said = "L11.N1229, L18.H8, embedding of token 5, embedding of position 0, key bias of L3.H1"
+    assert named_parts(listed) == said
     assert named_parts("2.90,2.430") == "L2.N90,L2.N430"
     assert named_parts("removes 2.5% at 0.3 nats") == "removes 2.5% at 0.3 nats"
     edges = {"a3.h1->a4.h1<q>": "L3.H1 → query of L4.H1", "input->m0@last": "input → MLP 0 at last"}

@@ -18,6 +18,7 @@ from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
+from ..measures.attention import uniform_mass
 from .readings import OTHERS_FROM, evenly_spaced
 from .setting import Setting, bar
 
@@ -28,6 +29,8 @@ Kind = Literal[
 COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1
+_SHARE = 0.25
+"""Share of what the sink has over uniform attention that a cell must have, or it is another, smaller thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,9 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
     of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
-    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. Cost: three passes at
+    times the ordinary one, and where it has at least a quarter of what the sink has over uniform attention: what is
+    left of a sink of BOS where another token comes first is not that sink. The token ``bos`` is left out where the
+    tokenizer has none. Cost: three passes at
     most, and two from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
@@ -118,7 +123,18 @@ def _rows(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
     found = outcomes(baseline_run, edits, needs=replace(needs, sites=()))
-    return [_row(setting, case, run, others) for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)]
+    own = float(setting.baseline.mass_at(setting.sink_position, layers=setting.sink_layers).nanmean())
+    least = _SHARE * max(0.0, own - _uniform(setting, setting.tokens, setting.sink_position))
+    return [
+        _row(setting, case, run, others, least=least)
+        for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)
+    ]
+
+
+def _uniform(setting: Setting, tokens: TokenBatch, position: int) -> float:
+    """The mass of a position under uniform attention, mean over the layers in which the sink is read."""
+    reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
+    return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
 
 
 def _others(case: _Case) -> list[int]:
@@ -128,10 +144,11 @@ def _others(case: _Case) -> list[int]:
     return evenly_spaced(rest, 5)
 
 
-def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int]) -> dict[str, object]:
+def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float) -> dict[str, object]:
     assert found.loss is not None  # it was asked for
     mass = float(found.mass_at(cell.position, layers=setting.sink_layers).nanmean())
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())
+    over = mass - _uniform(setting, cell.tokens, cell.position)
     norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (cell.position, *others)], -1)
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {
@@ -142,6 +159,6 @@ def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int]) -
         "ordinary_mass": ordinary,
         "norm_ratio": float(ratio.mean(1).max()) if others else math.nan,
         "loss_nats": float(found.loss.nanmean()),
-        "is_sink": mass > _LEAST and mass > _TIMES * ordinary,
+        "is_sink": mass > _LEAST and mass > _TIMES * ordinary and over >= least,
         "n": cell.tokens.n_sequences,
     }

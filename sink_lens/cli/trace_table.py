@@ -13,9 +13,10 @@ from rich.text import Text
 from ..chain.config import TraceConfig
 from ..chain.links import LINKS
 from ..chain.locate import Location
+from ..chain.makers import ALL, GOALS
 from ..chain.placement import kind_of
 from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
-from ..findings import remarks, shown_set
+from ..findings import beyond_chance, remarks, shown_set
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import interval as interval_text
 from ..text import listed, named_parts, neuron_name, number, percent, plural, span, words
@@ -54,7 +55,8 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
         _headline(values, frames, config=config, location=location),
     ]
     if len(sets := frames.get("maker_sets", pd.DataFrame())):
-        parts += [_makers_line(row) for row in _rows(sets.loc[sets["control_of"] == ""])[:2]]
+        found = sets.loc[sets["control_of"].eq("") & sets["set"].isin([*GOALS, ALL])].drop_duplicates("parts")
+        parts += [_makers_line(row) for row in _rows(found)[:2]]
         parts.append(Text())
     parts.append(_verdicts(frames, sink_position=location.sink_position))
     if len(frames.get("effects", ())):
@@ -65,8 +67,11 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
 
 def _makers_line(row: Mapping[Any, Any]) -> Text:
     """Say in a line what a set of makers removes."""
-    named = first_parts(named_parts(row["parts"]), most=3)
-    return Text(f"{plural(int(row['size']), 'part')} remove {percent(row['removed'])} {_percent_bounds(row)}: {named}")
+    named, size = first_parts(named_parts(row["parts"]), most=3), int(row["size"])
+    does, chance = "removes" if size == 1 else "remove", "" if beyond_chance(row) else ", no more than chance"
+    of = "" if row["target"] == "sink" else f" of the {row['target']}"
+    share = f"{percent(row['removed'])} {_percent_bounds(row)}{of}{chance}"
+    return Text(f"{plural(size, 'part')} {does} {share}: {named}")
 
 
 def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Table:
@@ -220,7 +225,7 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
         *([Text(said)] if (said := direction_text(frames["effects"])) else []),
         *([Text(said)] if (said := mean_text(frames["effects"])) else []),
         Text(curve_text(frames["amplification"])),
-        _matrix(frames["mediation"]),
+        *([_matrix(frames["mediation"])] if len(frames["mediation"]) else []),
         Text(_paths(frames)),
     ]
 
@@ -238,8 +243,10 @@ def makers_table(sets: pd.DataFrame) -> Table:
     """The sets of makers for the terminal."""
     target = sets["target"].iloc[0]
     shown = sets.loc[sets["control_of"] == ""]
+    shown = shown.loc[~(shown["set"].isin(list(GOALS)) & shown["parts"].duplicated())]
     n_controls = int(shown["n_controls"].max()) if len(shown) else 0
-    table = _table(f"Makers of the {target}: what ablating a set removes, and {n_controls} random sets at most")
+    beside = f", and {n_controls} random sets at most" if n_controls else ""
+    table = _table(f"Makers of the {target}: what ablating a set removes{beside}")
     for name in ("set", "removes", "95%", "random", "loss, nats", "parts"):
         table.add_column(name, no_wrap=name != "parts")
     for row in _rows(shown):
@@ -317,6 +324,9 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     A link whose steps leave most alone, but not all together, has its other path in the other steps.
     """
     table = frames["mediation"]
+    if table["surviving_share"].isna().all():
+        why = "nothing adds a sink here" if len(table) else "the sink is there before the layers in which they are read"
+        return f"what survives while a link is frozen was not measured: {why}"
     freezes = [link.freeze for link in LINKS if link.freeze is not None]
     words = {one.name: one.words for one in freezes}
     checks = {one.name for one in freezes if one.is_check}

@@ -343,19 +343,19 @@ _FIGURES = (
     ),
     Drawn(
         key="norms",
-        title="The sink token grows",
+        title="Does the sink token grow?",
         make=_norms,
         data=lambda run: _curve(run, studied(find_story(run))),
     ),
     Drawn(key="variance", title="Variance by position", make=_variance, data=_variance_rows),
     Drawn(
         key="dims",
-        title="Into few dimensions",
+        title="Do few dimensions hold it?",
         make=_dimensions,
         data=_rows("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
     ),
     Drawn(key="columns", title="The columns they come from", make=_columns, data=whole("columns")),
-    Drawn(key="neurons", title="Super neurons write them", make=_neurons, data=_neuron_rows),
+    Drawn(key="neurons", title="Do super neurons write them?", make=_neurons, data=_neuron_rows),
     Drawn(key="qk", title="What makes the key", make=_qk, data=whole("key_split")),
     Drawn(key="patterns", title="What the heads do", make=_patterns, data=_pattern_rows, on_page=False),
 )
@@ -366,9 +366,14 @@ _ANOTHER_PATH = 0.5
 
 def _causal(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
     table = run.need(name, columns=columns)
-    if not len(table):
-        raise RunError("no intervention was made: the sequences are too short, or the attention cannot be edited.")
-    return table
+    if len(table):
+        return table
+    effects = run.optional("effects", columns=["link"])
+    if effects is not None and len(effects):
+        raise RunError("this was not measured: the sink is there before the layers in which it would be read.")
+    if find_story(run).is_sink is False:
+        raise RunError("no intervention was made: there is no sink to break.")
+    raise RunError("no intervention was made: the sequences are too short, or the attention cannot be edited.")
 
 
 def _amplification(run: Run) -> tuple[str, Figure]:
@@ -599,7 +604,7 @@ _CAUSAL_FIGURES = (
     ),
     Drawn(
         key="amplification",
-        title="Variance makes a sink",
+        title="Does variance make a sink?",
         make=_amplification,
         data=whole("amplification"),
         when=_has_interventions,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import first_screen
 import numpy as np
 import pytest
 import torch
@@ -13,10 +14,12 @@ from sink_lens.chain.evidence import gather
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.neurons import phase_table
+from sink_lens.chain.placement import kind_of, placement_table
+from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report import story
 from sink_lens.schema import ALL_STEPS
@@ -176,6 +179,37 @@ def test_sequences_whose_sink_is_elsewhere_are_counted(traced):
 def test_a_position_that_is_no_sink_for_bos_says_so(traced):
     _, _, run = traced("bos_without", "qwen2")
     assert run.tables["summary"].set_index("quantity").loc["sink_bound_to", "value"] == "positional, not BOS"
+
+
+def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
+    # next to nothing is left of a sink at position 0 whatever stands there; BOS brings the dimension
+    zoo, lens, tokens = drawn("variance", "llama", sequences=8)
+    writer, (dimension,) = zoo.truth.makers[-1], zoo.truth.outliers[zoo.truth.grows[-1]]
+    tokens[:, 0] = BOS_ID
+    with torch.no_grad():
+        zoo.model.model.layers[writer.layer].mlp.down_proj.weight[:, writer.index] *= 0.008
+        zoo.model.get_input_embeddings().weight[BOS_ID, dimension] = 60.0
+    panel = scout_and_measure(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
+    table = placement_table(setting_of(lens, from_tensor(tokens), location=panel.location, config=CONFIG))
+    found = table[~table["isolated"].astype(bool)].set_index(["position", "token"])
+    faint = found.loc[(0, "ordinary")]
+    assert faint["sink_mass"] > max(0.1, 4 * faint["ordinary_mass"])  # more than other tokens, and little
+    assert found.loc[(0, "bos"), "sink_mass"] > 0.9
+    assert found["is_sink"].groupby("token").all().to_dict() == {"bos": True, "ordinary": False}
+    assert not found.loc[(0, "ordinary"), "is_sink"]
+    assert kind_of(table) == "token"
+
+
+# the first screen
+
+
+def test_transformers_alone_gives_the_numbers_of_the_first_screen(traced, tmp_path, capsys):
+    zoo, _, run = traced("upstream", "qwen2")
+    zoo.model.save_pretrained(tmp_path)
+    assert first_screen.main(str(run.folder), str(tmp_path)) == 0
+    said = capsys.readouterr().out
+    for claim in ("sink rate at position 0", "half (", "variance_neurons: mean ablation", "key_sink: ", "bos at 0"):
+        assert f"ok   {claim}" in said
 
 
 # headlines

@@ -1,11 +1,15 @@
 """The causal part of the page: its figures and tables from small tables, and what is said without interventions."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
 from sink_lens.chain.summary import causal_rows
-from sink_lens.cli.trace_table import causal_parts, direction_text, intervention_text
+from sink_lens.cli.trace_table import _makers_line, causal_parts, direction_text, intervention_text, makers_table
+from sink_lens.errors import RunError
+from sink_lens.report import trace as pages
 from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(
@@ -91,6 +95,42 @@ def test_another_path_is_named_where_most_survives():
     assert "another path exists beside the outlier dimensions" in str(causal_parts(FRAMES)[-1])
     through = FRAMES | {"mediation": MEDIATION.assign(surviving_share=0.1)}
     assert "no other path" in str(causal_parts(through)[-1])
+
+
+def test_where_no_link_was_frozen_no_path_is_denied():
+    nothing = causal_parts(FRAMES | {"mediation": MEDIATION.iloc[:0]})
+    assert str(nothing[-1]).startswith("what survives while a link is frozen was not measured")
+    assert len(nothing) == len(causal_parts(FRAMES)) - 1  # no table
+    undefined = causal_parts(FRAMES | {"mediation": MEDIATION.assign(surviving_share=float("nan"))})
+    assert "nothing adds a sink" in str(undefined[-1])
+
+
+@pytest.mark.parametrize(
+    ("effects", "is_sink", "said"),
+    [
+        (EFFECTS, True, "the sink is there before the layers in which it would be read"),
+        (EFFECTS.iloc[:0], False, "there is no sink to break"),
+        (None, True, "the sequences are too short"),
+    ],
+)
+def test_a_page_says_why_a_causal_table_is_empty(monkeypatch, effects, is_sink, said):
+    tables = {"mediation": MEDIATION.iloc[:0], "effects": effects}
+    run = SimpleNamespace(need=lambda name, columns: tables[name], optional=lambda name, columns: tables[name])
+    monkeypatch.setattr(pages, "find_story", lambda of: SimpleNamespace(is_sink=is_sink))
+    with pytest.raises(RunError, match=said):
+        pages._causal(run, "mediation", [])
+
+
+def test_a_set_of_makers_is_told_once_and_beside_chance():
+    row = {"set": "half", "control_of": "", "size": 1, "parts": "embedding 1", "target": "sink", "removed": 0.9}
+    row |= {"ci_low": 0.8, "ci_high": 0.95, "control_largest": 0.1, "n_controls": 5}
+    row |= {"baseline_loss_nats": 4.0, "loss_nats": 5.0}
+    assert str(_makers_line(row)) == "1 part removes 90% [80%, 95%]: embedding of token 1"
+    chance = row | {"size": 2, "parts": "1.2, 1.3", "control_largest": 0.85, "target": "outlier dimensions"}
+    said = str(_makers_line(chance))
+    assert said == "2 parts remove 90% [80%, 95%] of the outlier dimensions, no more than chance: L1.N2, L1.N3"
+    table = makers_table(pd.DataFrame([row, row | {"set": "four fifths"}, row | {"set": "all makers"}]))
+    assert list(table.columns[0].cells) == ["1 part: at least 80%", "all makers, 1 part: at least 80%"]
 
 
 def test_an_intervention_is_told_with_its_controls():

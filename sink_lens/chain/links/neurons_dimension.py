@@ -151,12 +151,15 @@ def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervent
 
     After every layer from the first maker on, the part of the sink position's stream in the span of what the makers
     up to there write is set to that of other positions. A random span holds next to none of the token's energy; so the
-    token is also rescaled to the norm that it has without the span, as a row of its own.
+    token is also rescaled to the norm that it has without the span, as a row of its own. Where no later layer reads the
+    sink, nothing is asked.
     """
     written = {layer: columns for layer, columns in _columns(setting).items() if columns.numel()}
     if not written:
         return []
     layers = range(max(0, min(written)), setting.lens.n_layers)
+    if not any(layer > layers[0] for layer in setting.sink_layers):
+        return []
     until = {layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers}
     spans = {layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()}
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in setting.tensors("resid_post", layers=layers).items()}
