@@ -33,7 +33,7 @@ from . import stability
 from .choice import chosen, connected, node_scores, outputs_of
 from .config import EDGES, SIZES, TOLERANCE, Ablation, Choice, Method
 from .curve import Curve, curve
-from .exact import exact_scores
+from .exact import exact_node_scores, exact_scores
 from .graph import Graph
 from .runs import Runs
 from .scores import Scores, score
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 _TOP = 2000
 CONFIRMED = 0.01
 """Part of the metric's difference that the real patch of an edge changes at least, if it confirms the edge."""
+NODE_EFFECT, UNSEEN = 0.05, 0.1
+"""Part of that difference from which on a node does much; and of a node's real effect, what the magnitudes of its
+edges' scores sum to at most, if gradients do not see the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +267,43 @@ class Circuit:
         )
         return self.checked(frame, n_pairs=len(rows))
 
+    def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
+        """Compare a real patch of every node with the scores of its edges; what gradients do not see shows here.
+
+        Where two parts cancel before a threshold, both move together along every integral, and no edge of theirs gets a
+        score; a patch of one of them crosses the threshold.
+
+        Cost: one run of ``pairs`` pairs for each node, from its layer on.
+
+        Returns:
+            One row a writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes), ``exact``
+            and ``unseen``: its real patch does at least 5% of the metric's difference, ten times the magnitude.
+        """
+        rows = self._some_pairs(pairs, np.random.default_rng([self.seed, 8]))
+        total = len(self.graph.writers)
+        with tqdm(total=total, desc="real patches", unit="node", disable=not progress, leave=False) as bar:
+            exact = exact_node_scores(self.runs.some(rows), advance=bar.update).mean(0)
+        values = self.scores.values[rows].mean(0)
+        magnitude = node_scores(self.graph, np.abs(values))
+        much = np.abs(exact) >= NODE_EFFECT * abs(float(self.runs.gap.double().mean()))
+        return pd.DataFrame(
+            {
+                "node": [one.name for one in self.graph.writers],
+                "score": node_scores(self.graph, values),
+                "magnitude": magnitude,
+                "exact": exact,
+                "unseen": much & (magnitude <= UNSEEN * np.abs(exact)),
+            }
+        )
+
+    def _some_pairs(self, pairs: int, generator: np.random.Generator) -> list[int]:
+        return np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
+
     def patched(
         self, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool = False
     ) -> tuple[list[int], np.ndarray]:
         """Pairs that are drawn, and the mean over them of the real effect of every edge."""
-        rows = np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
+        rows = self._some_pairs(pairs, generator)
         with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
             real = exact_scores(self.runs.some(rows), edges.tolist(), advance=bar.update)
         return rows, real.mean(0)

@@ -56,11 +56,13 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
         points = graph.n_edges // 3
     circuits = len(config.sizes) * (1 + config.nodes) + config.random * sum(one < 1 for one in config.sizes)
     scoring, judging = a_pair * points * config.pairs, a_pair * config.pairs / 2 * circuits
+    patches = config.check * config.check_pairs + bool(config.check) * 4 * len(graph.writers)
     held = 4 * config.pairs * graph.n_edges
     return (
         f"{graph.n_edges:,} edges of {config.model}, {config.pairs} pairs of up to {cost.n_positions} tokens",
         f"scores ({config.method}, about {points} points a pair): {about(scoring)}; more where sums are not complete",
         f"curve ({circuits} circuits): {about(judging)}",
+        f"real patches of edges and nodes: {about(a_pair / _PASSES_A_POINT * patches / 2)}",
         f"scores by pair take {size(held)} of memory and disk",
         f"times are from {source}",
     )

@@ -4,6 +4,8 @@ The run is the clean one, and reader r alone reads x_r - (c_w - a_w): its query,
 this stream gives, and everything after it is computed as usual. That is path patching of a single edge (Goldowsky-Dill
 et al., arXiv 2304.05969). The score is the clean metric minus the metric of this run, as in ``scores``: what the clean
 value is worth. One run an edge: for every edge of a small model, or for a sample of a large one.
+
+A whole writer is replaced for all of its readers at once, at the place of the stream that it adds to: one run a node.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,15 +46,11 @@ def exact_scores(
         InputError: a reader whose value has no site (a gate of a head's output).
     """
     lens, graph = runs.lens, runs.graph
-    everything, begin = slice(0, runs.n_pairs), runs.begin(slice(0, runs.n_pairs))
-    added, _ = runs.writings(everything, begin=begin)
-    difference = added - runs.replacements(everything, begin=begin)
-    del added
+    begin, difference = _difference(runs)
     sites = ["resid_pre", "attn_out", "resid_post"]
     if graph.neurons:
         sites += ["up"] if lens.family.gate is None else ["gate", "up"]
-    clean = run_with(lens, runs.clean, sites=sites, loss=False, logits=False).tensors
-    streams = {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
+    streams = _clean(runs, sites, begin=begin)
     spans, writers, readers = graph.ends
     every = slice(0, runs.n_pairs)
 
@@ -77,8 +75,55 @@ def exact_scores(
                 make=make,
             )
         )
+    return _losses(runs, cells, advance=advance)
+
+
+def exact_node_scores(
+    runs: Runs, *, advance: Callable[[int], object] = lambda cells: None
+) -> Float[np.ndarray, "pair writer"]:
+    """The exact score of every writer, by pair: all of its readers get what replaces it, at the positions of the spans.
+
+    Cost: three forwards, and for each writer one from its layer on.
+
+    Args:
+        runs: the pairs; take a few (``runs.some``) in a large model.
+        advance: called with the number of writers that were finished.
+    """
+    begin, difference = _difference(runs)
+    difference *= runs.span_masks(slice(0, runs.n_pairs), begin=begin).sum(0)[:, None, :, None]
+    sites = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
+    streams = _clean(runs, sorted(set(sites.values())), begin=begin)
+    positions, cells = tuple(range(begin, runs.clean.n_positions)), []
+    for index, writer in enumerate(runs.graph.writers):
+        site, layer = sites[writer.kind], max(writer.layer, 0)
+
+        def make(references: References, index: int = index, site: str = site, layer: int = layer) -> tuple[Edit, ...]:
+            without = streams[site, layer] - difference[:, index]
+            return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
+
+        cells.append(Cell(identity=writer.name, touches=((site, (layer,)),), begin=begin, make=make))
+    return _losses(runs, cells, advance=advance)
+
+
+def _difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
+    """The first position that differs, and from there what the writers add less what replaces it."""
+    everything = slice(0, runs.n_pairs)
+    begin = runs.begin(everything)
+    difference, _ = runs.writings(everything, begin=begin)
+    difference -= runs.replacements(everything, begin=begin)
+    return begin, difference
+
+
+def _clean(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
+    """Some sites of the clean runs."""
+    clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False).tensors
+    return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
+
+
+def _losses(runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]) -> Float[np.ndarray, "pair sample"]:
+    """What the metric loses in each cell, by pair."""
     values = np.full((runs.n_pairs, len(cells)), np.nan)
-    engine = make_engine(lens, runs.clean, cells, [runs.metric])
+    engine = make_engine(runs.lens, runs.clean, cells, [runs.metric])
 
     def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
         values[outcome.sequences, number] = evaluate(runs.metric, outcome).double().numpy()

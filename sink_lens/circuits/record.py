@@ -38,9 +38,9 @@ from .scores import Scores, score
 from .tasks import Task, task_of
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
-"""What a finished run holds; with a check ``check``, with core ``core``. ``attention`` says where the circuit's heads
-look in the first ``prompt``."""
-_PART, _LEFT_PAIRS = 32, 8
+"""What a finished run holds; with a check ``check`` and, of scores by gradients, ``check_nodes``; with core ``core``.
+``attention`` says where the circuit's heads look in the first ``prompt``."""
+_PART, _LEFT_PAIRS, _NODE_PAIRS = 32, 8, 4
 _CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
@@ -231,7 +231,7 @@ def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, rep
     if report:
         display.page(folder)
     held = read_run(folder)
-    tables = {name: held.tables[name] for name in (*FILES, "check", "core") if name in held.tables}
+    tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
     return CircuitRun(folder=folder, circuit=circuit, tables=tables, sentences=sentences)
 
 
@@ -339,6 +339,12 @@ def _written(
             made = circuit.check(edges=config.check, pairs=config.check_pairs, progress=progress)
             check = made.frame
             writer.write_table("check", check)
+    nodes = None
+    if config.check and config.method != "exact":
+        if not writer.has("check_nodes"):
+            pairs = min(config.check_pairs, _NODE_PAIRS)
+            writer.write_table("check_nodes", circuit.check_nodes(pairs=pairs, progress=progress))
+        nodes = pd.read_parquet(writer.folder / "check_nodes.parquet")
     core = _core(lens, task, circuit, config=config, writer=writer, progress=progress) if config.core else None
     if not writer.has("attention"):
         attention, patterns = attention_of(circuit)
@@ -346,7 +352,7 @@ def _written(
             writer.write_tensors("attention_patterns", patterns)
         writer.write_table("prompt", _prompt(lens, task.clean))
         writer.write_table("attention", attention)
-    summary = _summary(circuit, completeness, areas, curve_frame, judged, check, core)
+    summary = _summary(circuit, completeness, areas, curve_frame, judged, check, nodes, core)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
     return circuit, (*sentences, *told(summary))
@@ -532,6 +538,11 @@ def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
     return int((np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * gap).sum())
 
 
+def _unseen(nodes: pd.DataFrame) -> str:
+    """Names of the nodes that gradients do not see, the largest first."""
+    return " ".join(nodes[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)["node"])
+
+
 def _summary(
     circuit: Circuit,
     completeness: pd.DataFrame,
@@ -539,6 +550,7 @@ def _summary(
     curve: pd.DataFrame,
     judged: Mapping[str, Any],
     check: pd.DataFrame | None,
+    nodes: pd.DataFrame | None,
     core: pd.DataFrame | None,
 ) -> pd.DataFrame:
     by = areas.loc[areas["by"].eq("edges")].to_dict("records")[0]
@@ -573,6 +585,8 @@ def _summary(
         "outside_sampled": -1,
         "outside_at_most": -1,
         "weakest": np.nan,
+        "patched_nodes": -1 if nodes is None else len(nodes),
+        "unseen_nodes": "" if nodes is None else _unseen(nodes),
         "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
         "confirmed_edges": -1 if core is None else _confirmed(circuit, core),
         "undecided_edges": -1 if core is None else int(core["undecided"].to_numpy(bool).sum()),

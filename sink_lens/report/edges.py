@@ -18,7 +18,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, PAPER, canvas, finished, png, save_figure
-from sink_lens.text import edge_name, number, part_name, percent, plural, token, visible, words
+from sink_lens.text import edge_name, listed, number, part_name, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 """Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
@@ -333,6 +333,8 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
             f"scores miss {percent(row['missed'])} of the summed effect."
         )
+    if row.get("patched_nodes", -1) > 0:
+        said.append(_nodes_told(row))
     said.append(
         f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
         f"halves share {percent(row['jaccard_halves'])} of the edges of either."
@@ -374,6 +376,21 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             f"most {row['outside_at_most']:,} of {outside:,} outside do, at 95% confidence."
         )
     return tuple(said)
+
+
+def _nodes_told(row: Mapping[str, Any]) -> str:
+    """The nodes whose edges gradients do not see, though a real patch of the node does much."""
+    unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
+    if not unseen:
+        return (
+            f"A real patch of each of the {row['patched_nodes']} nodes finds none that gradients do not see: none does "
+            "5% of the difference and ten times what its edges' scores sum to."
+        )
+    return (
+        f"The circuit is not to be believed at {listed(map(part_name, unseen))}: a real patch of the whole node does "
+        "at least 5% of the difference and ten times what its edges' scores sum to, as where two parts cancel before a "
+        "threshold. Gradients do not see such edges; score them with exact."
+    )
 
 
 def _faithful(row: Mapping[str, Any]) -> str:
@@ -491,6 +508,14 @@ def _check_table(run: Run) -> tuple[str, PageTable]:
     return "Scores beside real patches of the same edge." + more(len(table), "check"), _named(table, heads)
 
 
+def _node_check_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("check_nodes", columns=["node", "score", "exact", "unseen"])
+    table = table.sort_values(["unseen", "exact"], key=lambda one: one.abs(), ascending=False, ignore_index=True)
+    heads = {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"}
+    see = "What a real patch of every node does, beside the sum of its edges' scores."
+    return see + more(len(table), "check_nodes"), _named(table, heads)
+
+
 def _core_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("core", columns=["edge"])
     heads = {str(name): str(name).replace("_", " ") for name in table.columns}
@@ -541,6 +566,7 @@ CIRCUIT = Page(
         Listed(key="node-table", title="Nodes", make=_node_table),
         Listed(key="curve-table", title="The curve", make=_curve_table),
         Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=_has("check")),
+        Listed(key="node-check", title="Real patches of nodes", make=_node_check_table, when=_has("check_nodes")),
         Listed(key="core-table", title="Core, undecided and contingent edges", make=_core_table, when=_has("core")),
         Listed(key="pair-table", title="The prompts", make=_pair_table),
     ),
