@@ -2,6 +2,7 @@
 
     python benchmarks/circuits.py --quick      # 8 pairs and few sizes: minutes on a busy machine
     python benchmarks/circuits.py              # 128 pairs, 20 points, ten sizes with random circuits
+    python benchmarks/circuits.py --tasks      # 16 pairs of the four other tasks, as a table
 
 The default model's part is ``circuits.find`` (EAP-IG on inputs, midpoints) and ``Circuit.evaluate``, timed apart;
 ``completeness`` is what the edges out of the input sum to, over the difference of the metric, and ``left`` the same for
@@ -34,6 +35,9 @@ from sink_lens.circuits.scores import score
 from sink_lens.edits.metrics import logit_difference
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
+
+TASKS = ("greater-than", "agreement", "capitals", "induction")
+TASK_SIZES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def speedup(*, pairs: int = 4, turns: int = 3) -> tuple[float, float]:
@@ -106,6 +110,28 @@ def memory(*, turns: int = 3) -> tuple[float, float]:
     return float(np.median(found["theirs"])), float(np.median(found["ours"]))
 
 
+def tasks(names: Sequence[str], *, pairs: int = 16, sizes: Sequence[float] = TASK_SIZES) -> None:
+    """Print a row for each task: what the model does, completeness, error by pair, faithfulness by size, random."""
+    lens = load()
+    print("| task | right | pairs | completeness | error by pair | edges for 80% | at that size | random |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name in names:
+        task = circuits.task(lens, name, pairs=pairs, generator=np.random.default_rng(0))  # type: ignore[arg-type]
+        given = {"metric": task.metric, "templates": task.templates, "most_steps": 20}
+        circuit = circuits.find(lens, task.clean, task.corrupted, **given)
+        errors = circuit.scores.completeness["error"].abs().to_numpy()
+        frame = circuit.evaluate(sizes, random=1, nodes=False).frame.set_index("share")
+        edges, random = (frame[frame["by"] == by] for by in ("edges", "random"))
+        reached = edges[edges["faithfulness"] >= 0.8]
+        at = float(reached.index.min()) if len(reached) else float(edges.index.max())
+        own = edges.loc[at]
+        cells = [name, f"{task.n_answered} of {task.n_tried}", f"{circuit.runs.n_pairs}"]
+        cells += [f"{circuit.scores.complete:.3f}", f"{np.median(errors):.4f}, at most {errors.max():.4f}"]
+        cells += [f"{at:.1%}" if len(reached) else "none", f"{own['faithfulness']:.0%}"]
+        cells[-1] += f" [{own['low']:.0%}, {own['high']:.0%}]"
+        print(f"| {' | '.join(cells)} | {random['faithfulness'].loc[at]:.0%} |", flush=True)
+
+
 def name_of(node: theirs.Node) -> str:
     """A node of TransformerLens by our name."""
     letter = {"q_input": "<q>", "k_input": "<k>", "v_input": "<v>"}.get(node.kind, "")
@@ -119,9 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="8 pairs, 5 points, three sizes")
     parser.add_argument("--rise", choices=("ours", "theirs"), help="print the memory that one of both takes, and end")
+    parser.add_argument(
+        "--tasks", nargs="*", choices=TASKS, help="only these tasks (all four without a name), a row each"
+    )
     asked = parser.parse_args(arguments)
     if asked.rise:
         print(rise(asked.rise))
+        return
+    if asked.tasks is not None:
+        tasks(asked.tasks or TASKS)
         return
     quick = asked.quick
     faster, off = speedup(turns=1 if quick else 3)

@@ -13,12 +13,13 @@ method:
 - ``eap-ig``: the middles of n equal steps of the embedding from its replacement to its clean value, or with
   ``eap-ig-left`` their beginnings, as EAP-IG has it;
 - ``eap-ig-activations``: the output of one layer's attention or MLP at a time goes from its replacement to its clean
-  value, everything else stays clean; only the edges out of that sublayer are scored.
+  value, everything else stays clean; only the edges out of that sublayer are scored. EAP-IG's own code takes the mean
+  over the paths of all sublayers for every edge, so that its scores are others.
 
-Gradients are averaged first and contracted with the differences once. The edges out of ``input`` sum to the difference
-of the metric between the two ends, up to the error of the sum over steps; with ``eap-ig`` the steps of a pair are
-doubled until that holds within ``tolerance``. The gradient of the embedding itself must equal the sum over all readers:
-that identity, which needs every reader to be known, is checked in every pass.
+Gradients of several points are averaged first and contracted with the differences once. The edges out of ``input`` sum
+to the difference of the metric between the two ends, up to the error of the sum over steps; with ``eap-ig`` the steps
+of a pair are doubled until that holds within ``tolerance``. The gradient of the embedding itself must equal the sum
+over all readers: that identity, which needs every reader to be known, is checked in every pass.
 
 Reference: Syed et al., arXiv 2310.10348 (EAP); Hanna et al., arXiv 2403.17806 (EAP-IG); Mueller et al., MIB.
 """
@@ -31,11 +32,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
 from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
+from ..models.evaluating import frozen
 from .config import METHODS, TOLERANCE, Method
 from .graph import Graph
 from .rules import rule_hooks
@@ -161,9 +164,8 @@ def points_of(method: Method, steps: int) -> list[float]:
 def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float) -> tuple[Tensor, Tensor]:
     """Scores of some pairs, with gradients between the two embeddings; and the points of each pair."""
     begin = runs.begin(rows)
-    added, _ = runs.writings(rows, begin=begin)
-    difference = added - runs.replacements(rows, begin=begin)
-    del added
+    difference, _ = runs.writings(rows, begin=begin)
+    difference -= runs.replacements(rows, begin=begin)
     start, end = runs.inputs(rows)
     left = torch.arange(rows.start, rows.stop)
     found, used = torch.zeros(len(left), runs.graph.n_edges), torch.zeros(len(left))
@@ -171,11 +173,12 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
     while len(left):
         own, at = runs.some(left.tolist()), left - rows.start
         points = points_of(method, steps)
-        gradients = Gradients(own, begin=begin, rules=method == "gim")
+        some = difference if len(at) == len(difference) else difference[at]
+        gradients = Gradients(own, some, begin=begin, rules=method == "gim", keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
             gradients.add(_embedding_hook(own, embedding), weight=1 / len(points))
-        found[at] = gradients.contracted(difference[at])
+        found[at] = gradients.contracted()
         used[at] = len(points)
         steps *= 2
         if method != "eap-ig" or steps > most:
@@ -191,9 +194,8 @@ def _activations(
 ) -> tuple[Tensor, Tensor]:
     """Scores of some pairs, with gradients along one sublayer's output at a time."""
     begin, graph = runs.begin(rows), runs.graph
-    clean, _ = runs.writings(rows, begin=begin)
-    replaced = runs.replacements(rows, begin=begin)
-    difference = clean - replaced
+    difference, _ = runs.writings(rows, begin=begin)
+    difference -= runs.replacements(rows, begin=begin)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}
     for index, writer in enumerate(graph.writers):
@@ -202,7 +204,7 @@ def _activations(
     own = runs.some(range(rows.start, rows.stop))
     writer_of_edge = graph.ends[1]
     for (site, layer), writers in groups.items():
-        gradients = Gradients(own, begin=begin)
+        gradients = Gradients(own, difference, begin=begin)
         change = difference[:, writers].sum(1)
 
         def moved(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
@@ -213,7 +215,7 @@ def _activations(
             hook = (hook_of(runs.lens, site, layer), partial(moved, point=point))
             gradients.add([hook], weight=1 / steps)
         chosen = torch.from_numpy(np.isin(writer_of_edge, writers))
-        found[:, chosen] = gradients.contracted(difference)[:, chosen]
+        found[:, chosen] = gradients.contracted()[:, chosen]
     return found, torch.full((len(found),), float(steps))
 
 
@@ -222,11 +224,26 @@ def _embedding_hook(runs: Runs, embedding: Tensor) -> list[tuple[str, Callable[.
 
 
 class Gradients:
-    """The mean gradient of every reader of some pairs, over runs that are added one after the other."""
+    """The mean gradient of every reader of some pairs over several runs, times what the writers differ by.
 
-    def __init__(self, runs: Runs, *, begin: int, rules: bool = False) -> None:
-        self.runs, self.begin, self.rules = runs, begin, rules
+    Gradients are kept and contracted once after the last run. With ``keep=False``, for a single run, each place is
+    contracted as soon as it is there.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        difference: Float[Tensor, "pair writer position d_model"],
+        *,
+        begin: int,
+        rules: bool = False,
+        keep: bool = True,
+    ) -> None:
+        self.runs, self.difference, self.begin, self.rules, self.keep = runs, difference, begin, rules, keep
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
+        shape = (len(difference), len(runs.graph.spans), len(runs.graph.writers), len(runs.graph.readers))
+        self._scores: Float[Tensor, "pair span writer reader"] = difference.new_zeros(shape)
+        self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
     def add(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
         """Run the pairs under hooks, forwards and backwards, and add the gradients times a weight.
@@ -252,7 +269,7 @@ class Gradients:
             for site in sites_of(place, graph)
         ]
         rows = slice(0, runs.n_pairs)
-        with torch.enable_grad():
+        with torch.enable_grad(), frozen(lens.plain):
             values = runs.values(runs.outcome(runs.part(rows), rows, at))
             if not values.requires_grad:
                 raise InputError(
@@ -272,26 +289,31 @@ class Gradients:
             given: dict[str, Any] = {"graph": graph, "weights": runs.weights, "held": self.rules}
             one = reader_gradients(place, gradients=gradients, x=x, **given)
             total += one.sum(1)
-            if place in self._sums:
+            if not self.keep:
+                self._contract(place, one * weight)
+            elif place in self._sums:
                 self._sums[place].add_(one, alpha=weight)
             else:
                 self._sums[place] = one * weight
         _check_identity(total, gradients[key], runs=runs)
 
-    def contracted(self, difference: Float[Tensor, "pair writer position d_model"]) -> Float[Tensor, "pair edge"]:
+    def contracted(self) -> Float[Tensor, "pair edge"]:
         """The scores: what the writers differ by, times the gradients, summed over the positions of each span."""
-        graph, n_pairs = self.runs.graph, len(difference)
-        spans, writers, readers = graph.ends
-        scores = difference.new_zeros(n_pairs, len(graph.spans), len(graph.writers), len(graph.readers))
-        masks = self.runs.span_masks(slice(0, n_pairs), begin=self.begin)
         for place, gradient in self._sums.items():
-            index = list(graph.places[place])
-            first = graph.before(index[0])
-            for span, mask in enumerate(masks):
-                of_readers = (gradient * mask[:, None, :, None]).flatten(2)
-                one = torch.bmm(difference[:, :first].flatten(2), of_readers.transpose(1, 2))
-                scores[:, span, :first, index[0] : index[-1] + 1] = one
-        return scores[:, spans, writers, readers].float().cpu()
+            self._contract(place, gradient)
+        self._sums.clear()
+        spans, writers, readers = self.runs.graph.ends
+        return self._scores[:, spans, writers, readers].float().cpu()
+
+    def _contract(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
+        index = list(self.runs.graph.places[place])
+        first = self.runs.graph.before(index[0])
+        for span, mask in enumerate(self._masks):
+            self._scores[:, span, :first, index[0] : index[-1] + 1] += einsum(
+                self.difference[:, :first],
+                gradient * mask[:, None, :, None],
+                "pair writer position d_model, pair reader position d_model -> pair writer reader",
+            )
 
 
 def _streams(graph: Graph) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Eval mode for the duration of a forward pass, since the caller may be in the middle of training the model."""
+"""Eval mode, or no gradient of parameters, for the duration of a pass: the caller may be in the middle of training."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,3 +27,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextlib.contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Let no parameter need a gradient within the block, so that a pass keeps nothing for its gradient."""
+    taken = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in taken:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        for parameter in taken:
+            parameter.requires_grad = True

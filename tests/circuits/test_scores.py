@@ -9,7 +9,8 @@ from transformer_lens.tools.analysis import attribution_patching as reference
 from analyses.zoo.mechanisms import wire
 from sink_lens.circuits import rules
 from sink_lens.circuits.ablated import circuit_values
-from sink_lens.circuits.exact import exact_scores
+from sink_lens.circuits.circuit import find
+from sink_lens.circuits.exact import exact_node_scores, exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import Gradients, score
@@ -265,6 +266,31 @@ def test_a_circuit_of_all_edges_is_the_clean_run_and_one_edge_less_is_its_exact_
         assert np.abs(found - exact).max() < 6e-6, family
 
 
+def test_a_node_that_is_patched_whole_is_a_circuit_without_its_edges():
+    for family in ("llama", "gpt2", "gemma2", "granite", "gpt_neox", "headnorm"):
+        runs = runs_of(exact_lens(family), neurons={1: [3, 5, 9]})
+        graph = runs.graph
+        nodes = range(0, len(graph.writers), 4)
+        kept = np.stack([graph.ends[1] != node for node in nodes])
+        expected = (runs.clean_values - circuit_values(runs, kept)).T.numpy()
+        found = exact_node_scores(runs)[:, nodes]
+        assert np.abs(found).max() > 1e-3
+        assert np.abs(found - expected).max() < 6e-6, family
+
+
+def test_a_real_patch_of_a_node_shows_what_cancels_before_a_threshold():
+    for name, ablation in (("hidden", "resample"), ("hidden", "mean_ordinary"), ("cancellation", "resample")):
+        mechanism = wire(name, seed=20, family="llama")
+        clean, corrupted, metric = mechanism.pairs(4, generator=torch.Generator().manual_seed(0))
+        lens = wrap(mechanism.model)
+        found = find(lens, clean, corrupted, metric=metric, ablation=ablation, edges=10, most_steps=5)
+        nodes = found.check_nodes()
+        cancels = {edge.partition("->")[0] for edge in mechanism.edges if edge.endswith("->m1")} - {"input"}
+        assert len(cancels) == (2 if name == "hidden" else 0)
+        assert set(nodes["node"][nodes["unseen"]]) == cancels
+        assert (nodes["magnitude"] >= nodes["score"].abs() - 1e-6).all()
+
+
 def test_an_exact_edge_equals_path_patching_by_hand():
     lens = lens_of("llama")  # two heads share a key
     runs = runs_of(lens)
@@ -348,14 +374,14 @@ def test_gradients_along_one_sublayer_equal_a_sum_over_runs_by_hand():
     replaced, _ = runs.writings(rows, corrupted=True, begin=begin)
     at = [index for index, writer in enumerate(runs.graph.writers) if writer.layer == 0 and writer.kind == "head"]
     total = (clean - replaced)[:, at].sum(1)
-    gradients = Gradients(runs, begin=begin)
+    gradients = Gradients(runs, clean - replaced, begin=begin)
     for point in (0.25, 0.75):
 
         def put(x, hook, point=point):
             return torch.cat([x[:, :begin], x[:, begin:] - (1 - point) * total], 1)
 
         gradients.add([("blocks.0.hook_attn_out", put)], weight=0.5)
-    expected = gradients.contracted(clean - replaced).numpy()
+    expected = gradients.contracted().numpy()
     own = np.isin(runs.graph.ends[1], at)
     assert np.abs(found.values[:, own] - expected[:, own]).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected[:, own]).max() > 1e-3
