@@ -540,7 +540,7 @@ def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
 
 def _unseen(nodes: pd.DataFrame) -> str:
     """Names of the nodes that gradients do not see, the largest first."""
-    return " ".join(nodes[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)["node"])
+    return " ".join(nodes.loc[nodes["unseen"]].sort_values(by="exact", key=abs, ascending=False)["node"])
 
 
 def _summary(
