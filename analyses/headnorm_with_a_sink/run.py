@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from sink_lens.edits.quantisation import quantisation
 from sink_lens.measures.variance import s2
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.load import wrap
-from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, panel
+from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, logarithmic, panel
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.stats import Interval, t_intervals
 from sink_lens.training import SinkMonitor, TrainConfig
@@ -79,7 +79,8 @@ def measure(work: Work) -> Measured:
     table = trained(work)
     numbers: dict[str, Interval] = {}
     for budget in BUDGETS:
-        if seeds := judged_seeds(table, budget):
+        seeds = judged_seeds(table, budget)
+        if seeds or not numbers:
             numbers |= numbers_of(table, budget, seeds)
     return Measured(numbers=numbers, figure=draw(table))
 
@@ -159,7 +160,7 @@ def training(work: Work, asked: Training) -> Iterator[dict[str, float]]:
         given = model(input_ids=tokens, use_cache=False).logits[..., : answers.shape[-1]]
         return (given - answers).square().mean()
 
-    spent, every = 0.0, max(1, steps // 12)
+    spent, every = 0.0, steps if asked.kind == "trial" else max(1, steps // 12)  # a trial is asked for its end alone
     for step in range(steps + 1):
         if step % every == 0 or step == steps:
             row = {"step": step, "tokens": step * batch * (PROSE + TASK), "seconds": spent}
@@ -230,22 +231,28 @@ def at_the_end(model: Any, prose: Tensor) -> dict[str, float]:
 
 
 def judged_seeds(table: pd.DataFrame, budget: str) -> Sequence[int]:
-    """The seeds that are judged: the first six where every arm has them, else the first three, else none."""
+    """The first six seeds where every arm has them, else the first three; before that, those that every arm has."""
     finals = of_budget(table, budget)
     have = [set(finals.loc[finals["arm"] == arm, "seed"]) for arm in ARMS]
-    return next((SEEDS[:n] for n in JUDGED_AT if all(set(SEEDS[:n]) <= one for one in have)), ())
+    common = tuple(seed for seed in SEEDS if all(seed in one for one in have))
+    return next((SEEDS[:n] for n in JUDGED_AT if common[:n] == SEEDS[:n]), common[: min(JUDGED_AT) - 1])
 
 
 def numbers_of(table: pd.DataFrame, budget: str, seeds: Sequence[int]) -> dict[str, Interval]:
-    """Every number of one budget, over seeds, paired with softmax of the same seed; 95% t intervals."""
+    """Every number of one budget, over seeds, paired with softmax of the same seed; 95% t intervals.
+
+    Fewer seeds than are judged have no interval.
+    """
     finals = of_budget(table, budget)
     finals = finals[finals["seed"].isin(seeds)]
     ends = finals.groupby(["arm", "seed"]).last()
     ends["rise"] = ends["prose_4_bit"] - ends["prose"]
-    base = ends.loc["softmax"]
+    by_arm = {arm: ends[ends.index.get_level_values("arm") == arm].droplevel("arm") for arm in ARMS}
+    base = by_arm["softmax"]
 
     def over_seeds(values: Any) -> Interval:
-        return t_intervals(np.asarray(values, dtype=float)[None])[0]
+        found = t_intervals(np.asarray(values, dtype=float)[None])[0]
+        return found if found.n >= min(JUDGED_AT) else replace(found, low=math.nan, high=math.nan)
 
     def ratio(values: Any) -> Interval:
         found = over_seeds(np.log(values))
@@ -254,7 +261,7 @@ def numbers_of(table: pd.DataFrame, budget: str, seeds: Sequence[int]) -> dict[s
 
     numbers = {}
     for arm in list(ARMS)[1:]:
-        own = ends.loc[arm]
+        own = by_arm[arm]
         pairs = [(curve(finals, "softmax", seed), curve(finals, arm, seed)) for seed in seeds]
         found = {
             "tokens": ratio([tokens_of(*pair) for pair in pairs]),
@@ -298,29 +305,42 @@ def loss_in_time(base: pd.DataFrame, own: pd.DataFrame) -> float:
 
 
 def draw(table: pd.DataFrame):
-    """Loss on prose by tokens, its difference to softmax and the sink on prose: seeds, and the band of their mean."""
-    figure = canvas(width=9.6, height=3.4)
+    """Loss on prose by tokens, its difference to softmax and the sink on prose, with bands of the mean; the trials."""
     budget = next(name for name in reversed(BUDGETS) if name == "short" or judged_seeds(table, name))
     finals = of_budget(table, budget)
-    finals = finals[finals["seed"].isin(judged_seeds(table, budget))]
     panels = {
         "loss on prose, nats": ("prose", False),
         "minus softmax's, nats": ("prose", True),
         "heads with a sink, prose": ("rate_first_prose", False),
     }
-    for place, (ylabel, (name, paired)) in enumerate(panels.items()):
-        axes = panel(figure, place=(1, 3, place + 1), xlabel="tokens, thousands", ylabel=ylabel)
+    shown = panels if len(finals) else {}  # before the first seed is there the trials are drawn alone
+    figure = canvas(width=11 if shown else 4.8, height=3.2)
+    for place, (ylabel, (name, paired)) in enumerate(shown.items()):
+        axes = panel(figure, place=(1, 4, place + 1), xlabel="tokens, thousands", ylabel=ylabel)
         by_arm = {arm: rows.pivot(index="tokens", columns="seed", values=name) for arm, rows in finals.groupby("arm")}
-        for index, arm in enumerate(ARMS):
-            by_seed = (by_arm[arm] - by_arm["softmax"] if paired else by_arm[arm]).dropna()
-            found = t_intervals(by_seed.to_numpy())
-            tokens, colour = by_seed.index.to_numpy() / 1e3, COLOURS[index]
-            mean = [one.estimate for one in found]
-            axes.plot(tokens, mean, color=colour, marker=MARKS[index], markersize=3, linewidth=1.3, label=arm)
-            low, high = ([getattr(one, bound) for one in found] for bound in ("low", "high"))
-            axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
-    legend(figure.axes[0], columns=3, over=figure)
+        for arm in [arm for arm in ARMS if arm in by_arm]:
+            by_seed = by_arm[arm].dropna()
+            if paired:
+                by_seed = (by_seed - by_arm["softmax"]).dropna(axis="columns", how="all").dropna()
+            means = t_intervals(by_seed.to_numpy())
+            tokens, style = by_seed.index.to_numpy() / 1e3, style_of(arm)
+            axes.plot(tokens, [one.estimate for one in means], label=arm, **style)
+            low, high = ([getattr(one, bound) for one in means] for bound in ("low", "high"))
+            axes.fill_between(tokens, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    place = (1, len(shown) + 1, len(shown) + 1)
+    axes = panel(figure, place=place, xlabel="learning rate", ylabel="loss on prose, trials")
+    trials = table[(table["budget"] == budget) & (table["kind"] == "trial")].sort_values("step")
+    for arm, rows in trials.groupby("arm"):
+        axes.plot(rows.groupby("rate")["prose"].last(), label=arm, **style_of(str(arm)))
+    logarithmic(axes, axis="x")
+    legend(axes, columns=3, over=figure)
     return finished(figure)
+
+
+def style_of(arm: str) -> dict[str, Any]:
+    """Colour, mark and line of an arm."""
+    index = list(ARMS).index(arm)
+    return {"color": COLOURS[index], "marker": MARKS[index], "markersize": 3, "linewidth": 1.3}
 
 
 if __name__ == "__main__":
