@@ -42,7 +42,7 @@ def sentences(name: str, *data: Any, **options: Any) -> tuple[str, ...]:
 
 def image(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
     """The bytes of a figure file; equal figures give equal bytes."""
-    return _of_report("results", "image")(drawn, form)
+    return _of_report("style", "file_of")(drawn, form)
 
 
 MOST_EDGES = 20_000

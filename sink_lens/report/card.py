@@ -4,15 +4,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, listed_table, more, shown_table, whole
 from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
-from sink_lens.text import interval, listed, number, percent, plural, visible
+from sink_lens.text import interval, listed, percent, plural, visible
 
 _LOSSES = {
     "clean": "as it is",
-    "zeroed": "outlier dimensions at zero",
-    "mean_aligned": "outlier dimensions at their mean over sequences",
-    "set_to_mean": "outlier dimensions at their mean over sequences",
+    "zeroed": "outlier dimensions set to zero",
+    "mean_aligned": "outlier dimensions set to their mean over sequences",
+    "set_to_mean": "outlier dimensions set to their mean over sequences",
 }
 
 
@@ -26,7 +26,7 @@ def sink_by_layer(layers: pd.DataFrame) -> Figure:
     for place, (column, label, colour) in enumerate(
         (
             ("sink_attention", "attention to the first token", BLUE),
-            ("norm_ratio", "its norm, times that of the others", ORANGE),
+            ("norm_ratio", "its norm ÷ that of the others", ORANGE),
         ),
         start=1,
     ):
@@ -47,7 +47,7 @@ def head_outputs(heads: pd.DataFrame) -> Figure:
         heads: sink_mass, output_ratio.
     """
     figure = canvas(width=5.6, height=3.2)
-    axes = panel(figure, xlabel="attention to the first token", ylabel="output norm, times the layer's mean")
+    axes = panel(figure, xlabel="attention to the first token", ylabel="output norm ÷ the layer's mean")
     axes.scatter(heads["sink_mass"], heads["output_ratio"], s=9, color=BLUE, alpha=0.6, linewidths=0)
     axes.axhline(0.25, color=ORANGE, linewidth=1, linestyle="--")
     axes.set_ylim(bottom=0)
@@ -69,15 +69,19 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    said = [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+    sentences = [
+        visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
+    ]
     heads = run.optional("heads", columns=["inactive"])
     if heads is not None and len(heads):
         count = int(heads["inactive"].to_numpy().sum())
         heads_of = f"{count} of {plural(len(heads), 'head')} write" if count else f"None of {len(heads)} heads writes"
-        said.append(f"{heads_of} at most a quarter of what their layer's heads write on average.")
+        sentences.append(f"{heads_of} at most a quarter of what their layer's heads write on average.")
     if (run.folder / "card.md").exists():
-        said.append("The block for a model card is card.md in the run's folder, the same for programs card.json.")
-    return said
+        sentences.append(
+            "The block for a model card is card.md in the run's folder; card.json has the same for programs."
+        )
+    return sentences
 
 
 def _sinks(run: Run) -> tuple[str, Figure]:
@@ -89,15 +93,17 @@ def _sinks(run: Run) -> tuple[str, Figure]:
 
 
 def _heads(run: Run) -> tuple[str, Figure]:
-    see = "One point a head. Heads below the line add next to nothing to the stream; those far right rest on the sink."
+    see = (
+        "One point per head. Heads below the line add almost nothing to the stream; those far right attend to the sink."
+    )
     return see, head_outputs(run.need("heads", columns=["sink_mass", "output_ratio"]))
 
 
 def _dimensions(run: Run) -> tuple[str, PageTable]:
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
-        "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Both are to be "
-        "kept in 16 bit, or to be left out of a scale." + more(len(table), "dimensions")
+        "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
+        "in 16 bit, or leave them out when a scale is chosen." + more(len(table), "dimensions")
     )
     heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
     shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
@@ -107,8 +113,8 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
 def _writers(run: Run) -> tuple[str, PageTable]:
     table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
     see = (
-        "What writes the dimension in the layers where the token grows: shares of its change; of a super weight "
-        "(arXiv 2411.07191) the share of what the MLP writes there." + more(len(table), "writers")
+        "What writes the dimension in the layers in which the token grows. Shares are of the dimension's change; for a "
+        "super weight (arXiv 2411.07191), of what the MLP writes there." + more(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
     heads = {
@@ -121,21 +127,13 @@ def _writers(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, heads)
 
 
-def _maxima(run: Run) -> tuple[str, PageTable]:
-    table = run.need("maxima", columns=["site", "value", "layer", "position", "channel", "over_median"])
-    see = "The largest entry of every site over all layers and tokens: what a number format must be able to hold."
-    heads = {name: name for name in ("site", "value", "layer", "position", "channel")}
-    return see, shown_table(table, heads | {"over_median": "times its token's median"})
-
-
 def _losses(run: Run) -> tuple[str, PageTable]:
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
-    bounds = zip(table["change_low"].to_numpy(float), table["change_high"].to_numpy(float), strict=True)
     shown = table.assign(
         condition=[_LOSSES.get(str(name), visible(name)) for name in table["condition"]],
-        interval=[interval(low, high, shown=number) for low, high in bounds],
+        interval=intervals(table, "change_low", "change_high"),
     )
-    see = "What the outlier dimensions are worth: setting them to zero against setting them to their mean."
+    see = "The loss with the outlier dimensions set to zero, and set to their mean."
     heads = {"condition": "condition", "loss_nats": "loss, nats", "change_nats": "change", "interval": "95%"}
     return see, shown_table(shown, heads)
 
@@ -149,10 +147,10 @@ def _idle(run: Run) -> tuple[str, PageTable]:
     heads = run.need("heads", columns=["layer", "head", "output_ratio", "sink_mass", "inactive"])
     idle = heads.loc[heads["inactive"]].sort_values("output_ratio", kind="stable")
     see = (
-        "Heads whose output has at most a quarter of their layer's mean norm, the weakest first. The first token's "
-        "attention alone misses some of them (arXiv 2504.03889)." + more(len(idle), "heads")
+        "Heads whose output norm is at most a quarter of their layer's mean, the weakest first. Attention to the first "
+        "token alone does not find all of them (arXiv 2504.03889)." + more(len(idle), "heads")
     )
-    names = {"layer": "layer", "head": "head", "output_ratio": "output, times the mean"}
+    names = {"layer": "layer", "head": "head", "output_ratio": "output norm ÷ mean"}
     return see, shown_table(idle, names | {"sink_mass": "attention to the first token"})
 
 
@@ -171,8 +169,16 @@ CARD = Page(
     tables=(
         Listed(key="dimension-table", title="Large dimensions", make=_dimensions),
         Listed(key="writer-table", title="What writes them", make=_writers),
-        Listed(key="loss-table", title="What they are worth", make=_losses),
-        Listed(key="maximum-table", title="Largest activations", make=_maxima),
+        Listed(key="loss-table", title="What removing them costs", make=_losses),
+        Listed(
+            key="maximum-table",
+            title="Largest activations",
+            make=listed_table(
+                "maxima",
+                "The largest entry of every site in all layers and tokens: what a number format must be able to hold.",
+                ("site", "value", "layer", "position", "channel", "over_median"),
+            ),
+        ),
         Listed(key="idle-table", title="Heads that do nothing", make=_idle, when=_has_idle),
     ),
 )

@@ -5,21 +5,20 @@ in ``_KINDS``: growth steps, neurons, dimensions, heads; any other node is a pla
 (``paths.parquet``): the share of the sink, read after the target's growth step (of MLPs, which feed the next step too,
 in all layers with a sink), that is lost when the target alone reads the stream without what the source wrote, with its
 interval over sequences and its controls. From super neurons to the outlier dimension, and from there to the key, the
-path goes through that dimension alone. Over the gaps stands what each link of the chain was measured by, its
+path goes through that dimension alone. The table of edges also has what each link of the chain was measured by, its
 intervention (``effects.parquet``, primary ones, all growth steps together) and its verdict. Nodes of a growth step say
 which share of the sink goes when the node itself is frozen at what it is at other positions (``mediation.parquet``, the
 natural sink, one step at a time), and when all that it reads is. Nothing here is inferred; what a run did not measure
-is nan, and the figure says so.
+is nan.
 """
 
 import json
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,15 +26,13 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, read_run
-from sink_lens.report import chain_drawing, diagram, sketches
-from sink_lens.report.chain_drawing import CARRIES, CHARACTERS, GROWS, UNTOLD
+from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
-from sink_lens.report.edges import EdgeCircuit, edge_circuit, save_circuit
+from sink_lens.report.edges import Drawable, EdgeCircuit, edge_circuit
 from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
-from sink_lens.report.style import png
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import head_name, neuron_name, token, visible
 
@@ -78,22 +75,24 @@ _FROZEN = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
 _SPLIT = {"dimension": "the outlier dimensions", "rest": "all other dimensions", "bias": "the bias"}
 """Column of a run's table ``key_split`` -> what it is."""
 _MOST_HEADS = 8
+_CARRIES, _GROWS, _UNTOLD = "raises", "lowers", "not told from 0"
+"""Verdicts of paths: the sink is lost without it, it is larger without it, or neither interval nor controls tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChainCircuit:
+class ChainCircuit(Drawable):
     """The nodes and arrows of a run's chain."""
 
     about: dict[str, Any]
     """Model, hashes of weights and tokens, the sink position, where the first intervention makes a sink, and in which
     layers the sink is read."""
     nodes: pd.DataFrame = field(repr=False)
-    """One row a node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` the share of the
-    sink that goes when the node is frozen, ``input_share`` when all that it reads is."""
+    """One row per node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` is the share of
+    the sink that is lost if the node is frozen, ``input_share`` if all that it reads is."""
     run: Run | None = field(default=None, repr=False)
-    """Where it comes from; None of a circuit that was read from JSON."""
+    """The run that it comes from; None if it was read from JSON."""
     edges: pd.DataFrame = field(repr=False)
-    """One row an edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
+    """One row per edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
     link), contribution_share (of a neuron, of its layer's change of the dimension) or sink_score (of a head)."""
 
     def to_json(self) -> str:
@@ -109,11 +108,11 @@ class ChainCircuit:
             InputError: it is no such JSON.
         """
         try:
-            found = json.loads(text)
-            if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            held = json.loads(text)
+            if not isinstance(held, dict) or held.get("format") != _FORMAT:
                 raise ValueError("it does not say that it is one")
-            nodes, edges = _frame(found["nodes"], NODE_COLUMNS), _frame(found["edges"], EDGE_COLUMNS)
-            return cls(about=dict(found["about"]), nodes=nodes, edges=edges)
+            nodes, edges = _frame(held["nodes"], NODE_COLUMNS), _frame(held["edges"], EDGE_COLUMNS)
+            return cls(about=dict(held["about"]), nodes=nodes, edges=edges)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"this is no {_FORMAT!r} ({error}); need what ChainCircuit.to_json() wrote") from error
 
@@ -124,8 +123,8 @@ class ChainCircuit:
         title = f"The chain of the sink, {visible(self.about.get('model') or 'a model', limit=40)}"
         model = visible(self.about.get("model") or "a model", limit=80)
         meaning = (
-            "An edge is the share of the sink that is lost without it; into a head it is the head's sink score, out of "
-            "a neuron the neuron's share of its layer's change of the dimension."
+            "An edge's weight is the share of the sink that is lost without it; an edge into a head has the head's "
+            "sink score, an edge out of a neuron the neuron's share of its layer's change of the dimension."
         )
         known |= {"title": title, "meaning": meaning}
         if self.run is not None:
@@ -138,30 +137,17 @@ class ChainCircuit:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
         return Explorer(graphs=[self.graph])
 
-    def draw(self, style: Style | Literal["page"] = "page", *, width: float | None = None) -> Figure:
+    def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
         """The circuit as a figure.
 
         Args:
-            style: ``page`` with all numbers; ``talk`` for a slide, ``paper`` for a column or two.
-            width: inches, of a talk's or a paper's figure; a single column is 3.25.
+            style: ``page`` as in a report, ``talk`` for a slide, ``paper`` for a column or two.
+            width: in inches; a single column is 3.25.
 
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        if style == "page":
-            return chain_drawing.draw(about=self.about, nodes=self.nodes, edges=self.edges)
         return diagram.draw(sketches.of_chain(self), style=style, width=width)
-
-    def save(self, path: str | Path, *, style: Style | Literal["page"] = "page", width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
-
-        Raises:
-            InputError: another ending, or as for ``draw``.
-        """
-        return save_circuit(self, path, style=style, width=width)
-
-    def _repr_png_(self) -> bytes:
-        return png(self.draw())
 
 
 def circuit_of(source: Run | str | Path | Any) -> "ChainCircuit | EdgeCircuit | PatchCircuit":
@@ -218,7 +204,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
     ]
     nodes, found = _with_paths(run, nodes, lanes=lanes)
     edges += found
-    said = {
+    about_run = {
         "model": story.model,
         **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
         "sink_position": position,
@@ -226,7 +212,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
         "read_layers": effect_of.get(into.get("heads", ""), {}).get("read_layers"),
     }
     return ChainCircuit(
-        about=said,
+        about=about_run,
         nodes=_frame(nodes, NODE_COLUMNS),
         edges=_frame(edges, EDGE_COLUMNS),
         run=run,
@@ -248,7 +234,7 @@ def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, An
     patterns = next((one for one in run.tensors("patterns").values() if one.ndim == 4), np.zeros((0, 0, 0, 0)))
     split = run.optional("key_split", columns=["layer"])
     rows = {} if split is None else {int(row["layer"]): row for row in split.to_dict("records")}
-    found = {}
+    by_head = {}
     for name in heads:
         layer, head = (int(one) for one in name.partition(":")[2].split("."))
         if layer >= patterns.shape[0] or head >= patterns.shape[1] or position >= patterns.shape[2]:
@@ -258,8 +244,8 @@ def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, An
         by = {"side": "key", "by": "dimensions, mean over the heads of the layer"}
         why = [by | {"part": part, "value": value} for part, value in parts if value is not None and not pd.isna(value)]
         pattern = patterns[layer, head] / 255.0
-        found[name] = {"query": len(pattern) - 1, "key": position, "pattern": bytes_of(pattern), "why": why}
-    return found
+        by_head[name] = {"query": len(pattern) - 1, "key": position, "pattern": bytes_of(pattern), "why": why}
+    return by_head
 
 
 def _kind(node: str) -> str:
@@ -303,11 +289,11 @@ def _lanes(run: Run) -> list[_Lane]:
         if row["frozen"] in _FROZEN and not math.isnan(row["surviving_share"]):
             shares = (row["surviving_share"], row["control_surviving_share"])
             surviving.setdefault(int(row["step"]), {})[_FROZEN[row["frozen"]]] = shares
-    found = []
+    lanes = []
     for index, (step, first, end, dimension) in enumerate(rows):
         following = rows[index + 1][1] if index + 1 < len(rows) else last + 1
         begins = min(int(end) + 1, last)
-        found.append(
+        lanes.append(
             _Lane(
                 step=int(step),
                 layers=(int(first), int(end)),
@@ -316,7 +302,7 @@ def _lanes(run: Run) -> list[_Lane]:
                 surviving=surviving.get(int(step), {}),
             )
         )
-    return found or [_Lane(step=0, layers=(0, -1), reads=(0, last), dimension=None, surviving=surviving.get(0, {}))]
+    return lanes or [_Lane(step=0, layers=(0, -1), reads=(0, last), dimension=None, surviving=surviving.get(0, {}))]
 
 
 def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
@@ -350,7 +336,7 @@ def _upstream(
             value = rows["value"].iloc[0] if len(rows) else math.nan
             yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
         elif kind not in _BY_STEP:
-            yield _node(kind, label=textwrap.fill(visible(names[kind]), CHARACTERS - 2))
+            yield _node(kind, label=visible(names[kind]))
 
 
 def _downstream(
@@ -369,7 +355,7 @@ def _downstream(
         read = _of_layers(heads, position, lane.reads)
         score = np.array([]) if read is None else read["sink_score"].to_numpy(float)
         over = int((score > threshold).sum())
-        said: dict[str, dict[str, Any]] = {
+        values: dict[str, dict[str, Any]] = {
             "neurons": {
                 "layers": _layers(*lane.layers),
                 "label": "super neurons",
@@ -386,13 +372,13 @@ def _downstream(
             "heads": {
                 "layers": _layers(*lane.reads),
                 "label": "heads",
-                "detail": f"{over} of {len(score)}\nover {threshold:g}" if len(score) else "",
+                "detail": f"{over} of {len(score)}\nabove {threshold:g}" if len(score) else "",
                 "quantity": "heads_over_threshold",
                 "value": over if len(score) else math.nan,
             },
         }
-        for kind in (kind for kind in kinds if kind in said):
-            yield _node(kind, step=lane.step, frozen_share=removed.get(kind, math.nan), **said[kind])
+        for kind in (kind for kind in kinds if kind in values):
+            yield _node(kind, step=lane.step, frozen_share=removed.get(kind, math.nan), **values[kind])
             if kind == "neurons":
                 yield from _named_parts("neuron", supers, lane, unit="neuron", quantity="contribution_share")
             if kind == "heads" and read is not None:
@@ -493,7 +479,7 @@ def _with_paths(
             continue
         largest = row.get("control_largest", math.nan)
         bound = 0.0 if math.isnan(largest) else max(0.0, largest)
-        told = CARRIES if row["ci_low"] > bound else GROWS if row["ci_high"] < 0 else UNTOLD
+        told = _CARRIES if row["ci_low"] > bound else _GROWS if row["ci_high"] < 0 else _UNTOLD
         edges.append(
             {
                 "source": source,

@@ -23,9 +23,9 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, Picture, canvas, finished
+from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, Picture, canvas, finished
 
-Style = Literal["talk", "paper"]
+Style = Literal["page", "talk", "paper"]
 MOST_WORDS = 8
 """Words of a box."""
 _KINDS = {
@@ -84,7 +84,7 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a style looks: sizes in inches and points."""
+    """Form of a style: sizes in inches and points."""
 
     width: float
     height: float | None
@@ -95,10 +95,10 @@ class _Form:
     levels: int
     """A chain of more levels is wrapped."""
     down: bool
-    """Whether it is read from top to bottom."""
+    """True if it is read from top to bottom."""
     bold: bool
     heavy: bool
-    """Whether the words in the boxes are bold as well."""
+    """True if the words in the boxes are bold as well."""
 
 
 def _form(style: Style, width: float) -> _Form:
@@ -106,11 +106,14 @@ def _form(style: Style, width: float) -> _Form:
         scale = width / 13.33
         sizes = {"height": width * 9 / 16, "largest": round(34 * scale), "smallest": max(5, round(15 * scale))}
         return _Form(width=width, family="sans-serif", levels=4, down=False, bold=True, heavy=True, **sizes)
+    if style == "page":
+        sizes = {"height": None, "largest": 11, "smallest": 7}
+        return _Form(width=width, family="sans-serif", levels=99, down=False, bold=True, heavy=False, **sizes)
     sizes = {"height": None, "largest": 9, "smallest": 6}
     return _Form(width=width, family="STIXGeneral", levels=99, down=width < 5, bold=False, heavy=False, **sizes)
 
 
-WIDTHS: Mapping[str, float] = {"talk": 13.33, "paper": 6.75}
+WIDTHS: Mapping[str, float] = {"page": 9.0, "talk": 13.33, "paper": 6.75}
 """Style -> width of its figure in inches; a single column of a paper is 3.25."""
 
 
@@ -119,7 +122,8 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
 
     Args:
         diagram: what is drawn.
-        style: ``talk`` (a slide of 16 to 9, readable from the last row) or ``paper`` (a column or two, serifs).
+        style: ``page`` (of a report), ``talk`` (a slide of 16 to 9, readable from the last row) or ``paper`` (a column
+            or two, serifs).
         width: inches; of a paper under 5 the figure is read from top to bottom.
         font: family of the text; sans-serif in a talk and like Times in a paper if None.
 
@@ -128,7 +132,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
         RunError: the arrows lead in a circle, or there is no box.
     """
     if style not in WIDTHS:
-        raise InputError(f"the style is {style!r}; need 'talk' or 'paper', or draw() without a style for all numbers")
+        raise InputError(f"the style is {style!r}; need one of {', '.join(WIDTHS)}")
     if not diagram.boxes:
         raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
     form = _form(style, width or WIDTHS[style])
@@ -179,12 +183,12 @@ def _levels(diagram: Diagram) -> list[list[Box]]:
         if not into[one] and out[one]:
             level[one] = min(level[other] for other in out[one]) - 1
     first = min(level.values())
-    found: list[list[Box]] = [[] for _ in range(max(level.values()) - first + 1)]
+    levels: list[list[Box]] = [[] for _ in range(max(level.values()) - first + 1)]
     for box in diagram.boxes:
-        found[level[box.id] - first].append(box)
+        levels[level[box.id] - first].append(box)
     if all(box.row is None for box in diagram.boxes):
-        _order(found, into, out)
-    return found
+        _order(levels, into, out)
+    return levels
 
 
 def _order(levels: list[list[Box]], into: Mapping[str, list[str]], out: Mapping[str, list[str]]) -> None:
@@ -200,7 +204,7 @@ def _order(levels: list[list[Box]], into: Mapping[str, list[str]], out: Mapping[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """Where everything stands, in inches from the lower left."""
+    """Place of every part, in inches from the lower left."""
 
     height: float
     boxes: dict[str, Bbox]
@@ -293,14 +297,14 @@ def _side(name: str, diagram: Diagram, *, em: float) -> float:
 
 
 def _rows(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
-    """Where each box stands across the flow, 0 in the middle, and how many rows there are."""
-    given = sorted({box.row for level in levels for box in level if box.row is not None})
-    if given:
-        middle = (given[0] + given[-1]) / 2
-        found = {box.id: (middle if box.row is None else box.row) - middle for level in levels for box in level}
-        return found, max(round(given[-1] - given[0]) + 1, 1)
-    found = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
-    return found, max(len(level) for level in levels)
+    """Return the place of each box across the flow (0 in the middle), and the number of rows."""
+    rows = sorted({box.row for level in levels for box in level if box.row is not None})
+    if rows:
+        middle = (rows[0] + rows[-1]) / 2
+        place = {box.id: (middle if box.row is None else box.row) - middle for level in levels for box in level}
+        return place, max(round(rows[-1] - rows[0]) + 1, 1)
+    place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
+    return place, max(len(level) for level in levels)
 
 
 def _long(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> list[Arrow]:
@@ -378,7 +382,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
         _draw_arrow(axes, arrow, curve, em=em)
     for name, box in placed.boxes.items():
         shape = FancyBboxPatch(box.p0, box.width, box.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}")
-        shape.set(facecolor="#f3f5f8", edgecolor=INK, linewidth=max(0.7, size / 14))
+        shape.set(facecolor=BOX, edgecolor=INK, linewidth=max(0.7, size / 14))
         axes.add_patch(shape)
         lines = placed.lines[name]
         for at, line in enumerate(lines):
@@ -484,7 +488,7 @@ def _straight(start: _Point, end: _Point) -> _Piece:
 
 
 def _free(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
-    """Where an arrow may pass a level: the free height that is nearest."""
+    """Return the free height nearest to y at which an arrow may pass a level."""
     ordered = sorted(boxes, key=lambda box: box.y0)
     places = [ordered[0].y0 - em, ordered[-1].y1 + em]
     places += [(one.y1 + other.y0) / 2 for one, other in itertools.pairwise(ordered)]
@@ -492,7 +496,7 @@ def _free(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
 
 
 def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
-    """Where on its side of a box an arrow begins or ends: those of a side stand apart, in the order of their ends."""
+    """Return where on its side of a box an arrow begins or ends: arrows stand apart, in the order of their ends."""
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
     beside = [one for one in beside if one is arrow or not _leads_past(one, placed)]
@@ -570,14 +574,14 @@ def _draw_labels(
         colour = _KINDS.get(arrow.kind, (QUIET, ""))[0]
         text = _write(axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour)
         if best[0] >= 10:  # on an arrow: on paper of its own
-            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+            text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})
         taken.append(best[3])
 
 
 def _places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
-    """Where the number of an arrow may stand, and how bad that is: beside its middle, beside other points, on it."""
+    """Yield places for the number of an arrow, each with its cost: beside the middle, beside other points, on it."""
     for share in (0.17, 0.25, 0.34, 0.42, 0.5, 0.58, 0.66, 0.75, 0.83):
         at = round(share * (len(curve) - 1))
         along = curve[min(at + 2, len(curve) - 1)] - curve[max(at - 2, 0)]
@@ -600,7 +604,7 @@ def _draw_words(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, s
     keys = _key(diagram, form.width - 2 * edge, form=form, small=small)
     for at, line in enumerate(placed.foot):
         y = edge + (len(placed.foot) - 1 - at + 0.5 + len(keys)) * step
-        _write(axes, edge, y, line, form=form, size=small, ha="left", color="#555555")
+        _write(axes, edge, y, line, form=form, size=small, ha="left", color=FAINT)
     sample = 2.2 * small / 72
     for at, row in enumerate(keys):
         y = edge + (len(keys) - 1 - at + 0.5) * step
@@ -610,4 +614,4 @@ def _draw_words(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, s
             dashes = {"solid": "solid", "dashed": (0, (2.4, 1.2)), "dotted": (0, (1, 1.1))}[dash]
             axes.plot([x, x + sample], [y, y], color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
             x += sample + 0.3 * small / 72
-            _write(axes, x, y, meaning, form=form, size=small, ha="left", color="#555555")
+            _write(axes, x, y, meaning, form=form, size=small, ha="left", color=FAINT)

@@ -5,7 +5,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    has_table,
+    intervals,
+    listed_table,
+    more,
+    shown_table,
+    whole,
+)
 from sink_lens.report.style import BLUE, QUIET, canvas, finished, panel
 from sink_lens.text import interval, listed, number, plural, visible, words
 
@@ -34,7 +45,7 @@ def _title(run: Run) -> str:
         return "Two models compared"
     row = table.to_dict("records")[0]
     by = {"dtype": f" in {visible(run.config.get('other_dtype', 'another type'))}", "bos": " by BOS"}
-    found = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
+    result = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
     change, low, high = (float(row.get(f"loss_change_{end}", np.nan)) for end in ("nats", "low", "high"))
     if row["alarms"]:
         tables = [("checks", "check"), ("changes", "quantity")]
@@ -45,11 +56,11 @@ def _title(run: Run) -> str:
             if table is not None
             for name in table.loc[table["alarm"].eq(True), column]
         ]
-        found += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
+        result += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
     loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
     other = run.config.get("other")
     whose = f" in {visible(other)}" if other else ""
-    return f"{found}{whose}{by.get(str(row['by']), '')}{loss}"
+    return f"{result}{whose}{by.get(str(row['by']), '')}{loss}"
 
 
 def _headline(run: Run) -> list[str]:
@@ -59,7 +70,7 @@ def _headline(run: Run) -> list[str]:
 def _by_position(run: Run) -> tuple[str, Figure]:
     see = (
         "Paired over sequences, with 95% intervals. A rise at the first positions alone is a lost BOS or sink; a rise "
-        "everywhere is damage to the weights, or other text."
+        "everywhere is damage to the weights, or a different text."
     )
     columns = ["position", "change", "change_low", "change_high"]
     return see, loss_change_by_position(run.need("positions", columns=columns))
@@ -68,11 +79,10 @@ def _by_position(run: Run) -> tuple[str, Figure]:
 def _numbers(run: Run) -> tuple[str, PageTable]:
     table = run.need("changes", columns=[*_CHANGES, "unit"])
     table = table.loc[table["unit"] != "index"].sort_values("alarm", ascending=False, kind="stable")
-    bounds = zip(table["change_low"].to_numpy(float), table["change_high"].to_numpy(float), strict=True)
     shown = table.assign(
-        verdict=[_SIGNS[bool(one)] for one in table["alarm"]],
+        verdict=[_SIGNS[bool(alarm)] for alarm in table["alarm"]],
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
-        interval=[interval(low, high) for low, high in bounds],
+        interval=intervals(table, "change_low", "change_high"),
     )
     heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
     return "Numbers of both models on the same tokens.", shown_table(shown, heads | {"verdict": ""})
@@ -90,7 +100,7 @@ def _indices(run: Run) -> tuple[str, PageTable]:
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
     )
     heads = {"quantity": "what", "first_indices": "first", "second_indices": "second", "verdict": ""}
-    return "Where the sink and the outliers are in both models.", shown_table(shown, heads)
+    return "Positions and dimensions of the sink and the outliers in both models.", shown_table(shown, heads)
 
 
 def _checks(run: Run) -> tuple[str, PageTable]:
@@ -105,16 +115,6 @@ def _checks(run: Run) -> tuple[str, PageTable]:
     )
 
 
-def _tensors(run: Run) -> tuple[str, PageTable]:
-    table = run.need("tensors", columns=["tensor", "change"])
-    see = "The weights that changed most: norm of the difference over the norm." + more(len(table), "tensors")
-    return see, shown_table(table, {"tensor": "tensor", "change": "relative change"})
-
-
-def _has_tensors(run: Run) -> bool:
-    return "tensors" in run.tables
-
-
 DIFF = Page(
     title=_title,
     headline=_headline,
@@ -122,7 +122,16 @@ DIFF = Page(
     tables=(
         Listed(key="check-table", title="Inputs", make=_checks),
         Listed(key="change-table", title="What changed", make=_numbers),
-        Listed(key="index-table", title="Where things are", make=_indices),
-        Listed(key="tensor-table", title="Weights that changed most", make=_tensors, when=_has_tensors),
+        Listed(key="index-table", title="Positions and dimensions", make=_indices),
+        Listed(
+            key="tensor-table",
+            title="Weights that changed most",
+            make=listed_table(
+                "tensors",
+                "The weights that changed most: norm of the difference relative to the norm.",
+                {"tensor": "tensor", "change": "relative change"},
+            ),
+            when=has_table("tensors"),
+        ),
     ),
 )

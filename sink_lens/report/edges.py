@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,8 @@ from sink_lens.records import Run, check_not_of_run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, bytes_of, curve_rows, edge_graph
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, PAPER, canvas, finished, png, save_figure
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, listed_table, more, shown_table, whole
+from sink_lens.report.style import FONT, INK, PAPER, canvas, file_of, finished, save_figure
 from sink_lens.text import edge_name, listed, number, part_name, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
@@ -37,8 +37,41 @@ _CARRIED = {
 _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
 
 
+class Drawable:
+    """A circuit that is drawn, can be JSON and, if it has ``explore``, a page to explore."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path, *, style: Style | None = None, width: float | None = None) -> Path:
+        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
+
+        Args:
+            path: the file; folders are made.
+            style: see ``draw``; None for its default.
+            width: see ``draw``.
+
+        Raises:
+            InputError: another ending, a file that belongs to a run, or as for ``draw``.
+        """
+        path, own = Path(path), cast("Any", self)
+        if path.suffix.lower() in (".html", ".htm") and hasattr(self, "explore"):
+            return own.explore().save(path)
+        if path.suffix.lower() == ".json":
+            check_not_of_run(path, replaceable=(".json",))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(own.to_json(), encoding="utf-8")
+            return path
+        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+            endings = f"{'.html, ' if hasattr(self, 'explore') else ''}.json, .png, .svg or .pdf"
+            raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
+        return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
+
+    def _repr_png_(self) -> bytes:
+        return file_of(cast("Any", self).draw(), "png")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EdgeCircuit:
+class EdgeCircuit(Drawable):
     """The edges of a run of ``sink-lens circuit``."""
 
     about: dict[str, Any]
@@ -46,7 +79,7 @@ class EdgeCircuit:
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
     run: Run = field(repr=False)
-    """Where they come from."""
+    """The run that they come from."""
 
     @property
     def graph(self) -> dict[str, Any]:
@@ -61,7 +94,7 @@ class EdgeCircuit:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
         return Explorer(graphs=[self.graph])
 
-    def draw(self, style: Style | Literal["page"] = "page", *, width: float | None = None) -> Figure:
+    def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
         """The circuit as a figure: ``page`` with up to 60 edges, ``talk`` or ``paper`` with the strongest few.
 
         Raises:
@@ -77,37 +110,6 @@ class EdgeCircuit:
         """The circuit as JSON; undefined numbers are null."""
         rows = json.loads(str(self.edges.to_json(orient="records")))
         return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
-
-    def save(self, path: str | Path, *, style: Style | Literal["page"] = "page", width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
-
-        Raises:
-            InputError: another ending, or as for ``draw``.
-        """
-        return save_circuit(self, path, style=style, width=width)
-
-    def _repr_png_(self) -> bytes:
-        return png(self.draw())
-
-
-def save_circuit(circuit: Any, path: str | Path, *, style: Style | Literal["page"], width: float | None) -> Path:
-    """Write a circuit that can be drawn, explored and be JSON, as the path's ending says.
-
-    Raises:
-        InputError: another ending, or a file that belongs to a run.
-    """
-    path = Path(path)
-    if path.suffix.lower() in (".html", ".htm") and hasattr(circuit, "explore"):
-        return circuit.explore().save(path)
-    if path.suffix.lower() == ".json":
-        check_not_of_run(path, replaceable=(".json",))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(circuit.to_json(), encoding="utf-8")
-        return path
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        endings = f"{'.html, ' if hasattr(circuit, 'explore') else ''}.json, .png, .svg or .pdf"
-        raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
-    return save_figure(circuit.draw(style, width=width), path)
 
 
 def sketch(
@@ -166,12 +168,12 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
 
 
 def _attention(run: Run) -> dict[str, Any]:
-    """Where each of the largest heads looks in the first prompt, and what of query and key makes it."""
+    """Collect where the largest heads look in the first prompt, and the parts of query and key that cause it."""
     parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
     if parts is None or not len(parts):
         return {}
     patterns = run.tensors("attention_patterns")
-    found = {}
+    by_head = {}
     for head, own in parts.groupby("head", sort=False):
         rows = own.to_dict("records")
         if str(head) in patterns:
@@ -179,8 +181,8 @@ def _attention(run: Run) -> dict[str, Any]:
             why = [
                 {name: row[name] for name in ("side", "by", "value")} | {"part": part_name(row["part"])} for row in rows
             ]
-            found[str(head)] = where | {"pattern": bytes_of(patterns[str(head)]), "why": why}
-    return found
+            by_head[str(head)] = where | {"pattern": bytes_of(patterns[str(head)]), "why": why}
+    return by_head
 
 
 def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "") -> Figure:
@@ -258,14 +260,14 @@ def _ends(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
     """Writer, reader and score; a key-value head is drawn as those of its heads that are in the picture."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
-    found = []
+    ends = []
     for writer, reader, score in rows:
         node, _, kind = reader.partition("<")
         layer, shared, head = node.partition(".kv")
         heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else []
         there = [f"{one}<{kind}" for one in heads if one in drawn]
-        found += [(writer, one, score) for one in there or [reader]]
-    return found
+        ends += [(writer, one, score) for one in there or [reader]]
+    return ends
 
 
 def curve_figure(curve: pd.DataFrame) -> Figure:
@@ -309,8 +311,8 @@ def _order(node: str) -> tuple[int, int, int]:
         return (-1, 0, 0)
     if node == "logits":
         return (10**6, 0, 0)
-    found = _NODE.match(node)
-    layer = int(found.group(1)) if found else 0
+    match = _NODE.match(node)
+    layer = int(match.group(1)) if match else 0
     number = re.search(r"\.(?:h|kv)(\d+)", node)
     return (layer, 0 if node[0] == "a" else 1, int(number.group(1)) if number else 0)
 
@@ -327,55 +329,55 @@ def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
 def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
     """The result of a run in sentences, from its table ``summary``: how good the circuit is comes first."""
     row = summary.to_dict("records")[0]
-    said = [_faithful(row)]
+    sentences = [_faithful(row)]
     if np.isfinite(row["rank_correlation"]):
-        said.append(
+        sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
             f"scores miss {percent(row['missed'])} of the summed effect."
         )
     if row.get("patched_nodes", -1) > 0:
-        said.append(_nodes_told(row))
-    said.append(
+        sentences.append(_nodes_told(row))
+    sentences.append(
         f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
-        f"halves share {percent(row['jaccard_halves'])} of the edges of either."
+        f"halves of the pairs have {percent(row['jaccard_halves'])} of all their edges in common."
     )
     if row["core_edges"] >= 0:
         real = (
-            f"; a real patch confirms {row['confirmed_edges']} (1% of the difference)"
+            f"; a real patch confirms {row['confirmed_edges']} of them (at least 1% of the difference)"
             if "confirmed_edges" in row
             else ""
         )
-        said.append(
+        sentences.append(
             f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template"
-            f"{real}. {row.get('undecided_edges', 0)} are undecided: in as many under some of these and in fewer under "
-            f"others. {row['contingent_edges']} more are contingent: chosen under some, in 95% under none."
+            f"{real}. {row.get('undecided_edges', 0)} are undecided: in 95% under some of these only. "
+            f"{row['contingent_edges']} more are contingent: in some circuit, but in 95% under none."
         )
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
-    said += [
+    sentences += [
         f"The circuit has {row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method']).upper()} on "
         f"{row['pairs']} pairs; other edges carry {carried} instead.",
-        f"{_capital(words(str(row['metric'])))} is {number(row['clean'])} in clean and {number(row['corrupted'])} in "
-        "replaced runs.",
+        f"{_capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
+        f"{number(row['corrupted'])} with every edge replaced.",
     ]
     if row["method"] in ("eap-ig", "eap-ig-left"):
-        said.append(
+        sentences.append(
             f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
-            f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} points a pair)."
+            f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} integration points per pair)."
         )
     if np.isfinite(row.get("left_sum", np.nan)):
-        said.append(
-            f"EAP-IG's left sum with the points it began with gives {percent(row['left_sum'])} on "
+        sentences.append(
+            f"EAP-IG's own left sum, with its first points, gives {percent(row['left_sum'])} on "
             f"{plural(int(row['left_pairs']), 'pair')}."
         )
     if row.get("outside_sampled", -1) > 0:
         outside = row["all_edges"] - row["edges"]
-        said.append(
+        sentences.append(
             f"{row['outside_over']} of {plural(row['outside_sampled'], 'edge')} sampled outside the circuit "
             f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): at "
             f"most {row['outside_at_most']:,} of {outside:,} outside do, at 95% confidence."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _nodes_told(row: Mapping[str, Any]) -> str:
@@ -394,23 +396,25 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
 
 
 def _faithful(row: Mapping[str, Any]) -> str:
-    """How much of the whole model's metric few edges keep, on pairs that chose none of them."""
+    """Say how much of the whole model's metric few edges keep, on pairs that were not used to choose them."""
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
     if np.isnan(row["cpr"]):
         return (
-            f"Faithfulness is not given: the difference between the whole model and no edge is {gap}, which is not "
-            "told from 0."
+            f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
+            "from 0."
         )
     return (
         f"{_capital(_reach(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
-        f"pairs that chose no edge. Over all sizes the share is {number(row['cpr'])} on average (CPR), and "
-        f"{number(row['cmd'])} from 1 (CMD); over the logarithm of the size {number(row['cpr_log'])} and "
-        f"{number(row['cmd_log'])}."
+        f"pairs that were not used to choose edges. Averaged over sizes, faithfulness is {number(row['cpr'])} (CPR) "
+        f"and its distance from 1 is {number(row['cmd'])} (CMD); over the logarithm of the size, "
+        f"{number(row['cpr_log'])} and {number(row['cmd_log'])}."
     )
 
 
 def _reach(share: float) -> str:
-    return f"{percent(share)} of the edges reach 80% of" if np.isfinite(share) else "no judged size reaches 80% of"
+    return (
+        f"{percent(share)} of the edges reach 80% of" if np.isfinite(share) else "no size that was run reaches 80% of"
+    )
 
 
 def _capital(text: str) -> str:
@@ -424,45 +428,42 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
-    found = "what it carries is not told" if np.isnan(row["cpr"]) else f"{_reach(row['share_at_80'])} it"
-    return f"The circuit of {what}: {found}"
+    result = "what it carries is undefined" if np.isnan(row["cpr"]) else f"{_reach(row['share_at_80'])} it"
+    return f"The circuit of {what}: {result}"
 
 
 def _headline(run: Run) -> list[str]:
-    found = list(circuit_told(run.need("summary", columns=["edges", "cpr", "completeness"])))
+    sentences = list(circuit_told(run.need("summary", columns=["edges", "cpr", "completeness"])))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     if nodes is not None and len(nodes):
         heads = nodes.loc[nodes["kind"].eq("head")].head(4)
         named = ", ".join(
             f"{part_name(str(row['node']))} ({number(float(row['score']))})" for row in heads.to_dict("records")
         )
-        found.insert(1, f"Heads with the largest scores: {named}.")
-    return found
+        sentences.insert(1, f"Heads with the largest scores: {named}.")
+    return sentences
 
 
 def _picture(run: Run) -> tuple[str, Figure]:
-    table = run.need("circuit", columns=["writer", "reader", "score"])
-    layers = int(run.provenance.get("n_layers") or 0)
-    shown = table.head(_MOST)
-    heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
+    circuit = edge_circuit(run)
     see = (
-        f"The {len(shown)} largest edges. Read upwards: what a node writes is read by the nodes above it, as a query "
-        "(purple), a key (green), a value (blue) or by an MLP (grey); red and dashed lowers the metric. Width is the "
-        "score's magnitude."
+        f"The {min(_MOST, len(circuit.edges))} largest edges. Read upwards: what a node writes is read by the nodes "
+        "above it, as a query (purple), a key (green), a value (blue) or by an MLP (grey); red and dashed lowers the "
+        "metric. Width is the score's magnitude."
     )
-    return see, edge_figure(shown, n_layers=layers, group=max(1, heads // kv_heads))
+    return see, circuit.draw()
 
 
 def sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
     """A figure for a talk or a paper, as files of figures have it."""
-    return lambda run: ("The strongest edges, a number each.", edge_circuit(run).draw(style))
+    return lambda run: ("The strongest edges, one number each.", edge_circuit(run).draw(style))
 
 
 def _curve(run: Run) -> tuple[str, Figure]:
     table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
     see = (
-        "How much of the metric is left when only so many edges stay and all others are replaced, on pairs that did "
-        "not choose the edges. 1 is the whole model; above 1, the dropped edges lowered the metric. Bands are 95% "
+        "How much of the metric is left when only so many edges stay and all others are replaced, on pairs that were "
+        "not used to choose them. 1 is the whole model; above 1, the dropped edges lowered the metric. Bands are 95% "
         "intervals over pairs."
     )
     return see, curve_figure(table)
@@ -484,22 +485,7 @@ def _edge_table(run: Run) -> tuple[str, PageTable]:
 def _node_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("nodes", columns=["node", "score", "edges_in", "edges_out"])
     heads = {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"}
-    return "Nodes by the sum of the scores out of them." + more(len(table), "nodes"), _named(table, heads)
-
-
-def _curve_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("curve", columns=["by", "share", "connected", "faithfulness"])
-    heads = {
-        "by": "circuit of",
-        "share": "share",
-        "connected": "connected edges",
-        "nodes": "nodes",
-        "value": "metric",
-        "faithfulness": "faithfulness",
-        "low": "from",
-        "high": "to",
-    }
-    return "Every circuit that was run." + more(len(table), "curve"), shown_table(table, heads)
+    return "Nodes by the summed score of the edges that leave them." + more(len(table), "nodes"), _named(table, heads)
 
 
 def _check_table(run: Run) -> tuple[str, PageTable]:
@@ -518,9 +504,8 @@ def _node_check_table(run: Run) -> tuple[str, PageTable]:
 
 def _core_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("core", columns=["edge"])
-    heads = {str(name): str(name).replace("_", " ") for name in table.columns}
-    see = "Edges of the core first, then those that ablations disagree on, then contingent ones."
-    return see + more(len(table), "core"), _named(table, heads)
+    see = "Core edges first, then undecided ones, then contingent ones."
+    return see + more(len(table), "core"), _named(table, {str(name): words(str(name)) for name in table.columns})
 
 
 def _named(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
@@ -548,10 +533,6 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
     return "The prompts (a dot is a space)." + more(len(table), "pairs"), shown_table(shown, heads, most=8)
 
 
-def _has(name: str) -> Callable[[Run], bool]:
-    return lambda run: name in run.tables
-
-
 CIRCUIT = Page(
     title=_title,
     headline=_headline,
@@ -564,10 +545,30 @@ CIRCUIT = Page(
     tables=(
         Listed(key="edge-table", title="Edges", make=_edge_table),
         Listed(key="node-table", title="Nodes", make=_node_table),
-        Listed(key="curve-table", title="The curve", make=_curve_table),
-        Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=_has("check")),
-        Listed(key="node-check", title="Real patches of nodes", make=_node_check_table, when=_has("check_nodes")),
-        Listed(key="core-table", title="Core, undecided and contingent edges", make=_core_table, when=_has("core")),
+        Listed(
+            key="curve-table",
+            title="The curve",
+            make=listed_table(
+                "curve",
+                "Every circuit that was run.",
+                {
+                    "by": "circuit of",
+                    "share": "share",
+                    "connected": "connected edges",
+                    "nodes": "nodes",
+                    "value": "metric",
+                    "faithfulness": "faithfulness",
+                    "low": "from",
+                    "high": "to",
+                },
+                need=("by", "share", "connected", "faithfulness"),
+            ),
+        ),
+        Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=has_table("check")),
+        Listed(
+            key="node-check", title="Real patches of nodes", make=_node_check_table, when=has_table("check_nodes")
+        ),
+        Listed(key="core-table", title="Core and contingent edges", make=_core_table, when=has_table("core")),
         Listed(key="pair-table", title="The prompts", make=_pair_table),
     ),
 )

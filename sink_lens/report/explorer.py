@@ -23,8 +23,6 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from sink_lens.errors import InputError
-from sink_lens.records import check_not_of_run
 from sink_lens.records.display import MOST_EDGES as MOST_EDGES
 from sink_lens.report import views
 from sink_lens.text import edge_name, visible
@@ -34,7 +32,6 @@ CURVE = ("by", "share", "n", "faithfulness", "low", "high")
 _HERE = Path(__file__).parent
 _NODE = re.compile(r"(?P<kind>[am])(?P<layer>\d+)(?:\.(?P<part>h|kv|n)(?P<head>\d*))?")
 _TYPES = {"h": "attention head", "kv": "key-value head", "n": "neurons"}
-_ENDINGS = (".html", ".htm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,8 +46,10 @@ class Explorer:
         """The whole page, which opens with no network."""
         title = " and ".join(title_of(graph) for graph in self.graphs)
         code = script(self.graphs)
-        return _template("explorer_page.html").render(
-            title=title, code=code, hashes=views.hashes(code, bundle()), both=len(self.graphs) > 1
+        return (
+            templates()
+            .get_template("explorer_page.html")
+            .render(title=title, code=code, hashes=views.hashes(code, bundle()), both=len(self.graphs) > 1)
         )
 
     def save(self, path: str | Path) -> Path:
@@ -59,13 +58,7 @@ class Explorer:
         Raises:
             InputError: another ending, or a file that belongs to a run.
         """
-        path = Path(path)
-        if path.suffix.lower() not in _ENDINGS:
-            raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .html for a page")
-        check_not_of_run(path, replaceable=_ENDINGS)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.html, encoding="utf-8", errors="backslashreplace")
-        return path
+        return views.save_page(self.html, path)
 
     def _repr_html_(self) -> str:
         return views.framed(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
@@ -170,13 +163,13 @@ def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: i
         if link["source"] in {*parts["id"]}:
             rows[link["source"]] = rows[link["target"]] - 1
     position = int(about.get("sink_position") or 0)
-    found = []
+    drawn = []
     for row in shown.to_dict("records"):
         label = " ".join(str(row["label"]).split()) or row["id"]
         several = shown["label"].eq(row["label"]).sum() > 1
         layer = re.search(r"\d+", str(row["layers"]))
         detail = " ".join(f"{row['label']} {row['detail']} {row['layers']}".split())
-        found.append(
+        drawn.append(
             {
                 "node_id": row["id"],
                 "feature": None,
@@ -191,7 +184,7 @@ def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: i
                 "row": rows[row["id"]],
             }
         )
-    return _graph(found, links, model=model, **about)
+    return _graph(drawn, links, model=model, **about)
 
 
 def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -236,10 +229,10 @@ def _place(name: str, *, n_layers: int) -> tuple[str, str]:
     """Layer and type of a node, as Neuronpedia names them."""
     if name == "input":
         return "E", "embedding"
-    found = _NODE.fullmatch(name)
-    if found is None:
+    match = _NODE.fullmatch(name)
+    if match is None:
         return str(n_layers), "logit"
-    return found["layer"], _TYPES[found["part"]] if found["part"] else "mlp"
+    return match["layer"], _TYPES[match["part"]] if match["part"] else "mlp"
 
 
 def _plain(value: Any) -> Any:
@@ -268,6 +261,12 @@ def bundle() -> str:
 
 
 @cache
-def _template(name: str) -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(_HERE)
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(name)
+def templates() -> jinja2.Environment:
+    """The templates of all pages."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -3,12 +3,9 @@
 import functools
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 
@@ -17,7 +14,7 @@ from sink_lens.records import Run, check_not_of_run, read_run
 from sink_lens.report.fitting import fit_figure
 from sink_lens.report.html import belongs, page_of
 from sink_lens.report.page import Drawn, attempt, csv
-from sink_lens.report.style import FORMATS
+from sink_lens.report.style import FORMATS, file_of
 
 _GENERIC = ("serif", "sans-serif", "monospace")
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
@@ -67,7 +64,7 @@ def save_figures(
                 folder.mkdir(parents=True, exist_ok=True)
                 for form in formats:
                     files.append(_file(folder, f"{prefix}{drawn.key}.{form}"))
-                    _save(made, files[-1], form=form, key=drawn.key)
+                    files[-1].write_bytes(file_of(made, form, salt=drawn.key, dpi=_DPI))
                 if data is not None:
                     files.append(_file(folder, f"{prefix}{drawn.key}.csv"))
                     files[-1].write_text(csv(data), encoding="utf-8")
@@ -102,8 +99,8 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _inches(width: str) -> float:
-    found = re.fullmatch(r"([0-9.]+)\s*(in|cm|mm|pt)", width.strip())
-    size = float(found[1]) * _INCHES[found[2]] if found and found[1].count(".") < 2 and found[1] != "." else 0.0
+    match = re.fullmatch(r"([0-9.]+)\s*(in|cm|mm|pt)", width.strip())
+    size = float(match[1]) * _INCHES[match[2]] if match and match[1].count(".") < 2 and match[1] != "." else 0.0
     if not 1.0 <= size <= 40.0:
         raise InputError(f"the width is {width!r}; need 1 to 40 inches, as in --width 3.25in (also cm, mm, pt)")
     return size
@@ -119,11 +116,3 @@ def _check_font(font: str | None) -> None:
             f"there is no font {font!r} on this machine; need {', '.join(_GENERIC)} or a font that is installed, as in "
             "--font 'DejaVu Serif'"
         ) from None
-
-
-def _save(figure: Figure, file: Path, *, form: str, key: str) -> None:
-    settings: dict[Any, Any] = {"svg.hashsalt": key, "text.parse_math": False, "pdf.fonttype": 42}
-    date = FORMATS[form]
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        figure.savefig(file, format=form, dpi=_DPI, metadata={date: None} if date else None)

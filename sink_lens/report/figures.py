@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sink_lens.report.patterns import by_layer_and_head
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -60,15 +61,6 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
         scale.set_yticks([*others, threshold], [*(f"{place:g}" for place in others), f"{threshold:g}"])
         scale.get_yticklabels()[-1].set(color=ORANGE, fontweight="bold")
     return finished(figure)
-
-
-def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
-    """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
-    table = heads.loc[heads["sink_position"] == position]
-    layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
-    grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
-    grid[layer, head] = table[name].to_numpy(float)
-    return grid
 
 
 def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
@@ -355,8 +347,8 @@ def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) ->
     figure = canvas(height=0.9 + 0.3 * max(len(names), 3))
     axes = panel(figure, xlabel="weight of the column's entry", ylabel="neuron")
     for place, (layer, neuron) in enumerate(names):
-        one = columns.loc[(columns["layer"] == layer) & (columns["neuron"] == neuron)]
-        weight, dimension = one["weight"].to_numpy(float), one["dimension"].to_numpy(float)
+        entries = columns.loc[(columns["layer"] == layer) & (columns["neuron"] == neuron)]
+        weight, dimension = entries["weight"].to_numpy(float), entries["dimension"].to_numpy(float)
         is_outlier = np.isin(dimension, outliers)
         axes.axhline(place, color=QUIET, linewidth=0.4)
         for which, colour, mark, label in (
@@ -462,7 +454,7 @@ def with_changes(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def amplification_curve(table: pd.DataFrame) -> Figure:
-    """Attention that amplification adds at the position, by factor, one line a centre, with its interval.
+    """Attention that amplification adds at the position, by factor, one line per centre, with its interval.
 
     Args:
         table: centre, factor, mass, baseline_mass; change, change_low, change_high where the run has them.
@@ -498,10 +490,10 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
         spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
         rows.append(f"{intervention}, layers {spans}")
         for column, name in enumerate(names):
-            one = part.loc[part["frozen"] == name]
-            if len(one):
-                grid[index, column] = one["surviving_share"].iloc[0]
-                control[index, column] = one["control_surviving_share"].iloc[0]
+            cell = part.loc[part["frozen"] == name]
+            if len(cell):
+                grid[index, column] = cell["surviving_share"].iloc[0]
+                control[index, column] = cell["control_surviving_share"].iloc[0]
     figure = canvas(width=WIDTH, height=1.2 + 0.42 * len(keys))
     axes = panel(figure, xlabel="what is frozen", ylabel="", grid=False)
     image = heat_map(axes, np.clip(grid, 0, 1))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, listed_table, more, shown_table
 from sink_lens.report.style import (
     COLOURS,
     FONT,
@@ -38,19 +38,19 @@ _ENOUGH = 5
 def sentences(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *, decides: str) -> tuple[str, ...]:
     """The result in sentences: the pairs, whether the nulls hold on unrelated ones, how lineages are told apart."""
     if len(pairs) <= _FEW:
-        said = [_pair(row) for row in pairs.to_dict("records")]
+        sentences = [_pair(row) for row in pairs.to_dict("records")]
     else:
         same = pairs.loc[pairs["verdict"] == _SAME]
         silent = len(pairs.loc[pairs["verdict"] == _NO_ANSWER])
         names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
-        said = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
+        sentences = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
         if silent:
-            said.append(f"{plural(silent, 'pair')} inconclusive: {listed(sorted(_reasons(pairs)), most=3)}")
+            sentences.append(f"{plural(silent, 'pair')} inconclusive: {listed(sorted(_reasons(pairs)), most=3)}")
     if len(calibration):
-        said += _calibrated(calibration, decides=decides)
+        sentences += _calibrated(calibration, decides=decides)
     if len(scores):
-        said.append(_scored(scores, decides=decides))
-    return tuple(said)
+        sentences.append(_scored(scores, decides=decides))
+    return tuple(sentences)
 
 
 def _pair(row: dict) -> str:
@@ -69,21 +69,21 @@ def _reasons(pairs: pd.DataFrame) -> set[str]:
 
 
 def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
-    """Say how many unrelated pairs each null lets pass, and by how much the formula is too narrow."""
+    """Count the unrelated pairs that each null lets pass, and by how much the formula is too narrow."""
     n = int(calibration["pairs"].iloc[0])
     passed = listed(
         f"{row['null']} {row['p_over_01'] * n:.0f}{' (decides)' * (row['null'] == decides)}"
         for row in calibration.to_dict("records")
     )
-    said = [f"of {plural(n, 'pair')} known to be unrelated, so many have p > 0.01: {passed}"]
+    sentences = [f"of {plural(n, 'pair')} known to be unrelated, so many have p > 0.01: {passed}"]
     formula = calibration.loc[calibration["null"] == "analytical"]
     if n >= _ENOUGH:
         factor = float(formula["too_narrow"].to_numpy(float)[0])
-        said.append(
+        sentences.append(
             f"on them z under the analytical null has a root mean square of {number(factor)} where 1 is right"
             + (f": its standard deviation is {number(factor)} times too small" if factor > 1.2 else "")
         )
-    return said
+    return sentences
 
 
 def _scored(scores: pd.DataFrame, *, decides: str) -> str:
@@ -105,8 +105,8 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], alph
     """A few pairs against their nulls, or all models against each other; and the p of unrelated pairs under each null.
 
     Args:
-        pairs: a pair a row.
-        nulls: a pair and null a row.
+        pairs: one row per pair.
+        nulls: one row per pair and null.
         names: the models, in order.
         alpha: the p under which a pair is called the same.
     """
@@ -127,16 +127,16 @@ def _against(
 ) -> None:
     """Each pair's tau_bar, and the middle 95% of each null."""
     axes = panel(figure, place=place, xlabel="mean tau over the shared coordinates")
-    found = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
+    tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
     ticks: list[str] = []
     for row in nulls.to_dict("records"):
         pair, kind = (row["a"], row["b"]), row["null"]
-        if kind == kinds[0] and len(found) > 1:
+        if kind == kinds[0] and len(tau_of) > 1:
             ticks.append(f"{_short(pair[0])} · {_short(pair[1])}")
         line, reach = len(ticks), 1.96 * row["sd"]
         axes.hlines(line, row["mean"] - reach, row["mean"] + reach, color=COLOURS[kinds.index(kind)], linewidth=4)
-        axes.plot([found[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
+        axes.plot([tau_of[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
         ticks.append(kind)
     axes.set_yticks(range(len(ticks)), ticks)
     axes.set_ylim(max(len(ticks), 1) - 0.5, -0.5)
@@ -191,10 +191,10 @@ def brief(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Each model's name without the parts that all names share, where they still differ then; and those parts."""
     parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
     shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
-    found = {name: " ".join(part for part in own if part not in shared) for name, own in parts.items()}
-    if len(found) < 2 or not all(found.values()) or len(set(found.values())) < len(found):
+    short = {name: " ".join(part for part in own if part not in shared) for name, own in parts.items()}
+    if len(short) < 2 or not all(short.values()) or len(set(short.values())) < len(short):
         return {name: name for name in names}, []
-    return found, shared
+    return short, shared
 
 
 # --- the page
@@ -206,12 +206,12 @@ def _title(run: Run) -> str:
     pairs = run.tables["pairs"]
     verdicts = pairs["verdict"].tolist()
     if len(pairs) == 1:
-        said = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
-        return said + (f": mean tau {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
+        title = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
+        return title + (f": mean tau {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
     same = verdicts.count(_SAME)
-    said = f"{same} of {plural(len(pairs), 'pair')} of models {'is' if same == 1 else 'are'} shown to share a lineage"
+    title = f"{same} of {plural(len(pairs), 'pair')} of models {'is' if same == 1 else 'are'} shown to share a lineage"
     most = float(np.nanmax(pairs["tau_bar"].to_numpy(float), initial=-np.inf)) if "tau_bar" in pairs.columns else np.nan
-    return said + (f" (mean tau at most {number(most)})" if np.isfinite(most) else "")
+    return title + (f" (mean tau at most {number(most)})" if np.isfinite(most) else "")
 
 
 def _headline(run: Run) -> list[str]:
@@ -234,11 +234,12 @@ def _figure(run: Run) -> tuple[str, Figure]:
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
-        raise RunError("no pair got an answer, so that there is nothing to draw: the table of pairs says why")
+        raise RunError("no pair has an answer, so there is nothing to draw; the table of pairs says why")
     see = (
-        "The effect: mean tau of the shared coordinates, an upright bar on each null's middle 95%, or as a table of "
-        "models (a dot: called the same). Where unrelated pairs are known, right: their p, sorted. A null that is "
-        "right lies on the dotted line; one that is too narrow falls under it on the left."
+        "The effect is the mean tau over the shared coordinates: a vertical tick beside the middle 95% of each null, "
+        "or for many models a matrix, in which a dot marks the same lineage. If unrelated pairs are known, their "
+        "sorted p are on the right: a correct null lies on the dotted line, one that is too narrow falls below it on "
+        "the left."
     )
     names, _ = brief(models["model"].tolist())
     pairs, nulls = _renamed(pairs, names), _renamed(nulls, names)
@@ -254,13 +255,20 @@ def _pairs(run: Run) -> tuple[str, PageTable]:
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
-    heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical", "too_narrow": "analytical narrow by"}
+    heads |= {
+        "log10_p_pipeline": "pipeline",
+        "log10_p_analytical": "analytical",
+        "too_narrow": "analytical too narrow by",
+    }
     scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
-    see = "The effect is the mean tau; p only says how sure that it is not 0. Nothing shown is no proof of two seeds."
+    see = (
+        "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair without it may still "
+        "share a seed."
+    )
     if scaled:
         see += (
-            f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike: there the analytical "
-            "p, the published one, means nothing."
+            f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike, so the analytical p "
+            "(the published one) means nothing."
         )
     ordered = pairs.iloc[np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")]
     return see + more(len(pairs), "pairs"), shown_table(ordered, heads)
@@ -271,24 +279,11 @@ def _null_table(run: Run) -> tuple[str, PageTable]:
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
     see = (
-        "Published: analytical, matrices, pipeline. Ours: shuffled keeps how a model's coordinates go together, "
-        "relabelled also what both models know of an input. Both conventions of p: the paper's text, and its code."
+        "Published nulls: analytical, matrices, pipeline. Ours: shuffled keeps the correlations between a model's "
+        "coordinates, relabelled also keeps what both models share about an input. p is given by both conventions: "
+        "that of the paper's text and that of its code."
     )
     return see + more(len(nulls), "nulls"), shown_table(nulls, heads)
-
-
-def _calibration(run: Run) -> tuple[str, PageTable]:
-    table = run.need("calibration", columns=("null", "pairs", "p_over_01", "too_narrow"))
-    heads = {"null": "null", "pairs": "pairs", "p_over_01": "p > 0.01", "p_over_05": "p > 0.05", "p_over_50": "p > 0.5"}
-    heads |= {"too_narrow": "rms of z", "largest_z": "largest |z|"}
-    return "Shares of pairs known to be unrelated; right are 0.99, 0.95, 0.5 and 1.", shown_table(table, heads)
-
-
-def _scores(run: Run) -> tuple[str, PageTable]:
-    table = run.need("scores", columns=("score", "measure", "value", "low", "high", "related", "unrelated"))
-    heads = {"score": "score", "measure": "measure", "value": "value", "low": "low", "high": "high"}
-    heads |= {"related": "related pairs", "unrelated": "unrelated"}
-    return "Area under the ROC curve, and true positives at 1% false ones; 95% over models.", shown_table(table, heads)
 
 
 FINGERPRINT = Page(
@@ -301,13 +296,31 @@ FINGERPRINT = Page(
         Listed(
             key="fingerprint-calibration",
             title="Do the nulls hold?",
-            make=_calibration,
+            make=listed_table(
+                "calibration",
+                "Shares of pairs known to be unrelated. A correct null gives 0.99, 0.95 and 0.5, and 1 for the rms of "
+                "z.",
+                {
+                    "null": "null",
+                    "pairs": "pairs",
+                    "p_over_01": "p > 0.01",
+                    "p_over_05": "p > 0.05",
+                    "p_over_50": "p > 0.5",
+                    "too_narrow": "rms of z",
+                    "largest_z": "largest |z|",
+                },
+                need=("null", "pairs", "p_over_01", "too_narrow"),
+            ),
             when=lambda run: run.optional("calibration", columns=["null"]) is not None,
         ),
         Listed(
             key="fingerprint-scores",
             title="Lineages told apart",
-            make=_scores,
+            make=listed_table(
+                "scores",
+                "Area under the ROC curve, and true positive rate at 1% false positives; 95% over models.",
+                ("score", "measure", "value", "low", "high", "related", "unrelated"),
+            ),
             when=lambda run: run.optional("scores", columns=["score"]) is not None,
         ),
     ),

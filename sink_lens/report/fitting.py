@@ -54,8 +54,8 @@ def fit_figure(make: Callable[[], Figure], *, inches: float | None, font: str | 
     if not wrong:
         return figure
     least = _least(make, width=width, font=font)
-    said = f"{NARROW} at {width:g} inches ({wrong[0]})"
-    raise InputError(f"{said}; need {least:g} at least" if least else f"{said}; need another font")
+    problem = f"{NARROW} at {width:g} inches ({wrong[0]})"
+    raise InputError(f"{problem}; need {least:g} at least" if least else f"{problem}; need another font")
 
 
 def _least(make: Callable[[], Figure], *, width: float, font: str | None) -> float | None:
@@ -122,15 +122,15 @@ def _laid(figure: Figure, engine: Any) -> list[str]:
 
 
 def _wrong(figure: Figure) -> list[str]:
-    found = faults(figure)
+    problems = faults(figure)
     smallest = min((float(text.get_fontsize()) for text in _texts(figure)), default=FONT)
     if smallest < _UNREADABLE - 0.01:
-        found.append(f"its smallest text has {smallest:.1f} points")
+        problems.append(f"its smallest text has {smallest:.1f} points")
     for axes in _panels(figure):
         box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         if min(box.width, box.height) < _LEAST_AXES:
-            found.append(f"a panel is {box.width:.1f} by {box.height:.1f} inches")
-    return found
+            problems.append(f"a panel is {box.width:.1f} by {box.height:.1f} inches")
+    return problems
 
 
 def _texts(figure: Figure) -> list[Text]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import matplotlib as mpl
 
 from sink_lens.errors import RunError, check_name
@@ -25,10 +24,10 @@ from sink_lens.report import explorer, views
 from sink_lens.report.circuit import chain_circuit
 from sink_lens.report.edges import edge_circuit
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
+from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
 from sink_lens.report.style import svg
-from sink_lens.report.trace import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
 from sink_lens.text import listed, plural, visible, words
 
@@ -54,8 +53,8 @@ PAGES = {
     "compare": "training:COMPARE",
     "watch": "training:WATCH",
     "monitor": "monitor:MONITOR",
-    "preference": "survey:PREFERENCE",
-    "contraction": "survey:CONTRACTION",
+    "preference": "preference:PREFERENCE",
+    "contraction": "contraction:CONTRACTION",
     "calibration": "survey:CALIBRATION",
     "fingerprint": "fingerprint:FINGERPRINT",
     "tokens": "tokens:TOKENS",
@@ -64,7 +63,7 @@ PAGES = {
 
 
 def content(run: Run, *, prefix: str = "") -> Content:
-    """Say what the page says of a run; ids of its parts begin with the prefix."""
+    """Collect everything that the page of a run shows; ids of its parts begin with the prefix."""
     run = dataclasses.replace(run, tables=run.tables.kept())
     page = page_of(run)
     found, untold = attempt(run, lambda: link_rows(run)) if page.chained else ([], "")
@@ -188,21 +187,23 @@ def _notes(run: Run) -> list[object]:
         notes += summary.loc[summary["quantity"] == "rounding", "note"].tolist()
     links = run.optional("links", columns=["floors"])
     if links is not None and "not calibrated" in set(links["floors"]):
-        notes.append("floors not calibrated: one was moved, or a threshold; the verdicts' error rates do not apply")
+        notes.append(
+            "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
+        )
     return notes
 
 
 def _incomplete(run: Run) -> str:
     missing = [visible(name) for name in run.missing if name not in _OF_THE_PAGE]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
-    said = [f"This run {ended}"] if ended else []
+    sentences = [f"This run {ended}"] if ended else []
     if run.error:
-        said.append(visible(run.error, limit=300))
+        sentences.append(visible(run.error, limit=300))
     if missing:
-        said.append(f"Not in this folder: {listed(missing, most=20)}")
+        sentences.append(f"Not in this folder: {listed(missing, most=20)}")
     if damaged := [visible(name) for name in run.tables if attempt(run, lambda name=name: run.tables[name])[1]]:
-        said.append(f"Damaged: {listed(damaged, most=20)}")
-    return f"{'. '.join(said)}. Everything else is shown." if said else ""
+        sentences.append(f"Damaged: {listed(damaged, most=20)}")
+    return f"{'. '.join(sentences)}. Everything else is shown." if sentences else ""
 
 
 def _provenance(run: Run) -> dict[str, str]:
@@ -291,7 +292,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
     graphs, unexplored = _explored(parts)
     exploring = explorer.script(graphs) if graphs else ""
-    template = _environment().get_template("page.html")
+    template = explorer.templates().get_template("page.html")
     return template.render(
         parts=parts,
         beside=beside,
@@ -336,8 +337,8 @@ def _views(part: Content) -> dict[str, tuple[str, views.View]]:
     """Collect the CircuitsVis views of a run: id of its element -> title and view."""
     asked = {
         "view-heads": ("Attention heads, the strongest", views.attention_heads),
-        "view-tokens": ("Tokens, by the attention that they get", views.colored_tokens),
-        "view-neurons": ("Tokens, by what super neurons read there", views.neuron_activations),
+        "view-tokens": ("Tokens, coloured by the attention they receive", views.colored_tokens),
+        "view-neurons": ("Tokens, coloured by super neurons", views.neuron_activations),
     }
     made = {
         key: (title, attempt(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()
@@ -361,14 +362,3 @@ def _colours() -> str:
     """Viridis, 256 colours of six digits."""
     rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
     return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

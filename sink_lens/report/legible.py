@@ -31,11 +31,13 @@ def faults(figure: Figure) -> list[str]:
         real(gc, x, y, s, prop, angle, **named)
 
     renderer.draw_text = draw_text
-    with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings(record=True) as said:
+    with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings(record=True) as sentences:
         warnings.simplefilter("always")
         figure.draw(renderer)
         boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in drawn.values()]
-    missing = sorted({str(one.message).partition(" missing")[0] for one in said if "missing from" in str(one.message)})
+    missing = sorted(
+        {str(one.message).partition(" missing")[0] for one in sentences if "missing from" in str(one.message)}
+    )
     width, height = agg.get_width_height()
     return [
         *(f"no character for {one}" for one in missing),

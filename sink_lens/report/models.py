@@ -1,4 +1,4 @@
-"""Many models in one table: a row a run folder of ``card`` or ``trace``, chosen columns, in four formats."""
+"""Many models in one table: one row per run folder of ``card`` or ``trace``, chosen columns, in four formats."""
 
 import csv
 import io
@@ -192,12 +192,12 @@ def _latex(text: str) -> str:
 
 def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows for a program: value, and its interval where it has one."""
-    found = []
+    objects = []
     for row in rows:
-        one = {}
+        values = {}
         for name in columns:
             cell = row.get(name, Cell(value=None))
             bounded = bool(interval(cell.low, cell.high))
-            one[name] = {"value": cell.value, "low": cell.low, "high": cell.high} if bounded else cell.value
-        found.append(one)
-    return found
+            values[name] = {"value": cell.value, "low": cell.low, "high": cell.high} if bounded else cell.value
+        objects.append(values)
+    return objects

@@ -4,25 +4,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, listed_table, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     GREEN,
-    LINES,
     ORANGE,
     PURPLE,
     QUIET,
     canvas,
-    colour_scale,
     finished,
+    layer_scale,
     legend,
+    lines_by_layer,
     logarithmic,
     panel,
     whole_numbers,
@@ -58,7 +54,7 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
         threshold: of the sink score.
     """
     figure = canvas(width=9.4, height=9.6)
-    rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads over {threshold:g}")
+    rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads above {threshold:g}")
     styles: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("rate_first", "at position 0", {"color": BLUE, "marker": "o"}),
         ("rate_strongest", "at the strongest position", {"color": QUIET, "marker": "s", "linestyle": ":"}),
@@ -67,10 +63,11 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
         rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()].sort_values("step")
         rate.plot(rows["step"], rows["value"], markersize=3.5, linewidth=1.5, label=label, **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
-    by_layer, image = [], None
+    by_layer, images = [], []
     for place, (key, ylabel, is_logarithmic) in enumerate(_PANELS, start=2):
         axes = panel(figure, place=(4, 2, place), xlabel="step" if place > 6 else "", ylabel=ylabel)
-        image = _layers(axes, readings.loc[readings["key"] == key]) or image
+        rows = readings.loc[readings["key"] == key].sort_values("step")
+        images.append(lines_by_layer(axes, rows, x=lambda own: own["step"]))
         if is_logarithmic:
             logarithmic(axes, axis="y")
         by_layer.append(axes)
@@ -89,27 +86,13 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
                 label="_" if name in known or axes is not rate else name,
             )
     legend(rate, columns=2)
-    if image is not None and image.norm.vmax != image.norm.vmin:
-        bar = colour_scale(figure, image, by_layer, label="layer")
-        bar.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    layer_scale(figure, images, by_layer)
     return finished(figure)
 
 
 def _limits(steps: np.ndarray) -> tuple[float, float]:
     margin = 0.02 * max(steps.max() - steps.min(), 1)
     return steps.min() - margin, steps.max() + margin
-
-
-def _layers(axes: Axes, rows: pd.DataFrame) -> ScalarMappable | None:
-    """A line a layer, dark to light, and their scale; the stream before layer 0 is left out."""
-    layers = sorted({int(one) for one in rows["layer"].dropna() if one >= 0})
-    if not layers:
-        return None
-    image: Any = ScalarMappable(norm=Normalize(0, layers[-1]), cmap=LINES)
-    for layer in layers:
-        one = rows.loc[(rows["layer"] == layer).fillna(value=False)].sort_values("step")
-        axes.plot(one["step"], one["value"], color=image.to_rgba(layer), marker=".", markersize=4, linewidth=1.3)
-    return image
 
 
 def _alarms(run: Run) -> pd.DataFrame | None:
@@ -129,20 +112,20 @@ def _sentences(run: Run) -> list[str]:
     """The alarms, and where the training stands at the last reading."""
     alarms = _alarms(run)
     told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
-    said = [f"{one[:1].upper()}{one[1:]}." for one in told[:_MOST_SENTENCES]]
+    sentences = [f"{one[:1].upper()}{one[1:]}." for one in told[:_MOST_SENTENCES]]
     if len(told) > _MOST_SENTENCES:
-        said.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
+        sentences.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
     if alarms is not None and not told:
-        said.append("No alarm.")
+        sentences.append("No alarm.")
     value = _last(run)
     if {"rate_first", "mass_first"} <= value.keys():
         steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())
-        said.append(
+        sentences.append(
             f"At step {max(steps):,}, the last of {plural(len(steps), 'reading')}: "
-            f"{value['rate_first']:.1%} of layers and heads have a sink score over {_threshold(run):g} at position 0, "
+            f"{value['rate_first']:.1%} of layers and heads have a sink score above {_threshold(run):g} at position 0, "
             f"which receives {number(value['mass_first'])} of the attention on average."
         )
-    return said
+    return sentences
 
 
 def _last(run: Run) -> dict[str, float]:
@@ -168,12 +151,6 @@ def _course(run: Run) -> tuple[str, Figure]:
     return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
 
 
-def _alarm_table(run: Run) -> tuple[str, PageTable]:
-    alarms = run.need("alarms", columns=["step", "rule", "sentence"])
-    see = "What the change-point rules found, in the order of the steps." + more(len(alarms), "alarms")
-    return see, shown_table(alarms, {"step": "step", "rule": "rule", "sentence": "what it says"})
-
-
 def _has_alarms(run: Run) -> bool:
     """Check whether a rule found something; a damaged table is shown as that."""
     return "alarms" not in run.tables or len(run.tables["alarms"]) > 0
@@ -183,9 +160,8 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()
-    heads = {str(name): str(name).replace("_", " ") for name in wide.columns}
     see = "The whole model at each reading, newest first; monitor.parquet has the single layers."
-    return see + more(len(wide), "monitor"), shown_table(wide.iloc[::-1], heads)
+    return see + more(len(wide), "monitor"), shown_table(wide.iloc[::-1], wide.columns)
 
 
 MONITOR = Page(
@@ -193,7 +169,16 @@ MONITOR = Page(
     headline=_sentences,
     figures=(Drawn(key="course", title="What the monitor read", make=_course, data=whole("monitor")),),
     tables=(
-        Listed(key="alarm-table", title="Alarms", make=_alarm_table, when=_has_alarms),
+        Listed(
+            key="alarm-table",
+            title="Alarms",
+            make=listed_table(
+                "alarms",
+                "What the change-point rules found, in the order of the steps.",
+                {"step": "step", "rule": "rule", "sentence": "what it says"},
+            ),
+            when=_has_alarms,
+        ),
         Listed(key="reading-table", title="Readings", make=_reading_table),
     ),
 )

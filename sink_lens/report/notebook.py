@@ -33,13 +33,13 @@ def result(
     A part is a data frame, a mapping of facts, a figure, or HTML.
     """
     lines = sentences.split("\n") if isinstance(sentences, str) else list(sentences)
-    said = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text(line)}</p>" for line in lines if line)
+    paragraphs = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text(line)}</p>" for line in lines if line)
     small = [f"Note: {_text(note)}" for note in notes]
     if folder is not None:
         report = folder / PAGE_FILE
         small.append(f"In <code>{_text(report if report.exists() else folder)}</code>")
     tail = "".join(f"<p style='margin: .2em 0; color: {_QUIET}'>{line}</p>" for line in small)
-    return f"<div>{said}{''.join(map(_part, parts))}{tail}</div>"
+    return f"<div>{paragraphs}{''.join(map(_part, parts))}{tail}</div>"
 
 
 def _part(part: object) -> str:
@@ -63,9 +63,7 @@ def trace(folder: Path, *, links: pd.DataFrame) -> str:
 
 def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
     """The first rows of a data frame, with some of its columns, under other names where they are given."""
-    names = frame.columns if heads is None else heads
-    named_as = dict(names) if isinstance(names, Mapping) else {name: str(name).replace("_", " ") for name in names}
-    shown = shown_table(frame, named_as, most=most)
+    shown = shown_table(frame, frame.columns if heads is None else heads, most=most)
     align = [f"{_CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
     head = "".join(f"<th style='{style}'>{_text(name)}</th>" for name, style in cells)

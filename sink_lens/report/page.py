@@ -1,7 +1,7 @@
 """A page of a run: a title, sentences, figures and tables, and what each of them is once it is made."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from sink_lens.errors import SinkLensError
 from sink_lens.report.story import LinkRow
-from sink_lens.text import number, visible
+from sink_lens.text import interval, number, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ class PageTable:
     columns: tuple[str, ...] = ()
     """Names of the columns in the run's tables, as many as heads; empty where the text is all that there is."""
     meanings: tuple[str, ...] = ()
-    """What each column means; "" where the run's tables do not say."""
+    """Meaning of each column; "" if the run's tables do not say."""
 
     @property
     def numbers(self) -> pd.DataFrame:
@@ -42,7 +42,7 @@ class PageTable:
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
-_BOUNDS = "95% interval; where it holds 0 the number beside it cannot be told from chance."
+_BOUNDS = "95% interval; if it contains 0, the number beside it cannot be told from chance."
 MADE: Mapping[str, str] = {
     "95%": _BOUNDS,
     "interval": _BOUNDS,
@@ -50,29 +50,34 @@ MADE: Mapping[str, str] = {
     "closed_interval": _BOUNDS,
     "95% above controls": "95% interval of the effect minus the mean effect of the controls.",
     "over": "Effect minus the mean effect of the cell's random controls, with its 95% interval.",
-    "closed": "Share of the cost that this gives back.",
+    "closed": "Share of the cost that is recovered.",
     "cost": "Loss without and with the intervention.",
     "what": "Tokens and channels that stay in 16 bit.",
-    "verdict": "Whether it is in order, changed or wrong.",
+    "verdict": "In order, changed or wrong.",
     "layers": "Layers in which the dimension holds most of the sink token's energy.",
     "first layer": "The first of these layers.",
     "last layer": "The last of these layers.",
     "largest value": "The dimension's value after the layer where its magnitude is largest.",
     "at layer": "That layer.",
-    "÷ mean |value|": "The magnitude there over the mean magnitude of all dimensions of the token.",
+    "÷ mean |value|": "The magnitude there relative to the mean magnitude of all dimensions of the token.",
     "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
     "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
     "rate_strongest": "The same at the strongest position.",
     "mass_first": "Mean attention of later queries to position 0.",
     "mass_strongest": "The same at the strongest position.",
-    "norm_ratio": "Norm of the stream at position 0 over the median of ordinary tokens.",
+    "norm_ratio": "Norm of the stream at position 0 relative to the median of ordinary tokens.",
     "entropy": "Mean entropy of an attention row over its keys, in nats.",
 }
 """Column that a page's table makes itself -> its meaning; those of stored tables are in the schema."""
 
 
-def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MOST_ROWS) -> PageTable:
-    """A data frame as text: the columns that it has, under other names, undefined texts empty."""
+Heads = Mapping[str, str] | Iterable[str]
+"""Columns of a table: each with its head, or by their names, whose heads are the names in words."""
+
+
+def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> PageTable:
+    """A data frame as text: those of the columns that it has, undefined texts empty."""
+    heads = heads if isinstance(heads, Mapping) else {name: words(str(name)) for name in heads}
     columns = [name for name in heads if name in frame.columns]
     numeric = [
         pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]) for name in columns
@@ -96,8 +101,15 @@ def _cell(value: Any, *, is_number: bool) -> str:
     return number(value)
 
 
+def intervals(
+    frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = number
+) -> list[str]:
+    """The interval of every row as text, from the columns of its ends; empty where there is none."""
+    return [interval(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
+
+
 def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """Say what is said where a table has more rows than are shown; nothing where it has not."""
+    """Say how many rows of a table are shown, if these are not all."""
     return f" The first {most} of {total}; all are in {name}.parquet." if total > most else ""
 
 
@@ -151,11 +163,11 @@ class Drawn:
     """Its id in the page and its file name in ``--figures DIR``: lower-case words with hyphens."""
     title: str
     make: Callable[[Run], tuple[str, "Figure"]]
-    """What to see in it, in a sentence or two, and the figure; RunError where the run lacks what it needs."""
+    """Make its caption and the figure; RunError if the run lacks what it needs."""
     data: Callable[[Run], pd.DataFrame]
     """The numbers behind it, which a reader can copy as CSV."""
     when: Callable[[Run], bool] = _always
-    """Whether it belongs on this run's page: False where what it shows was not asked for."""
+    """True if it belongs on this run's page: False if what it shows was not asked for."""
     on_page: bool = True
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
@@ -167,9 +179,34 @@ class Listed:
     key: str
     title: str
     make: Callable[[Run], tuple[str, PageTable]]
-    """What it says, and the table (``tables.shown_table``); RunError where the run lacks what it needs."""
+    """Make its caption and the table (``shown_table``); RunError if the run lacks what it needs."""
     when: Callable[[Run], bool] = _always
-    """Whether it belongs on this run's page."""
+    """True if it belongs on this run's page."""
+
+
+def has_table(name: str) -> Callable[[Run], bool]:
+    """Return the check of whether a run has a table."""
+    return lambda run: name in run.tables
+
+
+def listed_table(
+    name: str, see: str, heads: Heads, *, need: Sequence[str] = (), most: int = MOST_ROWS
+) -> Callable[[Run], tuple[str, PageTable]]:
+    """Return the code that makes a page's table of one of the run's tables, as it is.
+
+    Args:
+        name: of the run's table.
+        see: what the table says.
+        heads: its columns.
+        need: the columns without which it cannot be shown; all of ``heads`` if empty.
+        most: rows that are shown.
+    """
+
+    def make(run: Run) -> tuple[str, PageTable]:
+        frame = run.need(name, columns=need or list(heads))
+        return see + more(len(frame), name, most=most), shown_table(frame, heads, most=most)
+
+    return make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +220,7 @@ class Page:
     figures: tuple[Drawn, ...]
     tables: tuple[Listed, ...]
     chained: bool = False
-    """Whether the verdicts on the links of the chain stand above the figures."""
+    """True if the verdicts on the links of the chain stand above the figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +230,7 @@ class Shown:
     key: str
     title: str
     see: str = ""
-    """What to see in it, in a sentence or two."""
+    """Caption: what to see in it, in a sentence or two."""
     svg: str = ""
     table: PageTable | None = None
     wide: bool = False
@@ -208,12 +245,12 @@ class Content:
 
     run: Run
     name: str
-    """What the run is of: its model, else its folder's name."""
+    """Name of the run: its model, else its folder."""
     title: str
     headline: list[str]
     notes: list[str]
     incomplete: str
-    """What the folder lacks; empty where nothing."""
+    """Sentence on what the folder lacks; empty if nothing."""
     chained: bool
     chain: list[tuple[str, str]]
     """Each node of the chain and the verdict on the link that leaves it."""
@@ -236,7 +273,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 
 
 def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """What is made, or why it cannot be: what a damaged table breaks must not take the rest of the page with it."""
+    """Return what is made, or why it cannot be: a damaged table must not take the rest of the page with it."""
     try:
         return make(), ""
     except SinkLensError as error:

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,10 +13,10 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
-from sink_lens.report.edges import save_circuit
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel, png
-from sink_lens.text import interval, listed, number, percent, site_words, token, visible, words
+from sink_lens.report.edges import Drawable
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
+from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
+from sink_lens.text import listed, number, percent, site_words, token, visible, words
 
 _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
@@ -30,15 +29,15 @@ _BY = ("layer", "position", "head", "key", "neuron")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PatchCircuit:
-    """What patches measured: the parts of a model, and what each does to the metric."""
+class PatchCircuit(Drawable):
+    """The patches of a run: parts of a model, and the effect of each on the metric."""
 
     about: dict[str, Any]
     """Title, site, metric, swept columns, and the labels of positions."""
     frame: pd.DataFrame = field(repr=False)
-    """One row a patch: the swept columns, effect and normalised_effect."""
+    """One row per patch: the swept columns, effect and normalised_effect."""
 
-    def draw(self, style: Style | Literal["page"] = "talk", *, width: float | None = None) -> Figure:
+    def draw(self, style: Style = "talk", *, width: float | None = None) -> Figure:
         """The strongest patches with an arrow to the metric (``talk``, ``paper``), or all as a heat map (``page``).
 
         Raises:
@@ -55,17 +54,6 @@ class PatchCircuit:
         """The patches as JSON; undefined numbers are null."""
         rows = json.loads(str(self.frame.to_json(orient="records")))
         return json.dumps({"format": "sink_lens patches 1", "about": self.about, "patches": rows}, ensure_ascii=False)
-
-    def save(self, path: str | Path, *, style: Style | Literal["page"] = "talk", width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .json, or a figure as .png, .svg or .pdf; folders are made.
-
-        Raises:
-            InputError: another ending, or as for ``draw``.
-        """
-        return save_circuit(self, path, style=style, width=width)
-
-    def _repr_png_(self) -> bytes:
-        return png(self.draw())
 
 
 def patch_circuit(run: Run) -> PatchCircuit:
@@ -159,7 +147,7 @@ def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[t
 
 
 def value_label(value: str, *, unit: str) -> str:
-    """Say what stands beside the scale."""
+    """Give the label of the colour scale."""
     return value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
 
 
@@ -197,21 +185,23 @@ def _title(run: Run) -> str:
 
 
 def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
-    """Where the decision is, layer by layer, in a stream: on which position, and where it moves; else empty."""
+    """Say on which position of the stream the decision is, and at which layers it moves; else empty."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
         return ""
     if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
         return ""
-    found = [one for one in sketches.plateaus(table, by=by, column="normalised_effect") if one["value"] >= _CARRIES]
-    found = sorted((one for one in found if one["layers"][1] > one["layers"][0]), key=lambda one: one["layers"])
-    if not found or len({one["position"] for one in found}) != len(found):
+    plateaus = [one for one in sketches.plateaus(table, by=by, column="normalised_effect") if one["value"] >= _CARRIES]
+    plateaus = sorted((one for one in plateaus if one["layers"][1] > one["layers"][0]), key=lambda one: one["layers"])
+    if not plateaus or len({one["position"] for one in plateaus}) != len(plateaus):
         return ""
-    first, *others = found
-    said = f"is carried at position {first['position']} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    first, *others = plateaus
+    sentence = (
+        f"is carried at position {first['position']} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    )
     for one in others:
-        said += f", at position {one['position']} from layer {one['layers'][0]} ({percent(one['value'])})"
-    return said
+        sentence += f", at position {one['position']} from layer {one['layers'][0]} ({percent(one['value'])})"
+    return sentence
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
@@ -229,7 +219,7 @@ def _metric(run: Run) -> str:
 
 
 def _most(table: pd.DataFrame) -> str:
-    """Where the strongest patch is, and what it does."""
+    """Name the strongest patch and its effect."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
     return f"{where}: {number(float(best['effect']))}{_way(float(best.get('normalised_effect', np.nan)))}"
@@ -246,30 +236,30 @@ def _way(share: float) -> str:
 
 def _prompts(run: Run) -> list[str]:
     """The two prompts and what differs, as far as the run says them."""
-    said = []
+    sentences = []
     for name in ("clean", "corrupted"):
         texts = run.config.get(name) or []
         if texts:
             more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-            said.append(f"{name}: “{visible(texts[0], limit=90)}”{more}")
+            sentences.append(f"{name}: “{visible(texts[0], limit=90)}”{more}")
     changed = [f"{place} {pair}" for place, pair in _changed(run).items()]
-    return [*said, *([f"changed (clean/corrupted): {listed(changed, most=4)}"] if changed else [])]
+    return [*sentences, *([f"changed (clean/corrupted): {listed(changed, most=4)}"] if changed else [])]
 
 
 def _headline(run: Run) -> list[str]:
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
     prompts = "; ".join(_prompts(run))
-    said = [f"{prompts[:1].upper()}{prompts[1:]}."] if prompts else []
+    sentences = [f"{prompts[:1].upper()}{prompts[1:]}."] if prompts else []
     if len(table):
-        said.append(f"Largest effect at {_most(table)}.")
+        sentences.append(f"Largest effect at {_most(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
     alike = f"; {same} patches changed nothing, since the two prompts are the same there" if same else ""
     site = site_words(run.config.get("site", "a site"))
-    return [*said, f"{len(table)} places of the {site} were patched, one at a time{alike}."]
+    return [*sentences, f"{len(table)} places of the {site} were patched, one at a time{alike}."]
 
 
 def _put_words(run: Run) -> str:
-    """Say what was put into a place."""
+    """Describe what was put into a place."""
     put = str(run.config.get("put", "source"))
     return "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
 
@@ -282,8 +272,8 @@ def _map(run: Run) -> tuple[str, Figure]:
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     see = (
-        f"Each cell is a place that was {_put_words(run)}; red moves the metric towards the other prompt's, blue away. "
-        "1 restores it whole." if value == "normalised_effect" else
+        f"Each cell is a place that was {_put_words(run)}; red moves the metric towards that of the other prompt, "
+        "blue away from it. 1 restores it completely." if value == "normalised_effect" else
         f"Each cell is a place that was {_put_words(run)}; red raises the metric, blue lowers it."
     )  # fmt: skip
     texts = _texts(run)
@@ -295,8 +285,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
-            bounds = zip(table[low].to_numpy(float), table[high].to_numpy(float), strict=True)
-            table = table.assign(**{name: [interval(one, other) for one, other in bounds]})
+            table = table.assign(**{name: intervals(table, low, high)})
     names = (*_BY, "unit", "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
     names = (*names, "normalised_effect", "approximation", "changed", "n")
     heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
@@ -307,17 +296,15 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
-    heads = {name: name for name in ("sequence", "position", "clean", "corrupted")}
     shown = table.assign(
-        clean=[token(one) for one in table["clean"]], corrupted=[token(one) for one in table["corrupted"]]
+        clean=[token(text) for text in table["clean"]], corrupted=[token(text) for text in table["corrupted"]]
     )
-    return "Where the two prompts differ (a dot is a space)." + more(len(table), "differences"), shown_table(
-        shown, heads
-    )
+    see = "Where the two prompts differ (a dot is a space)." + more(len(table), "differences")
+    return see, shown_table(shown, ("sequence", "position", "clean", "corrupted"))
 
 
 def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
-    return lambda run: ("The strongest patches, a number each.", patch_circuit(run).draw(style))
+    return lambda run: ("The strongest patches, one number each.", patch_circuit(run).draw(style))
 
 
 PATCH = Page(

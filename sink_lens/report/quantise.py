@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -58,7 +58,7 @@ def loss_by_channels(conditions: pd.DataFrame) -> Figure:
 
 
 def noise_by_layer(sqnr: pd.DataFrame) -> Figure:
-    """Signal-to-noise ratio of ordinary tokens by layer, a panel a site, as rounded and with the sinks kept.
+    """Signal-to-noise ratio of ordinary tokens by layer, one panel per site, as rounded and with the sinks kept.
 
     Args:
         sqnr: site, layer, ordinary_sqnr_db, kept_sqnr_db.
@@ -95,14 +95,14 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "What a low-precision format costs"
     row = table.to_dict("records")[0]
-    said = {
+    verdicts = {
         "keep": "a small set keeps the loss",
         "keep a part": "a small set keeps part of the loss",
         "no small set": "no small set helps",
         "halves disagree": "the two halves of the text disagree about what to keep",
         "nothing to keep": "nothing to keep",
     }
-    title = f"{words(visible(row['format']))}: {said.get(str(row['verdict']), visible(row['verdict']))}"
+    title = f"{words(visible(row['format']))}: {verdicts.get(str(row['verdict']), visible(row['verdict']))}"
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
     if np.isfinite(closed) and str(row["verdict"]).startswith("keep"):
         bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
@@ -130,17 +130,17 @@ def _judged_rows(run: Run) -> pd.DataFrame:
 
 def _loss_curve(run: Run) -> tuple[str, Figure]:
     see = (
-        "Loss on the half of the text that nothing was chosen on. Lines that fall to the dashed one give back all that "
-        "the format costs; crosses are random tokens and channels of the chosen number, and should stay where nothing "
-        "is kept."
+        "Loss on the half of the text that was not used to choose. Lines that fall to the dashed one give back all "
+        "that the format costs; crosses are random tokens and channels of the chosen number, and should stay where "
+        "nothing is kept."
     )
     return see, loss_by_channels(_judged_rows(run))
 
 
 def _noise(run: Run) -> tuple[str, Figure]:
     see = (
-        "How far the signal of ordinary tokens stands above what rounding adds, 6 dB a bit. Where the two lines part, "
-        "the sink token sets the scale that all others are rounded with."
+        "Signal-to-noise ratio of rounding ordinary tokens, 6 dB per bit. Where the two lines part, the sink token "
+        "sets the scale with which all others are rounded."
     )
     return see, noise_by_layer(run.need("sqnr", columns=["site", "layer", "ordinary_sqnr_db", "kept_sqnr_db"]))
 
@@ -152,8 +152,8 @@ def _what(row: Mapping[Any, Any]) -> str:
         "all": "everything is rounded",
         "tokens": "sink tokens kept",
         "inputs": f"{row.get('inputs', 0)} inputs of linear layers left alone",
-        "channels": f"{plural(int(row['channels']), 'channel')} a site kept",
-        "both": f"sink tokens and {plural(int(row['channels']), 'channel')} a site kept",
+        "channels": f"{plural(int(row['channels']), 'channel')} per site kept",
+        "both": f"sink tokens and {plural(int(row['channels']), 'channel')} per site kept",
     }
     return names.get(str(row["kept"]), str(row["kept"]))
 
@@ -162,11 +162,10 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     judged = _judged_rows(run)
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
-    bounds = zip(named["closed_low"].to_numpy(float), named["closed_high"].to_numpy(float), strict=True)
     shown = named.assign(
         what=[_what(row) for row in named.to_dict("records")],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
-        interval=[interval(low, high, shown=percent) for low, high in bounds],
+        interval=intervals(named, "closed_low", "closed_high", shown=percent),
     )
     heads = {"what": "what is kept", "loss_nats": "loss, nats", "perplexity": "perplexity", "change_nats": "cost, nats"}
     see = "Held-out loss of every condition, and the share of the gap between all rounded and nothing rounded."
@@ -182,7 +181,7 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("channels", columns=names)
     top = table.loc[table["rank"] == 1].sort_values("over_median", ascending=False, kind="stable")
     see = (
-        "The largest channel of each site and layer, over all tokens and over those that are no sinks; the one that "
+        "The largest channel of each site and layer, among all tokens and among those that are not sinks; the one that "
         "stands out most comes first." + more(len(top), "channels")
     )
     heads = {name: name.replace("_", " ") for name in names if name != "rank"}
@@ -192,19 +191,19 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
 def _headline(run: Run) -> list[str]:
     """The sentence without what the title says already, sinks, and where the lists are."""
     table = run.need("summary", columns=["sentence"])
-    said = [visible(text, limit=900) for text in table["sentence"].tolist()[:1]]
-    kept, colon, rest = said[0].partition(": ") if said else ("", "", "")
+    sentences = [visible(text, limit=900) for text in table["sentence"].tolist()[:1]]
+    kept, colon, rest = sentences[0].partition(": ") if sentences else ("", "", "")
     if colon and kept.startswith("Keep") and f"k{kept[1:]}, which" in _title(run):
-        said = [rest]
+        sentences = [rest]
     sinks, tokens = run.optional("sinks", columns=["position"]), run.optional("tokens", columns=["sequence"])
     if sinks is not None and tokens is not None and len(tokens):
         a_sequence = len(sinks) / tokens["sequence"].nunique()
-        said.append(
-            f"Sink tokens a sequence: {number(a_sequence)}, of {number(len(tokens) / tokens['sequence'].nunique())}."
+        sentences.append(
+            f"Sink tokens per sequence: {number(a_sequence)} of {number(len(tokens) / tokens['sequence'].nunique())}."
         )
     if (run.folder / "llm_compressor.json").exists():
-        said.append("The lists for llm-compressor are in llm_compressor.json, in the run's folder.")
-    return said
+        sentences.append("The lists for llm-compressor are in llm_compressor.json, in the run's folder.")
+    return sentences
 
 
 QUANTISE = Page(

@@ -97,13 +97,13 @@ class Beside:
     def made(self) -> str:
         """The sentence of what the runs were made with, where that differs; empty where it does not."""
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
-        said = [
+        settings = [
             f"{words(row.name.removeprefix('config.'))} {', '.join(visible(cell.text, limit=40) for cell in row.cells)}"
             for row in apart
         ]
-        said = list(dict.fromkeys(said))  # a model is in the configuration and in the provenance
-        more = [f"{len(said) - _MOST_MADE} more"] * (len(said) > _MOST_MADE)
-        return f"Made with: {'; '.join(said[:_MOST_MADE] + more)}." if said else ""
+        settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
+        more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
+        return f"Made with: {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
 
     @property
     def tables(self) -> tuple[Shown, ...]:
@@ -167,9 +167,9 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     for name, where in _SAME:
         if name in allowed:
             continue
-        found = [_of(run, name, where) for run in runs]
-        if any(one != found[0] for one in found):
-            differing[name] = found
+        values = [_of(run, name, where) for run in runs]
+        if any(one != values[0] for one in values):
+            differing[name] = values
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
     tokens = [run.provenance.get("tokens_sha256") for run in runs]
     if "tokens_sha256" not in allowed and len(set(map(str, models))) == 1 and len(set(map(str, tokens))) > 1:
@@ -189,12 +189,12 @@ def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> Run
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
-        "with the same settings. Leave some out, run again alike, or name what they are compared by, as --by dtype."
+        "with the same settings. Leave some out, run again alike, or name what they differ in, such as --by dtype."
     )
 
 
 def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
-    """Say what each run is called: its model, and its folder where models are the same."""
+    """Name each run: by its model, or by its folder if models are the same."""
     models = [part.name for part in parts]
     if len(set(models)) == len(models):
         return tuple(models)
@@ -228,11 +228,11 @@ def _verdicts(link: str, parts: Sequence[Content], *, name: str) -> Row:
 
 def _summary(run: Run) -> dict[str, str]:
     table = run.need("summary", columns=["quantity", "value"])
-    found = {}
+    shown = {}
     for row in table.to_dict("records"):
         value = row["value"]
         with contextlib.suppress(TypeError, ValueError):
             value = float(value)
         bounds = interval(row.get("ci_low"), row.get("ci_high"))
-        found[visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
-    return found
+        shown[visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
+    return shown

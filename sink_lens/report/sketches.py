@@ -20,6 +20,8 @@ from sink_lens.text import part_name, percent, plural, site_words, token, visibl
 MOST_NODES = 9
 """Nodes of a picture of edges, the logits among them."""
 _MOST_PATCHES = 6
+_MOST_STEPS = 6
+"""Growth steps of a trace's picture, the first ones."""
 _WORTH = 0.1
 """Patches with less of the strongest one's effect are not drawn."""
 _PLATEAU = 0.8
@@ -35,9 +37,13 @@ def of_chain(circuit: Any) -> Diagram:
         circuit: nodes, edges and about, as in ``ChainCircuit``.
     """
     nodes = circuit.nodes.loc[circuit.nodes["group"].eq("") & ~circuit.nodes["kind"].isin(["early", "mlps"])]
+    steps = sorted(set(nodes["step"].dropna()))
+    nodes = nodes.loc[~nodes["step"].isin(steps[_MOST_STEPS:])]
     paths = circuit.edges.loc[circuit.edges["quantity"] == "path_share"]
     links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
-    edges = links if paths.empty else paths.loc[paths["value"].abs() >= LEAST_PATH]
+    ends = links["source"].str.cat(links["target"], sep=" ")
+    others = links.loc[ends.str.contains(r"\bnode_")]  # links of one's own, of which no path is measured
+    edges: Any = links if paths.empty else pd.concat([paths.loc[paths["value"].abs() >= LEAST_PATH], others])
     pooled = paths.empty and links.groupby("link")["value"].nunique(dropna=False).le(1).all()
     kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
     inside = edges["source"].map(kinds) == edges["target"].map(kinds)
@@ -70,8 +76,12 @@ def of_chain(circuit: Any) -> Diagram:
     if len(paths):
         says = "Number: share of the sink that is lost if only the arrow's end reads the stream without its beginning. "
         says += "Paths through other MLPs are not drawn."
+        if len(others):
+            says += " For links without a path: the share that their intervention moves."
     elif len(links) and links["value"].isna().all():
         says = "No link of this run was intervened on: sink-lens trace without --no-interventions measures them."
+    if len(steps) > _MOST_STEPS:
+        says += f" {len(steps) - _MOST_STEPS} more growth steps are not drawn."
     return Diagram(
         title=f"What makes position {position} the attention sink of {visible(circuit.about.get('model'), limit=40)}",
         boxes=tuple(one for one in boxes if one.id in joined),
@@ -91,32 +101,32 @@ def _node_words(nodes: pd.DataFrame) -> str:
     counts = nodes["value"].to_numpy(float)
     layers = _layers(nodes["layers"].tolist())
     total = "" if np.isnan(counts).any() else f"{counts.sum():.0f} "
-    said = {
+    names = {
         "z": "averaged values z",
         "attn_out": "attention output after W_O",
         "neurons": f"{total}super neurons{layers}",
         "dimension": _all(nodes["label"].tolist()),
         "heads": f"sink in {_heads(nodes)}heads",
     }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
-    return " ".join(said.split()[:MOST_WORDS])
+    return " ".join(names.split()[:MOST_WORDS])
 
 
 def _heads(nodes: pd.DataFrame) -> str:
-    """Say how many heads are over the threshold, of how many; nothing where it was not measured."""
-    found = [re.match(r"(\d+) of (\d+)\n", detail) for detail in nodes["detail"]]
-    if not all(found):
+    """Count the heads above the threshold, out of how many; empty if that was not measured."""
+    counts = [re.match(r"(\d+) of (\d+)\n", detail) for detail in nodes["detail"]]
+    if not all(counts):
         return ""
-    over, every = (sum(int(one[n]) for one in found if one) for n in (1, 2))
+    over, every = (sum(int(one[n]) for one in counts if one) for n in (1, 2))
     return f"{over} of {every} "
 
 
 def _all(labels: Sequence[str]) -> str:
     """Labels such as ``dimension 507`` in one: the word, and every number once."""
-    found = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
-    if not found:
+    numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
+    if not numbers:
         return visible(labels[0], limit=40, counted=False)
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"dimension{'s' * (len(found) > 1)} {', '.join(found[:3])}{more}"
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return f"dimension{'s' * (len(numbers) > 1)} {', '.join(numbers[:3])}{more}"
 
 
 def _layers(said: Sequence[str]) -> str:
@@ -177,12 +187,12 @@ def of_edges(
         for writer, reader in drawn
     )
     nodes = sorted({one for pair in drawn for one in pair}, key=lambda one: (one != "input", one))
-    said = f"share {unit} that the edge carries" if shares else f"what the edge adds to {unit}"
+    unit_words = f"share {unit} that the edge carries" if shares else f"what the edge adds to {unit}"
     return Diagram(
         title=title,
         boxes=tuple(Box(id=one, text=part_name(one)) for one in nodes),
         arrows=arrows,
-        says=f"Number: {said}. The {len(arrows)} largest that lead to the end, of {plural(len(edges), 'edge')}.",
+        says=f"Number: {unit_words}. The {len(arrows)} largest that lead to the end, of {plural(len(edges), 'edge')}.",
         key=_SIGNS,
     )
 
@@ -259,7 +269,7 @@ def plateaus(frame: pd.DataFrame, *, by: Sequence[str], column: str) -> list[dic
         return [
             {name: row[name] for name in others} | {"value": float(row[column])} for row in frame.to_dict("records")
         ]
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     grouped = frame.groupby(others, sort=False) if others else [((), frame)]
     for key, part in grouped:
         named = dict(zip(others, key if isinstance(key, tuple) else (key,), strict=True))
@@ -271,8 +281,8 @@ def plateaus(frame: pd.DataFrame, *, by: Sequence[str], column: str) -> list[dic
                 open_ |= {"layers": (open_["layers"][0], layer), "value": strongest}
             else:
                 open_ = {**named, "layers": (layer, layer), "value": value}
-                found.append(open_)
-    return found
+                runs.append(open_)
+    return runs
 
 
 def _alike(one: float, other: float) -> bool:
@@ -288,16 +298,16 @@ def _part_words(part: Mapping[str, Any], *, site: str, labels: Mapping[int, str]
         what = site_words(site)
     else:
         what = f"{_SHORT.get(site, visible(site))} L{first}{'' if first == last else f'–{last}'}"
-    said = [what]
+    parts = [what]
     if "unit" in part:
-        said.append(f"unit {int(part['unit'])}")
+        parts.append(f"unit {int(part['unit'])}")
     if "position" in part:
         place = int(part["position"])
         label = f" {token(labels[place], limit=16, counted=False)}" if labels.get(place) else ""
-        said.append(f"at {place}{label}")
+        parts.append(f"at {place}{label}")
     if "key" in part:
-        said.append(f"key {int(part['key'])}")
-    return " ".join(" ".join(said).split()[:MOST_WORDS])
+        parts.append(f"key {int(part['key'])}")
+    return " ".join(" ".join(parts).split()[:MOST_WORDS])
 
 
 _SHORT = {"resid_pre": "stream", "resid_post": "stream", "attn_out": "attention", "mlp_out": "MLP", "z": "heads"}

@@ -29,7 +29,7 @@ from sink_lens.text import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What a run found, as far as its tables say; None is what they do not say."""
+    """The findings of a run; None for what its tables do not say."""
 
     model: str
     position: int | None
@@ -68,8 +68,8 @@ def title(run: Run) -> str:
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
     """The tables that sentences stand on, as far as the run has them."""
-    found = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
-    return {name: table for name, table in found.items() if table is not None}
+    known = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
+    return {name: table for name, table in known.items() if table is not None}
 
 
 _NEEDED = {
@@ -94,58 +94,58 @@ _NEEDED = {
 
 def headline(story: Story) -> list[str]:
     """The run in plain words, a sentence for each thing that was found."""
-    said = []
+    sentences = []
     if story.sink_rate is not None:
         over = "the threshold (not recorded)" if story.threshold is None else f"the threshold {story.threshold:g}"
-        rate = f"{story.sink_rate:.1%} of all heads give position {story.position} a sink score over {over}"
+        rate = f"{story.sink_rate:.1%} of all heads give position {story.position} a sink score above {over}"
         bounds = story.sink_interval
         if bounds is not None and not any(math.isnan(end) for end in bounds):
             rate += f" (interval over sequences: {bounds[0]:.1%} to {bounds[1]:.1%})"
-        said.append(f"{rate}.")
+        sentences.append(f"{rate}.")
     if story.others:
-        said.append(f"Further sink positions: {listed(story.others)}.")
+        sentences.append(f"Further sink positions: {listed(story.others)}.")
     if story.dimensions is not None:
         names = listed(story.lasting or (), most=4)
         many = len(story.lasting or ()) > 1
-        said.append(
+        sentences.append(
             f"Outlier dimension{'s' * many} of that token: {names}."
             if story.dimensions
             else "That token has no outlier dimension."
         )
     if story.steps is not None:
         grown = [f"{layers_in_words(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
-        said.append(
-            f"Its norm, over that of other tokens, grows in {plural(len(grown), 'step')}: {listed(grown)}."
+        sentences.append(
+            f"Its norm relative to that of other tokens grows in {plural(len(grown), 'step')}: {listed(grown)}."
             if grown
-            else "Its norm, over that of other tokens, has no growth step."
+            else "Its norm relative to that of other tokens has no growth step."
         )
     if story.super_neurons is not None:
         found = story.super_neurons
-        said.append(
+        sentences.append(
             f"{plural(len(found), 'super neuron')}: {listed(found)}." if found else "No super neuron was found."
         )
-    return said
+    return sentences
 
 
 def consequences(run: Run) -> list[str]:
-    """Say what a small set of parts removes, and what the model loses without its sink."""
-    said = []
+    """Describe what a small set of parts removes, and what the model loses without its sink."""
+    sentences = []
     columns = ["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high", "target"]
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts = listed(named_parts(row["parts"]).split(", "), most=4)
             bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
-            said.append(
+            sentences.append(
                 f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} {bounds} of "
-                f"the {row['target']}, on sequences on which it was not chosen."
+                f"the {row['target']}, on sequences that were not used to choose it."
             )
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
-        said.append(f"Loss when later tokens cannot attend to the sink: {change}.")
-    return said
+        sentences.append(f"Loss when later tokens cannot attend to the sink: {change}.")
+    return sentences
 
 
 def first_numbers(run: Run) -> list[tuple[str, str]]:
@@ -173,7 +173,7 @@ def traced(verdicts: dict[str, str]) -> str:
     """The sentence that says how much of the chain is traced on this model."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
-        return "There is nothing for the chain to lead to: what was measured is shown, and no link is judged."
+        return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."
     parts = [f"{count} {_COUNTED[name][count > 1]}" for name, count in counts.items() if count]
     if parts:
         first, _, rest = parts[0].partition(" ")
@@ -266,7 +266,7 @@ def real(value: Any) -> float | None:
 
 
 def find_story(run: Run) -> Story:
-    """Say what the tables of a run say, as far as they are there."""
+    """Collect the findings from the tables of a run, as far as they are there."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
@@ -326,8 +326,8 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
     """Dimensions that are outliers after at least ``layers`` layers, at one position or at any; most layers first."""
     table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
-    found = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
-    names, counts = np.unique(found, return_counts=True)
+    dimension = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
+    names, counts = np.unique(dimension, return_counts=True)
     names, counts = names[counts >= layers], counts[counts >= layers]
     return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
 
@@ -426,7 +426,7 @@ def _known(share: float) -> str:
 
 
 def _cost(row: Mapping[Any, Any]) -> str:
-    """Say what an intervention does to the loss; empty where the run does not say."""
+    """Give the loss before and after an intervention; empty if the run does not have it."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
     return "" if math.isnan(before) or math.isnan(after) else f"{before:.2f} → {after:.2f} ({after - before:+.2f})"
 

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, shown_table, whole
 from sink_lens.report.style import BLUE, COLOURS, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, panel
 from sink_lens.text import interval, number, percent, plural, visible
 
@@ -80,7 +80,7 @@ def _title(run: Run) -> str:
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
     if n == 0 and np.isfinite(cost):
         if not float(row.get("cost_low", np.nan)) > 0:
-            return f"{title}; evicting has no cost that is told from 0"
+            return f"{title}; evicting has no cost that can be told from 0"
         bounds = interval(row.get("cost_low"), row.get("cost_high"))
         return f"{title}; evicting costs {number(cost)} nats {bounds}".rstrip()
     if n == 0 or not np.isfinite(closed):
@@ -99,32 +99,35 @@ def _headline(run: Run) -> list[str]:
     if table.empty:
         return []
     row = table.to_dict("records")[0]
-    said = [visible(row["sentence"], limit=900)]
+    sentences = [visible(row["sentence"], limit=900)]
     if not np.isnan(float(row["sink_mask_loss_nats"])):
-        said.append(
+        sentences.append(
             f"Keeping the sink tokens instead ({row['sink_mask_tokens']:.3g} a sequence) gives "
             f"{row['sink_mask_loss_nats']:.3g} nats."
         )
     stay = row["positions"] == "stay"
-    said.append(
+    sentences.append(
         "Cached tokens keep the positions that they have in the text."
         if stay
         else "A token's position is its place in the cache, as in StreamingLLM (arXiv 2309.17453)."
     )
-    return said
+    return sentences
 
 
 def _kept_curve(run: Run) -> tuple[str, Figure]:
     see = (
-        "Loss at the positions where the cache has evicted something, on the half of the text that nothing was chosen "
-        "on. All caches have the same size: more first tokens are fewer of the newest. Bars: 95% intervals of the "
+        "Loss at the positions where the cache has evicted something, on the half of the text that was not used to "
+        "choose. All caches have the same size: more first tokens are fewer of the newest. Bars: 95% intervals of the "
         "change from a full cache, over sequences."
     )
     return see, loss_by_kept(_judged_rows(run))
 
 
 def _position_curve(run: Run) -> tuple[str, Figure]:
-    see = "Loss by position; the line is the size of the cache. Before it nothing is evicted and all lines are one."
+    see = (
+        "Loss by position. The vertical line is the size of the cache; before it nothing is evicted and all lines "
+        "coincide."
+    )
     positions = run.need("positions", columns=["kept", "position", "loss_nats"])
     return see, loss_by_position(positions, window=int(run.config.get("window", 0)))
 
@@ -132,28 +135,27 @@ def _position_curve(run: Run) -> tuple[str, Figure]:
 def _loss_table(run: Run) -> tuple[str, PageTable]:
     every = _judged_rows(run)
     judged, random = every.loc[every["kept"] != "random"], every.loc[every["kept"] == "random", "loss_nats"]
-    see = "Held-out loss beyond the window, against a full cache at the same positions."
+    see = "Held-out loss beyond the window, compared with a full cache at the same positions."
     if len(random):
         see += (
-            f" As many random tokens, {plural(len(random), 'draw')}: {number(random.min())} to {number(random.max())}."
+            f" With as many random tokens ({plural(len(random), 'draw')}) it is {number(random.min())} to "
+            f"{number(random.max())}."
         )
-    pairs = [("change_low", "change_high"), ("closed_low", "closed_high")]
-    if not {name for pair in pairs for name in pair} <= set(judged.columns):
+    if not {"change_low", "change_high", "closed_low", "closed_high"} <= set(judged.columns):
         return see, shown_table(judged, {"kept": "kept", "loss_nats": "loss, nats"})
-    (cost, closed) = (zip(*(judged[name].to_numpy(float) for name in pair), strict=True) for pair in pairs)
     shown = judged.assign(
-        cost_interval=[interval(low, high) for low, high in cost],
+        cost_interval=intervals(judged, "change_low", "change_high"),
         closed=["" if np.isnan(share) else percent(share) for share in judged["closed_share"].to_numpy(float)],
         tokens=["all" if np.isnan(count) else number(count) for count in judged["tokens"].to_numpy(float)],
         kept=[_NAMES.get(name, f"first {name}") for name in judged["kept"]],
-        closed_interval=[interval(low, high, shown=percent) for low, high in closed],
+        closed_interval=intervals(judged, "closed_low", "closed_high", shown=percent),
     )
     heads = {
         "kept": "kept",
         "tokens": "tokens a sequence",
         "loss_nats": "loss, nats",
         "perplexity": "perplexity",
-        "change_nats": "over a full cache, nats",
+        "change_nats": "above a full cache, nats",
         "cost_interval": "95%",
         "closed": "gap closed",
         "closed_interval": "95% of it",

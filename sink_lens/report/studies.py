@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.records import Run
 from sink_lens.report import figures
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, named_parts, number, percent, plural, visible
+from sink_lens.text import listed, named_parts, number, percent, plural, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _LINES = (
@@ -54,7 +54,7 @@ def mass_by_layer(layers: pd.DataFrame) -> Figure:
     """Attention to the edited position and to the sink position by layer, without and with the edit.
 
     Args:
-        layers: layer, baseline_target_mass, target_mass, baseline_sink_mass, sink_mass; one row a layer.
+        layers: layer, baseline_target_mass, target_mass, baseline_sink_mass, sink_mass; one row per layer.
     """
     layers = layers.sort_values("layer", kind="stable")
     figure = canvas(width=7.4, height=3.2)
@@ -70,7 +70,7 @@ def mass_by_layer(layers: pd.DataFrame) -> Figure:
 
 
 def loss_by_factor(summary: pd.DataFrame) -> Figure:
-    """The change of the loss by factor, a line a centre, with its interval.
+    """The change of the loss by factor, one line per centre, with its interval.
 
     Args:
         summary: centre, factor, loss_change_nats, loss_change_low, loss_change_high.
@@ -164,7 +164,7 @@ def _outcomes(run: Run) -> str:
 
 
 def _attention(table: pd.DataFrame) -> str:
-    """What becomes of the attention to the first row's position and to the sink position, where the table says it."""
+    """Say how the attention to the first row's position and to the sink position changes, if the table has it."""
     if not len(table) or not set(_MASSES) <= set(table.columns):
         return ""
     row = table.to_dict("records")[0]
@@ -207,14 +207,14 @@ def _strongest_curves(run: Run) -> tuple[str, Figure]:
 
 def _amplified(run: Run) -> list[str]:
     table = _summary(run, ["centre", "factor", "times", *_MASSES])
-    said = []
+    sentences = []
     for centre in figures.CENTRES:
         part = table.loc[table["centre"] == centre]
         if len(part):
             best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
             what = f"Factor {best['factor']:g}, {_shift_words(centre)} ({number(best['times'])} times the attention)"
-            said.append(_sentence(best, what))
-    return said
+            sentences.append(_sentence(best, what))
+    return sentences
 
 
 def _most_amplified(run: Run) -> str:
@@ -235,7 +235,7 @@ def _most_amplified(run: Run) -> str:
 
 
 def _shift_words(centre: str) -> str:
-    """Say what an amplification does to the position's aggregated values, by its centre."""
+    """Describe an amplification of the position's aggregated values, by its centre."""
     if centre == "none":
         return "scaled alone, the control"
     return f"away from the mean of the {_centre(centre)}"
@@ -248,7 +248,7 @@ def _centre(centre: str) -> str:
 def _factor_curve(run: Run) -> tuple[str, Figure]:
     table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
-        "Attention that is added at the position by factor, a line for what its aggregated values are moved away from. "
+        "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
         "The norm-only line is the control: scaling alone should bring no sink."
     )
     names = {"target_mass": "mass", "baseline_target_mass": "baseline_mass"}
@@ -263,7 +263,7 @@ def _factor_losses(run: Run) -> tuple[str, Figure]:
 
 def _removal_sentences(run: Run) -> list[str]:
     table = _summary(run, ["step", "neurons", "size", "removes", "removed_share", "random_mean", "random_max"])
-    said = []
+    sentences = []
     for row in table.to_dict("records"):
         random = f"random sets of that size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
         enough, short = (
@@ -272,11 +272,11 @@ def _removal_sentences(run: Run) -> list[str]:
             else ("together remove", "are not enough: they remove")
         )
         removes = enough if row["removes"] else short
-        said.append(
+        sentences.append(
             f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({named_parts(row['neurons'])}) "
             f"{removes} {percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
         )
-    return said
+    return sentences
 
 
 def _carriers(run: Run) -> str:
@@ -294,34 +294,30 @@ def _carriers(run: Run) -> str:
 def _removed_shares(run: Run) -> tuple[str, Figure]:
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
-        "Each mark is one ablation with its interval over sequences, by zero or mean, at the sink or everywhere. A set "
-        "that carries the sink stands far right of its neurons alone and of the random sets; what is left when one "
-        "neuron is left out tells if all are needed, and the outlier entries alone what the rest of its columns does."
+        "Each mark is one ablation (zero or mean, at the sink or everywhere) with its interval over sequences. A set "
+        "that carries the sink stands far right of its neurons alone and of the random sets. Leaving one neuron out "
+        "shows whether all are needed; taking the outlier entries alone shows what the rest of the columns does."
     )
     return see, removed_shares(table)
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
-    table = table.assign(
-        interval=[interval(low, high) for low, high in zip(table["ci_low"], table["ci_high"], strict=True)]
-    )
-    names = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
-    heads = {name: name.replace("_", " ") for name in names}
-    return "Every ablation." + more(len(table), "ablations", most=60), shown_table(table, heads, most=60)
+    heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
+    shown = table.assign(interval=intervals(table))
+    return "Every ablation." + more(len(table), "ablations", most=60), shown_table(shown, heads, most=60)
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
     table = _summary(run, [])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
-        bounds = zip(table["loss_change_low"].to_numpy(float), table["loss_change_high"].to_numpy(float), strict=True)
-        table = table.assign(interval=[interval(low, high) for low, high in bounds])
+        table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))
     if "target_mass" in table.columns:
         return "What each edit did: attention at the position and at the sink position, and the loss.", shown_table(
             table, _HEADS
         )
-    heads = {str(name): str(name).replace("_", " ") for name in table}
-    return "The set of each growth step beside its best neuron alone and random sets.", shown_table(table, heads)
+    see = "The set of each growth step beside its best neuron alone and random sets."
+    return see, shown_table(table, table.columns)
 
 
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)

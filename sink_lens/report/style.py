@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
@@ -34,13 +34,15 @@ from sink_lens.text import token
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 PAPER = "#fefefe"
 """What boxes and numbers stand on: in a page it is the page's own."""
+BOX, FAINT = "#f3f5f8", "#555555"
+"""A box of a diagram, and its small print."""
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
 WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, QUIET)
 """Colours of several lines, in order."""
 LINES = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.35, 0.85, 256)))
-"""Colours of a line a layer: the part of viridis that is seen on a light page and on a dark one."""
+"""Colours of lines by layer: the part of viridis that is seen on a light page and on a dark one."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 """Their marks."""
 
@@ -50,6 +52,8 @@ _IN_PAGE = {
     QUIET: "var(--quiet)",
     GRID: "var(--line)",
     PAPER: "var(--card)",
+    BOX: "var(--card)",
+    FAINT: "var(--quiet)",
     BLUE: "var(--blue)",
     ORANGE: "var(--orange)",
     GREEN: "var(--green)",
@@ -82,9 +86,7 @@ class Picture(Figure):
         return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png")
-        return buffer.getvalue()
+        return file_of(self, "png")
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
@@ -99,11 +101,26 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .png, .svg or .pdf for a figure")
     check_not_of_run(path, replaceable=[f".{one}" for one in FORMATS])
     path.parent.mkdir(parents=True, exist_ok=True)
-    settings: dict[Any, Any] = {"svg.hashsalt": "sink_lens", "pdf.fonttype": 42}
+    path.write_bytes(file_of(figure, form))
+    return path
+
+
+def file_of(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
+    """The content of a figure's file, the same at each drawing.
+
+    Args:
+        figure: what is drawn.
+        form: one of ``FORMATS``.
+        salt: of the ids in an SVG.
+        dpi: of pixels; the figure's own if None.
+    """
+    buffer = io.BytesIO()
+    settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_GLYPH)
-        figure.savefig(path, format=form, metadata={FORMATS[form]: None} if FORMATS[form] else None)
-    return path
+        date = FORMATS[form]
+        figure.savefig(buffer, format=form, dpi=dpi or "figure", metadata={date: None} if date else None)
+    return buffer.getvalue()
 
 
 FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
@@ -221,6 +238,39 @@ def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes],
     return bar.ax
 
 
+def lines_by_layer(
+    axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any], value: str = "value"
+) -> ScalarMappable | None:
+    """Draw one line per layer, dark to light; the stream before layer 0 is left out.
+
+    Args:
+        axes: what is drawn on.
+        rows: layer, the value's column and what ``x`` reads; sorted along x.
+        x: where the rows of a layer stand.
+        value: the column that is drawn.
+
+    Returns:
+        The scale of the colours; None if no row has a layer.
+    """
+    layer = rows["layer"].to_numpy(float, na_value=np.nan)
+    layers = [int(number) for number in np.unique(layer[np.isfinite(layer)]) if number >= 0]
+    if not layers:
+        return None
+    image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=LINES)
+    for number in layers:
+        own = rows.loc[layer == number]
+        axes.plot(x(own), own[value], color=image.to_rgba(number), marker=".", markersize=4, linewidth=1.3)
+    return image
+
+
+def layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
+    """The scale of lines by layer beside their panels; nothing if there is one layer at most."""
+    image = next((one for one in images if one is not None), None)
+    if image is not None and any(len(axes.get_lines()) > 1 for axes in panels):
+        bar = colour_scale(figure, image, panels, label="layer")
+        bar.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
 def whole_numbers(axes: Axes, *, y: bool = True) -> None:
     """Ticks at whole numbers only, at x and, unless told, at y."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
@@ -236,12 +286,12 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
         low, high = 0.1, 10.0
         (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
     decades = math.log10(high / low)
-    one = axes.xaxis if axis == "x" else axes.yaxis
+    scale = axes.xaxis if axis == "x" else axes.yaxis
     subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
-    one.set_major_locator(LogLocator(subs=subs))
-    one.set_major_formatter(FuncFormatter(_plain))
-    one.set_minor_formatter(NullFormatter())
-    one.set_minor_locator(NullLocator())
+    scale.set_major_locator(LogLocator(subs=subs))
+    scale.set_major_formatter(FuncFormatter(_plain))
+    scale.set_minor_formatter(NullFormatter())
+    scale.set_minor_locator(NullLocator())
 
 
 def _plain(value: float, _: int | None = None) -> str:
@@ -290,14 +340,7 @@ def placed(figure: Figure) -> None:
 
 def picture(figure: Figure) -> str:
     """The figure as an image in HTML, which holds it itself."""
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(png(figure)).decode()}">'
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as the content of a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(file_of(figure, "png")).decode()}">'
 
 
 def svg(figure: Figure, *, name: str) -> str:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, shown_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -179,25 +179,27 @@ def _effect(row: Mapping[Any, Any]) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """What the title does not say: controls of its cell, the next one, other metrics, what failed."""
+    """Add to the title: controls of its cell, the next cell, other metrics, failures."""
     table = _cells(run)
-    said = []
+    sentences = []
     for at, metric in enumerate(_metrics(table)):
         rows = table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable")
         best, told_apart = rows.iloc[0].to_dict(), _told_apart(table, metric)
         control = float(best.get("control_effect", np.nan))
         if at == 0 and told_apart and cell_name(told_apart[0]) == cell_name(best):
             if np.isfinite(control):
-                said.append(f"Random controls of that cell change it by {number(control)} on average.")
+                sentences.append(f"Random controls of that cell change it by {number(control)} on average.")
             if len(told_apart) > 1:
-                said.append(f"Next comes {cell_name(told_apart[1])}, by {_effect(told_apart[1])}.")
+                sentences.append(f"Next comes {cell_name(told_apart[1])}, by {_effect(told_apart[1])}.")
         elif np.isfinite(float(best["effect"])):
             beside = f"; its controls {number(control)}" if np.isfinite(control) else ""
-            said.append(f"The largest change of {visible(metric)} is {_effect(best)}, by {cell_name(best)}{beside}.")
-    said += [f"{visible(str(one))}." for one in run.provenance.get("means", ())]
+            sentences.append(
+                f"The largest change of {visible(metric)} is {_effect(best)}, by {cell_name(best)}{beside}."
+            )
+    sentences += [f"{visible(str(one))}." for one in run.provenance.get("means", ())]
     if failed := _failed(table):
-        said.append(f"{plural(failed, 'cell')} failed; the table says why.")
-    return said
+        sentences.append(f"{plural(failed, 'cell')} failed; the table says why.")
+    return sentences
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
@@ -217,13 +219,13 @@ def _label(row: Mapping[Any, Any]) -> str:
 
 
 def stands_out(rows: pd.DataFrame) -> np.ndarray:
-    """Whether each cell's interval leaves out zero, and that of its effect over its controls too, where it has some."""
+    """Check for each cell that its interval, and that of its effect above any controls, excludes zero."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
-    found = (low > 0) | (high < 0)
+    told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
         low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
-        found &= ~((low <= 0) & (high >= 0))
-    return found
+        told &= ~((low <= 0) & (high >= 0))
+    return told
 
 
 def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
@@ -288,10 +290,10 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
         known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
         if not len(known):
             raise RunError("no cell of this metric has an effect. Run the sweep again to see it.")
-        several = f" The {_MOST_NAMED} strongest are named; below them stand all." if len(known) > _MOST_NAMED else ""
+        several = f" The {_MOST_NAMED} strongest are named; all are drawn below." if len(known) > _MOST_NAMED else ""
         see = (
             f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
-            f"interval holds zero, or that of the effect over the cell's random controls does.{several}"
+            f"interval of the effect, or of the effect above the cell's random controls, contains zero.{several}"
         )
         return see, forest(rows, metric=metric)
 
@@ -300,7 +302,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
         blank = rows.assign(effect=np.where(stands_out(rows), rows["effect"].to_numpy(float), np.nan))
         see = (
             f"The same effects on {visible(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
-            "lowers it; cells that no more than chance and their controls would move are left empty."
+            "lowers it; cells that cannot be told from chance and their controls are left empty."
         )
         return see, effect_figure(blank)
 
@@ -338,11 +340,10 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     )
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):
-            bounds = zip(rows[low].to_numpy(float), rows[high].to_numpy(float), strict=True)
-            rows = rows.assign(**{name: [interval(one, other) for one, other in bounds]})
+            rows = rows.assign(**{name: intervals(rows, low, high)})
     heads = {"metric": "metric", "kind": "edit", "site": "site", "where": "where", "factor": "factor"}
     heads |= {"centre": "centre", "effect": "effect", "interval": "95%", "control_effect": "controls"}
-    heads |= {"over": "effect over controls, 95%"}
+    heads |= {"over": "effect above controls, 95%"}
     heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
     see = f"The {_EACH} strongest cells of each metric; all {len(table)} rows are in cells.parquet."
     return see, shown_table(rows, heads, most=_EACH * 6)

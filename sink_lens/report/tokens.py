@@ -25,14 +25,14 @@ from sink_lens.report.style import (
 )
 from sink_lens.text import listed, number, percent, plural, token
 
-_SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm over the sequence's median", BLUE)}
+_SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
 """Score -> its axis and colour."""
 _GROUPS = (("marked", ORANGE, "o"), ("others", BLUE, "s"))
 _MOST_DIMENSIONS = 6
 
 
 def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure:
-    """Draw the number of tokens by score, one panel a score, with the gap shaded and the threshold as a line.
+    """Draw the number of tokens by score, one panel per score, with the gap shaded and the threshold as a line.
 
     Args:
         histogram: by, low, high, tokens.
@@ -77,7 +77,7 @@ def rate_by_position(positions: pd.DataFrame) -> Figure:
 
 
 def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
-    """Share of tokens on which each listed dimension is an outlier, by layer: one panel a kind of token.
+    """Share of tokens on which each listed dimension is an outlier, by layer: one panel per kind of token.
 
     Args:
         dimensions: kind, dimension, layer, coverage.
@@ -130,7 +130,7 @@ def kurtosis_by_layer(layers: pd.DataFrame) -> Figure:
 
 
 def gradient_by_layer(gradients: pd.DataFrame) -> Figure:
-    """Gradient norm over the sequence's median: median by layer, and by position.
+    """Gradient norm ÷ the sequence's median: median by layer, and by position.
 
     Args:
         gradients: layer, position, marked, gradient_ratio.
@@ -161,20 +161,20 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     Args:
         dimensions: kind, dimension, layer, coverage, ratio.
     """
-    said = []
+    sentences = []
     for kind, on in (("residual", "tokens that are not marked"), ("sink token", "marked tokens")):
         part = dimensions.loc[dimensions["kind"] == kind]
         names = _widest(part, most=len(part))
         if names:
             best = part.loc[part["coverage"].idxmax()]
             name = "residual sinks" if kind == "residual" else "dimensions of marked tokens"
-            said.append(
+            sentences.append(
                 f"{name}: {listed(names)}; {int(best['dimension'])} is an outlier on {percent(best['coverage'])} of "
                 f"the {on} after layer {int(best['layer'])}, at {number(best['ratio'])} times their median magnitude"
             )
         elif kind == "residual":
-            said.append("no residual sink: no dimension is an outlier on most tokens")
-    return said
+            sentences.append("no residual sink: no dimension is an outlier on most tokens")
+    return sentences
 
 
 def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
@@ -198,24 +198,24 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    said: list[str] = []
+    sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
-        said += [f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)]
+        sentences += [f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)]
     agreement = run.optional("agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"])
     if agreement is not None:
-        said += _agreed(agreement)
+        sentences += _agreed(agreement)
     dimensions = run.optional("dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"])
     if dimensions is not None:
-        said += [f"{text[0].upper()}{text[1:]}." for text in dimension_sentences(dimensions)]
+        sentences += [f"{text[0].upper()}{text[1:]}." for text in dimension_sentences(dimensions)]
     gradients = run.optional("gradients", columns=["layer", "marked", "gradient_ratio"])
     if gradients is not None and bool(gradients["marked"].any()):
         means = gradients.loc[gradients["marked"]].groupby("layer")["gradient_ratio"].median()
-        said.append(
+        sentences.append(
             f"The gradient of the loss at marked tokens is {number(means.min())} to {number(means.max())} times the "
             f"median of their sequence, by layer (largest after layer {int(means.idxmax())})."
         )
-    return said
+    return sentences
 
 
 def _agreed(agreement: pd.DataFrame) -> list[str]:
@@ -223,21 +223,24 @@ def _agreed(agreement: pd.DataFrame) -> list[str]:
     row = rows["all"]
     if not row["sinks"] and not row["massive"]:
         return []
-    said = f"{row['both']} tokens are both, {row['sink_only']} are sinks only and {row['massive_only']} massive only"
+    sentences = (
+        f"{row['both']} tokens are both, {row['sink_only']} are sinks only and {row['massive_only']} massive only"
+    )
     where = [
         f"{rows[kind]['sinks']} of the sinks are {name}"
         for kind, name in (("first", "at position 0"), ("delimiter", "later delimiters"), ("other", "other tokens"))
         if kind in rows and rows[kind]["sinks"]
     ]
-    return [f"{said}{'; ' if where else ''}{listed(where)}."]
+    return [f"{sentences}{'; ' if where else ''}{listed(where)}."]
 
 
 def _histogram(run: Run) -> tuple[str, Figure]:
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
-        "Both scores are 1 at an ordinary token. A token is marked where a gap parts the scores; without a gap, none "
-        "is. A sink receives attention, a massive activation is large: a model can have one without the other."
+        "Both scores are 1 at an ordinary token. A token is marked if a gap parts its score from the others; without a "
+        "gap, none is. A sink receives attention, a massive activation is large: a model can have one without the "
+        "other."
     )
     return see, score_histogram(histogram, thresholds)
 
@@ -252,24 +255,24 @@ def _coverage(run: Run) -> tuple[str, Figure]:
     if table.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
     see = (
-        f"A dimension is an outlier on a token where it is over {run.config.get('dimension_factor', 20):g} times the "
-        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; those of marked tokens "
-        "(right) are something else."
+        f"A dimension is an outlier on a token if it exceeds {run.config.get('dimension_factor', 20):g} times the "
+        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of marked "
+        "tokens (right) are others."
     )
     return see, dimension_coverage(table, coverage=float(run.config.get("coverage", 0.5)))
 
 
 def _kurtosis(run: Run) -> tuple[str, Figure]:
     table = run.need("layers", columns=["layer", "kind", "kurtosis"])
-    see = "Kurtosis is 0 where a token's dimensions are Gaussian. A mean over all tokens hides which tokens raise it."
+    see = "Kurtosis is 0 if a token's dimensions are Gaussian. A mean over all tokens hides which tokens raise it."
     return see, kurtosis_by_layer(table)
 
 
 def _gradient(run: Run) -> tuple[str, Figure]:
     table = run.need("gradients", columns=["layer", "position", "marked", "gradient_ratio"])
     see = (
-        f"Gradient of the mean loss with respect to each token's stream, over the median of its sequence; medians over "
-        f"{plural(len(set(table['sequence'].tolist())), 'sequence')}."
+        "Gradient of the mean loss with respect to each token's stream, relative to the median of its sequence; "
+        f"medians over {plural(len(set(table['sequence'].tolist())), 'sequence')}."
     )
     return see, gradient_by_layer(table)
 
@@ -281,7 +284,7 @@ def _marked(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
     heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
-    return see + more(len(table), "sink_tokens"), shown_table(_with_readable_text(shown), heads)
+    return see + more(len(table), "sink_tokens"), shown_table(with_readable_text(shown), heads)
 
 
 def _ids(run: Run) -> tuple[str, PageTable]:
@@ -290,10 +293,11 @@ def _ids(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
     heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
-    return see + more(len(table), "token_ids"), shown_table(_with_readable_text(table), heads)
+    return see + more(len(table), "token_ids"), shown_table(with_readable_text(table), heads)
 
 
-def _with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
+def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with tokens as they are shown."""
     return table.assign(text=[token(text) for text in table["text"]])
 
 
@@ -302,7 +306,7 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
     best = table.loc[table.groupby(["kind", "dimension"])["coverage"].idxmax()]
     best = best.sort_values(["kind", "coverage"], ascending=[True, False], kind="stable")
     heads = {"kind": "at", "dimension": "dimension", "coverage": "coverage", "layer": "largest after layer"}
-    heads |= {"value": "mean magnitude", "ratio": "over the median"}
+    heads |= {"value": "mean magnitude", "ratio": "÷ the median"}
     see = "Each dimension in the layer of its largest coverage." if len(best) else "No dimension is listed."
     return see + more(len(best), "dimensions"), shown_table(best, heads)
 
@@ -313,15 +317,27 @@ def _maxima(run: Run) -> tuple[str, PageTable]:
     heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}
     heads |= {"text": "token", "position": "position", "sink": "sink", "massive": "massive"}
     return "The layer with the largest value of each site; maxima.parquet has all layers.", shown_table(
-        _with_readable_text(best), heads
+        with_readable_text(best), heads
     )
 
 
 def _agreement(run: Run) -> tuple[str, PageTable]:
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
-    heads = {"kind": "tokens", "tokens": "all", "sinks": "sinks", "massive": "massive", "both": "both"}
-    heads |= {"sink_only": "sinks only", "massive_only": "massive only", "jaccard": "agreement"}
-    return "Agreement is the tokens that are both over those that are at least one.", shown_table(table, heads)
+    see = "Agreement: of the tokens that are a sink or massive, the share that are both."
+    return see, shown_table(table, AGREEMENT)
+
+
+AGREEMENT = {
+    "kind": "tokens",
+    "tokens": "all",
+    "sinks": "sinks",
+    "massive": "massive",
+    "both": "both",
+    "sink_only": "sinks only",
+    "massive_only": "massive only",
+    "jaccard": "agreement",
+}
+"""Columns of the table of sinks and massive activations, with their heads."""
 
 
 TOKENS = Page(

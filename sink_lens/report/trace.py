@@ -1,10 +1,6 @@
-"""The page of a trace: what was found, each figure with what to see in it, and tables; patterns to click through."""
+"""The page of a trace: what was found, and each figure with what to see in it; its tables are in ``trace_tables``."""
 
-import base64
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,24 +10,22 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import circuit, figures
 from sink_lens.report.diagram import Style
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Page, whole
+from sink_lens.report.patterns import drawn_tokens, ends_of_ranking, kept_patterns
 from sink_lens.report.story import (
     Story,
-    chain,
     consequences,
-    edit_name,
     find_story,
     headline,
     largest_first,
-    link_rows,
-    outliers,
     real,
     setting,
     studied,
     title,
 )
-from sink_lens.schema import ALL_STEPS
-from sink_lens.text import head_name, interval, listed, named_parts, neuron_name, number, percent, plural, token, words
+from sink_lens.report.trace_tables import TABLES, causal_table, has_interventions
+from sink_lens.schema import ANOTHER_PATH
+from sink_lens.text import head_name, interval, listed, neuron_name, number, plural
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
@@ -58,12 +52,12 @@ def _sink_mass(run: Run) -> tuple[str, Figure]:
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied(story), story.threshold or 0.3
     onset = figures.onset_layer(heads, position=position, threshold=threshold)
-    found = (
+    where = (
         f"The mean sink score passes {threshold:g} first at layer {onset}, the onset."
         if onset is not None
         else f"The mean sink score passes {threshold:g} at no layer, so there is no onset."
     )
-    see = f"The share of their attention that later tokens give to position {position}. {found}"
+    see = f"The share of their attention that later tokens give to position {position}. {where}"
     return see, figures.sink_mass(heads, position=position, threshold=threshold)
 
 
@@ -72,8 +66,8 @@ def _norms(run: Run) -> tuple[str, Figure]:
     steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
     curve = _curve(run, studied(story))
     see = (
-        f"Norm of the token at position {story.position} after each layer over the median norm of other "
-        "tokens (logarithmic), and the value of its strongest dimension. "
+        f"Norm of the token at position {story.position} after each layer relative to the median of "
+        "other tokens (logarithmic), and the value of its strongest dimension. "
     )
     if steps is None:
         see += "The growth steps are not known."
@@ -171,7 +165,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
         outside = int((ranks > 5).sum())
         see += (
             f" Right: by weight norm alone, {outside} of {plural(len(chosen), 'super neuron')} would be "
-            "missed (not among the five largest rows of its layer)."
+            "missed (they are not among the five largest rows of their layer)."
         )
     return see, figures.super_neurons(table, position=position, share=share)
 
@@ -185,32 +179,15 @@ def _dimensions(run: Run) -> tuple[str, Figure]:
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
     layer, dominance = (largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
     see = (
-        f"The largest of the sink token's residual values after layer {layer:.0f}, where one dimension "
-        f"dominates most: it is {number(dominance)} times the mean. Few long bars: dimension disparity."
+        f"The largest residual values of the sink token after layer {layer:.0f}, where one dimension dominates "
+        f"most: it is {number(dominance)} times the mean. A few long bars are dimension disparity."
     )
     return see, figures.top_dimensions(table, position=studied(story), layer=int(layer))
 
 
-def _shown_heads(run: Run) -> tuple[np.ndarray, list[tuple[int, int, float]]]:
-    """The patterns that the run keeps, and which are drawn: layer, head and sink score."""
-    tensors = [tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4]
-    if not tensors:
-        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
-    patterns = tensors[0]
-    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    ranked = largest_first(heads.loc[heads["sink_position"] == studied(find_story(run))], "sink_score")
-    places = [
-        (int(layer), int(head), score)
-        for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
-        if layer < patterns.shape[0] and head < patterns.shape[1] and np.isfinite(score)
-    ]
-    if not places:
-        raise RunError("no head of patterns.safetensors has a sink score. Run again to see it.")
-    return patterns, places[:_STRONGEST] + places[_STRONGEST:][-_WEAKEST:]
-
-
 def _patterns(run: Run) -> tuple[str, Figure]:
-    patterns, chosen = _shown_heads(run)
+    """The patterns of some heads, and what to see in them."""
+    patterns, chosen = kept_patterns(run), ends_of_ranking(run, strongest=_STRONGEST, weakest=_WEAKEST)
     see = (
         f"Attention of one sequence in the {min(_STRONGEST, len(chosen))} heads with the highest sink score, "
         f"and last the lowest: a sink is a bright column at key {studied(find_story(run))}."
@@ -222,14 +199,23 @@ def _patterns(run: Run) -> tuple[str, Figure]:
     )
 
 
-def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
-    """Position and text of the first sequence's first tokens; none where the table is not there."""
-    table = run.optional("tokens", columns=["sequence", "position", "text"])
-    if table is None:
-        return []
-    table = table.dropna(subset=["position", "text"])  # a table from elsewhere may lack some
-    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most)
-    return [(int(place), token(text)) for place, text in zip(table["position"], table["text"], strict=True)]
+def _pattern_rows(run: Run) -> pd.DataFrame:
+    patterns = kept_patterns(run)
+    query, key = np.tril_indices(patterns.shape[-1])
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "layer": layer,
+                    "head": head,
+                    "query": query,
+                    "key": key,
+                    "attention": patterns[layer, head][query, key] / 255,
+                }
+            )
+            for layer, head, _ in ends_of_ranking(run, strongest=_STRONGEST, weakest=_WEAKEST)
+        ]
+    )
 
 
 def _columns(run: Run) -> tuple[str, Figure]:
@@ -261,9 +247,9 @@ def _qk(run: Run) -> tuple[str, Figure]:
     if not len(table):
         raise RunError("no outlier dimension enters any layer, so there is no key to split.")
     see = (
-        "Left: how far the outlier dimensions alone make the sink's key (1: nothing else is needed), beside other keys "
-        "and random dimensions. Right: the logit that later queries give it, split; the link from dimension to key "
-        "holds where the outlier dimensions carry most of it."
+        "Left: cosine of the sink's key with what the outlier dimensions alone would make (1: nothing else is needed), "
+        "beside other keys and random dimensions. Right: the logit that later queries give the sink's key, in parts; "
+        "the link from dimension to key holds if the outlier dimensions carry most of it."
     )
     if "dimension" not in table.columns or bool(table["dimension"].isna().all()):
         see += " Here the key is turned by its position, so only its advantage over other keys is shown."
@@ -272,8 +258,8 @@ def _qk(run: Run) -> tuple[str, Figure]:
 
 def _circuit(run: Run) -> tuple[str, Figure]:
     see = (
-        "The chain as it is in this model: token, aggregated values, neurons, outlier dimensions, key and heads. "
-        "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it."
+        "The chain as it is in this model. Arrows are measured paths, as wide as the share of the sink that is lost "
+        "without them; dashed ones lower it. Every node and path, the small ones too, is in the explorer below."
     )
     return see, circuit.chain_circuit(run).draw()
 
@@ -301,16 +287,6 @@ def _neuron_rows(run: Run) -> pd.DataFrame:
     return largest_first(table.loc[table["sink_position"] == studied(find_story(run))], "contribution").head(500)
 
 
-def _pattern_rows(run: Run) -> pd.DataFrame:
-    patterns, chosen = _shown_heads(run)
-    rows = []
-    for layer, head, _ in chosen:
-        query, key = np.tril_indices(patterns.shape[-1])
-        share = patterns[layer, head][query, key] / 255
-        rows.append(pd.DataFrame({"layer": layer, "head": head, "query": query, "key": key, "attention": share}))
-    return pd.concat(rows)
-
-
 def _variance_rows(run: Run) -> pd.DataFrame:
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
@@ -318,7 +294,7 @@ def _variance_rows(run: Run) -> pd.DataFrame:
 
 
 def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
-    return lambda run: ("The circuit, a number an arrow.", circuit.chain_circuit(run).draw(style))
+    return lambda run: ("The circuit, one number per arrow.", circuit.chain_circuit(run).draw(style))
 
 
 def _edges(run: Run) -> pd.DataFrame:
@@ -361,23 +337,8 @@ _FIGURES = (
 )
 
 
-_ANOTHER_PATH = 0.5
-
-
-def _causal(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
-    table = run.need(name, columns=columns)
-    if len(table):
-        return table
-    effects = run.optional("effects", columns=["link"])
-    if effects is not None and len(effects):
-        raise RunError("this was not measured: the sink is there before the layers in which it would be read.")
-    if find_story(run).is_sink is False:
-        raise RunError("no intervention was made: there is no sink to break.")
-    raise RunError("no intervention was made: the sequences are too short, or the attention cannot be edited.")
-
-
 def _amplification(run: Run) -> tuple[str, Figure]:
-    table = _causal(
+    table = causal_table(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )
     table = figures.with_changes(table)
@@ -403,9 +364,9 @@ def _matrix(run: Run) -> tuple[str, Figure]:
         "surviving_share",
         "control_surviving_share",
     ]
-    table = _causal(run, "mediation", columns)
+    table = causal_table(run, "mediation", columns)
     most = table.loc[table["frozen"] != "z"].groupby("frozen", sort=False)["surviving_share"].max()
-    leaving = [str(name) for name, share in most.items() if share > _ANOTHER_PATH]
+    leaving = [str(name) for name, share in most.items() if share > ANOTHER_PATH]
     see = (
         "A sink is put at a position (or the model's own is taken), and one quantity there is frozen at its value "
         "without a sink. 0: freezing it takes the whole sink away, so the sink goes through it. 1: it changes nothing. "
@@ -417,7 +378,7 @@ def _matrix(run: Run) -> tuple[str, Figure]:
 
 
 def _costs(run: Run) -> tuple[str, Figure]:
-    table = _causal(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
+    table = causal_table(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
     before = table["baseline_loss_nats"].iloc[0]
     see = (
         f"What each intervention costs beside the sink that it removes or makes: the loss without one is "
@@ -426,425 +387,34 @@ def _costs(run: Run) -> tuple[str, Figure]:
     return see, figures.loss_changes(table)
 
 
-def _path_table(run: Run) -> tuple[str, PageTable]:
-    columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
-    table = _causal(run, "paths", columns)
-    steps = {*table["read_step"]} - {ALL_STEPS}
-    step = table["target_step"].where(table["target"] != "sink", table["source_step"])
-    read = step.where(step.isin([*steps]), ALL_STEPS)
-    table = largest_first(table.loc[table["read_step"] == read], "share")
-    bounds = zip(table["ci_low"], table["ci_high"], strict=True)
-
-    def end(name: str, step: float) -> str:
-        return name if step < 0 else f"{name}, step {step:.0f}"
-
-    shown = table.assign(
-        source=[end(*one) for one in zip(table["source"], table["source_step"], strict=True)],
-        target=[end(*one) for one in zip(table["target"], table["target_step"], strict=True)],
-        share=[percent(share) for share in table["share"]],
-        interval=[interval(low, high, shown=percent) for low, high in bounds],
-    )
-    if "control_largest" in table.columns:
-        shown["control_largest"] = [percent(one) if np.isfinite(one) else "" for one in table["control_largest"]]
-    heads = {
-        "source": "what was written by",
-        "target": "is taken from",
-        "through": "through",
-        "share": "lost of the sink",
-        "interval": "interval",
-        "control_largest": "controls, at most",
-    }
-    see = (
-        "Path patching: at the sink position the target alone reads the stream without what the source wrote beyond an "
-        "ordinary token. How much of the sink is lost, after the target's growth step where it has one (of MLPs in all "
-        "layers with a sink); a negative share is a larger sink. Everything is all sources at once."
-    )
-    return see + more(len(shown), "paths"), shown_table(shown, heads)
-
-
-def _effect_table(run: Run) -> tuple[str, PageTable]:
-    table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
-    bounds = zip(table["ci_low"], table["ci_high"], strict=True)
-    shown = table.assign(
-        link=_in_words(run, pd.Series(table["link"])),
-        interval=[interval(low, high, shown=percent) for low, high in bounds],
-        share=[percent(share) for share in table["share"]],
-        edit=[edit_name(edit) for edit in table["edit"]],
-    )
-    if "control_largest" in table.columns:
-        shown["control_largest"] = [percent(share) for share in table["control_largest"]]
-    if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
-        shown["cost"] = [f"{cost:+.2f}" for cost in table["loss_nats"] - table["baseline_loss_nats"]]
-    heads = {
-        "link": "link",
-        "edit": "intervention",
-        "layers": "in layers",
-        "position": "at",
-        "share": "moves of the sink",
-        "interval": "interval",
-        "control_largest": "controls, at most",
-        "outcome": "the sink is",
-        "cost": "loss, nats",
-    }
-    see = (
-        "Every intervention: the share of the sink that it makes at the target position, or removes from the sink "
-        "position, beside the same edit at matched random places, and what it adds to the loss. Attention at both "
-        "positions is in the copied numbers."
-    )
-    return see, replace(shown_table(shown, heads), frame=table)
-
-
-def _in_words(run: Run, links: pd.Series) -> list[str]:
-    """Names of links as people read them."""
-    known = {link.name: link.words for link in chain(run)}
-    return [known.get(name, words(str(name))) for name in links]
-
-
-def _maker_table(run: Run) -> tuple[str, PageTable]:
-    """The sets of parts that were ablated at the sink position, beside random sets."""
-    table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
-    table = table.loc[table["control_of"].eq("")]
-    ends = zip(table["ci_low"], table["ci_high"], strict=True)
-    table = table.assign(
-        interval=[interval(low, high, shown=percent) for low, high in ends],
-        removed=[percent(value) for value in table["removed"]],
-        parts=[named_parts(one) for one in table["parts"]],
-        control_largest=[percent(value) for value in table["control_largest"]],
-    )
-    heads = {
-        "set": "set",
-        "size": "parts",
-        "parts": "which",
-        "removed": "removes",
-        "interval": "interval",
-        "control_largest": "random sets, most",
-        "n_controls": "draws",
-        "baseline_loss_nats": "loss before",
-        "loss_nats": "loss after",
-        "control_loss_nats": "loss, random sets",
-        "n": "sequences",
-    }
-    if not len(table):
-        return "No set of parts that write to the sink position removes half of it.", shown_table(table, heads)
-    see = (
-        "Everything that writes to the sink position in any layer was ranked by its effect on the "
-        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half "
-        "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
-    )
-    summary = run.optional("summary", columns=["quantity", "value"])
-    if summary is not None:
-        said = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
-        see += "".join(f" {text[:1].upper()}{text[1:]}." for text in map(str, said))
-    see += _with_makers(run, table)
-    return see, shown_table(table, heads)
-
-
-def _with_makers(run: Run, sets: pd.DataFrame) -> str:
-    """Why the chain's intervention on the super neurons removes another share than their set: it takes more neurons."""
-    effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
-    size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
-    if effects is None or not size:
-        return ""
-    effects = effects.loc[effects["is_primary"].eq(True)]
-    for edit, share in zip(effects["edit"], effects["share"], strict=True):
-        found = re.fullmatch(r"mean ablation of (\d+) super neurons?(?: and (\d+) other makers?)?", str(edit))
-        n = int(found[1]) + int(found[2] or 0) if found else 0
-        if n > int(size[0]):
-            return (
-                f" The {percent(share)} in the chain above is of {n} neurons: these {size[0]} and the neurons among "
-                "the makers."
-            )
-    return ""
-
-
-def _placement_table(run: Run) -> tuple[str, PageTable]:
-    table = _causal(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
-    table = table.assign(
-        isolated=np.where(table["isolated"].eq(True), "yes", "no"),
-        is_sink=np.where(table["is_sink"].eq(True), "yes", "no"),
-    )
-    heads = {
-        "position": "position",
-        "token": "token",
-        "isolated": "isolated",
-        "sink_mass": "attention",
-        "ordinary_mass": "of ordinary positions",
-        "norm_ratio": "norm ÷ others",
-        "loss_nats": "loss, nats",
-        "is_sink": "a sink",
-    }
-    see = "Is the sink bound to position 0, or to BOS? Attention to each position and token, isolated and not."
-    return see, shown_table(table, heads)
-
-
-def _looked_for_makers(run: Run) -> bool:
-    """Check whether makers were looked for, and there is something that they make."""
-    table = run.optional("maker_sets", columns=["set"])
-    return table is not None and len(table) > 0
-
-
-def _has_paths(run: Run) -> bool:
-    return "paths" in run.tables and _has_interventions(run)
-
-
-def _has_interventions(run: Run) -> bool:
-    """Check whether interventions were asked for, and there is a sink to remove."""
-    links = run.optional("links", columns=["verdict"])
-    without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
-    return bool(run.config.get("interventions")) and not without
-
-
 _CAUSAL_FIGURES = (
     Drawn(
         key="mediation",
         title="Which link carries the sink",
         make=_matrix,
         data=whole("mediation"),
-        when=_has_interventions,
+        when=has_interventions,
     ),
     Drawn(
         key="amplification",
         title="Does variance make a sink?",
         make=_amplification,
         data=whole("amplification"),
-        when=_has_interventions,
+        when=has_interventions,
     ),
     Drawn(
         key="loss",
         title="What the interventions cost",
         make=_costs,
         data=whole("effects", columns=["link", "edit", "baseline_loss_nats", "loss_nats"]),
-        when=_has_interventions,
+        when=has_interventions,
         on_page=False,
     ),
 )
-_CAUSAL_TABLES = (
-    Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_looked_for_makers),
-    Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_has_interventions),
-    Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
-    Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_has_interventions),
-)
-
-
-MOST_BYTES = 2_000_000
-"""Most bytes of patterns in a page, as encoded in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedded:
-    """The patterns of a run's heads, packed for a page."""
-
-    data: dict[str, Any]
-    """For the page's script: JSON."""
-    said: str
-    """Which heads are there, in a sentence."""
-
-
-def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
-    """The patterns of a run's first sequence, strongest heads first, up to a number of bytes.
-
-    A pattern is the lower triangle of query by key, row by row, a byte each (255 is all of a query's attention);
-    all of them after each other, in base64.
-
-    Raises:
-        RunError: The run has no patterns, or no sink scores to rank them by.
-    """
-    position = studied(find_story(run))
-    stacks = [tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4]
-    if not stacks:
-        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
-    patterns = stacks[0]
-    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    scores = figures.by_layer_and_head(heads, "sink_score", position=position)
-    length = patterns.shape[-1]
-    past = np.tril_indices(length)
-    fit = int(most_bytes * 3 / 4) // len(past[0])
-    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=None, kind="stable")
-    ranked = [divmod(int(flat), scores.shape[1]) for flat in order]
-    there = [(layer, head) for layer, head in ranked if layer < patterns.shape[0] and head < patterns.shape[1]]
-    chosen = there[:fit]
-    packed = b"".join(patterns[layer, head][past].astype(np.uint8).tobytes() for layer, head in chosen)
-    said = f"Patterns of all {len(chosen):,} heads are in this page"
-    if len(chosen) < len(there):
-        weakest = number(float(scores[chosen[-1]])) if chosen else "none"
-        said = (
-            f"Patterns of {len(chosen):,} of {len(there):,} heads are in this page, those with the highest sink score "
-            f"({weakest} and above): more would make it too large"
-        )
-    texts = [token(text, counted=False) for _, text in drawn_tokens(run, most=length)]
-    return Embedded(
-        data={
-            "length": length,
-            "layers": scores.shape[0],
-            "heads": scores.shape[1],
-            "position": position,
-            "scores": [[None if np.isnan(one) else round(float(one), 3) for one in row] for row in scores],
-            "chosen": [layer * scores.shape[1] + head for layer, head in chosen],
-            "tokens": texts if len(texts) == length else [""] * length,
-            "patterns": base64.b64encode(packed).decode(),
-        },
-        said=f"{said}; each is of one sequence, its first {length} positions.",
-    )
-
-
-def _step_table(run: Run) -> tuple[str, PageTable]:
-    heads = {
-        "step": "step",
-        "first_layer": "first layer",
-        "last_layer": "last layer",
-        "ratio_before": "ratio before",
-        "ratio_after": "ratio after",
-        "sink_position": "sink position",
-        "outlier_dimension": "outlier dimension",
-    }
-    table = run.need("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
-    factor = real(setting(run, "growth_factor"))
-    see = "Runs of layers in each of which the norm of the sink token, over the median of other tokens, "
-    see += f"grows at least {factor:g}-fold." if factor else "grows at once."
-    return (see if len(table) else f"{see} There are none."), shown_table(table, heads)
-
-
-def _super_table(run: Run) -> tuple[str, PageTable]:
-    heads = {
-        "layer": "layer",
-        "neuron": "neuron",
-        "outlier_dimension": "dimension",
-        "contribution": "contribution",
-        "contribution_share": "share of change",
-        "activation": "activation",
-        "spike_ratio": "÷ other positions",
-        "gate_norm_rank": "gate rank",
-        "up_norm_rank": "up rank",
-        "column_kurtosis": "column kurtosis",
-    }
-    table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
-    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
-    chosen = largest_first(chosen, "contribution")
-    see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
-    see += more(len(chosen), "neurons") if len(chosen) else " There are none."
-    return see, shown_table(chosen, heads)
-
-
-def _outlier_table(run: Run) -> tuple[str, PageTable]:
-    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    table = run.need("dimensions", columns=columns)
-    table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
-    table = largest_first(table, "value")
-    rows = []
-    for dimension in outliers(table, None):
-        one = table.loc[table["dimension"] == dimension]
-        layer = one["layer"]
-        rows.append(
-            (
-                dimension,
-                len(one),
-                int(layer.min()),
-                int(layer.max()),
-                one["value"].iloc[0],
-                int(layer.iloc[0]),
-                one["dominance_ratio"].iloc[0],
-            )
-        )
-    heads = {
-        name: name
-        for name in (
-            "dimension",
-            "layers",
-            "first layer",
-            "last layer",
-            "largest value",
-            "at layer",
-            "÷ mean |value|",
-        )
-    }
-    see = "Dimensions that hold most of the sink token's energy, and after how many layers they do."
-    see += more(len(rows), "dimensions") if rows else " There are none."
-    return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
-
-
-def _condition_table(run: Run) -> tuple[str, PageTable]:
-    heads = {
-        "condition": "BOS",
-        "chosen": "studied",
-        "sink_position": "sink position",
-        "sink_rate": "sink rate",
-        "s2_ratio": "S2 ratio",
-        "outlier_dimensions": "outlier dimensions",
-        "growth_steps": "growth layers",
-        "loss_nats": "loss, nats",
-    }
-    table = run.need("arms", columns=["condition", "sink_rate"])
-    see = (
-        "The same text with and without a first BOS token. S2 ratio: standard deviation of z at the sink over that at "
-        "other positions."
-    )
-    return see, shown_table(table, heads)
-
-
-def _summary_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("summary", columns=["quantity", "value"])
-    if {"ci_low", "ci_high"} <= set(table.columns):
-        bounds = zip(table["ci_low"], table["ci_high"], strict=True)
-        table = table.assign(interval=[interval(low, high) for low, high in bounds])
-    numbers = pd.Series(pd.to_numeric(table["value"], errors="coerce"))
-    values = zip(table["value"].tolist(), numbers.tolist(), strict=True)
-    table = table.assign(
-        value=[number(value) if value == value else text for text, value in values],
-        quantity=[words(str(name)) for name in table["quantity"]],
-    )
-    heads = {"quantity": "quantity", "value": "value", "interval": "interval", "unit": "unit", "note": "note"}
-    return "The run in numbers, as in summary.csv.", shown_table(table, heads, most=100)
-
-
-def _criteria_table(run: Run) -> tuple[str, PageTable]:
-    heads = {
-        "layer": "layer",
-        "criterion": "criterion",
-        "n_super": "super neurons",
-        "found": "found",
-        "missed": "missed",
-        "invented": "invented",
-    }
-    table = run.need("criteria", columns=["layer", "criterion", "found"])
-    see = "How many super neurons of a layer are found by taking as many top neurons by another criterion."
-    return see, shown_table(table, heads)
-
-
-def _beside_table(run: Run) -> tuple[str, PageTable]:
-    rows = [
-        (
-            row.title,
-            row.statistic,
-            row.value,
-            row.interval,
-            "; ".join(" ".join(null) for null in row.nulls),
-            row.own,
-        )
-        for row in link_rows(run)
-        if not row.primary
-    ]
-    heads = ("link", "statistic", "value", "interval", "compare", "verdict")
-    see = "What else was measured of each link, beside the statistic that its verdict rests on."
-    numeric = (False, False, True, False, False, False)
-    width = 6 if any(row[-1] for row in rows) else 5
-    table = PageTable(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
-    return (see if rows else f"{see} Nothing."), table
-
-
-_TABLES = (
-    Listed(key="beside-table", title="Further statistics of the links", make=_beside_table),
-    Listed(key="growth-table", title="Growth steps", make=_step_table),
-    Listed(key="outlier-table", title="Outlier dimensions", make=_outlier_table),
-    Listed(key="super-table", title="Super neurons", make=_super_table),
-    Listed(key="criteria-table", title="Do other criteria agree?", make=_criteria_table),
-    Listed(key="condition-table", title="With and without BOS", make=_condition_table),
-    Listed(key="summary-table", title="Summary", make=_summary_table),
-)
-
 TRACE = Page(
     title=title,
     headline=lambda run: [*headline(find_story(run)), *consequences(run)],
     figures=(*_FIGURES, *_CAUSAL_FIGURES),
-    tables=(*_CAUSAL_TABLES, *_TABLES),
+    tables=TABLES,
     chained=True,
 )

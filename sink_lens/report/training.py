@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
@@ -21,15 +19,15 @@ from sink_lens.report.style import (
     FONT,
     GREEN,
     INK,
-    LINES,
     MARKS,
     ORANGE,
     PURPLE,
     QUIET,
     canvas,
-    colour_scale,
     finished,
+    layer_scale,
     legend,
+    lines_by_layer,
     logarithmic,
     panel,
     whole_numbers,
@@ -68,16 +66,16 @@ def course(
     rate = add("share of heads with a sink")
     rows = _whole(watched, "sink_rate")
     for index, level in enumerate(sorted(set(rows["threshold"].to_numpy(float).tolist()))):
-        one = rows.loc[rows["threshold"] == level]
+        of_level = rows.loc[rows["threshold"] == level]
         chosen = bool(np.isclose(level, threshold))
         width = 2.4 if chosen else 1.2
         colour = COLOURS[index % len(COLOURS)]
         mark = MARKS[index % len(MARKS)]
-        _line(rate, one, scale, color=colour, marker=mark, linewidth=width, label=f"over {level:g}")
+        _line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
     rate.set_ylim(-0.02, max(0.1, 1.05 * _most(rows)))
     legend(rate, columns=4)
     mass = add("attention to position 0")
-    layers, image = _by_layer(mass, watched, "sink_mass", scale)
+    images = [_by_layer(mass, watched, "sink_mass", scale)]
     uniform = _whole(watched, "uniform_mass")
     if len(uniform):
         mass.axhline(
@@ -92,7 +90,7 @@ def course(
         ("dominance_ratio", "dominance ratio", None),
     ):
         axes = add(ylabel)
-        _by_layer(axes, watched, measure, scale)
+        images.append(_by_layer(axes, watched, measure, scale))
         logarithmic(axes, axis="y")
         if level is not None:
             axes.axhline(level, color=QUIET, linewidth=0.8)
@@ -103,9 +101,7 @@ def course(
         scale.on(axes)
         if born is not None:
             axes.axvline(scale.place(born), color=ORANGE, linestyle="--", linewidth=1.2)
-    if layers > 1 and image is not None:
-        bar = colour_scale(figure, image, by_layer, label="layer")
-        bar.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    layer_scale(figure, images, by_layer)
     if title:
         figure.suptitle(title, fontsize=FONT, color=INK, x=0.01, ha="left", wrap=True)
     return finished(figure)
@@ -199,11 +195,11 @@ class _Tokens:
         self._high = float(positive[-1]) if len(positive) else 2.0
 
     def place(self, tokens: float | int) -> float:
-        """Where a number of tokens stands."""
+        """Return the place of a number of tokens."""
         return float(tokens) if tokens > 0 else self._zero
 
     def places(self, tokens: np.ndarray) -> np.ndarray:
-        """Where numbers of tokens stand."""
+        """Return the places of numbers of tokens."""
         return np.where(tokens > 0, tokens, self._zero)
 
     def on(self, axes: Axes) -> None:
@@ -250,18 +246,9 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
     legend(axes, columns=3)
 
 
-def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> tuple[int, ScalarMappable | None]:
-    """A line a layer, dark to light; how many layers, and the scale."""
-    rows = watched.loc[watched["measure"] == measure]
-    layer = rows["layer"].to_numpy(float)
-    layers = [int(one) for one in np.unique(layer[np.isfinite(layer)]) if one >= 0]
-    if not layers:
-        return 0, None
-    image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=LINES)
-    for one in layers:
-        mark = {"marker": "o"} if len(layers) == 1 else {"marker": "."}
-        _line(axes, rows[layer == one], scale, color=image.to_rgba(one), linewidth=1.3, **mark)
-    return len(layers), image
+def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
+    rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
+    return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
 
 
 def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
@@ -305,10 +292,10 @@ def _band(
 def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
     rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
-        one = rows.loc[rows["seed"] == seed]
+        own = rows.loc[rows["seed"] == seed]
         axes.plot(
-            scale.places(one["tokens"].to_numpy(float)),
-            one["difference"].to_numpy(float),
+            scale.places(own["tokens"].to_numpy(float)),
+            own["difference"].to_numpy(float),
             color=colour,
             linewidth=0.6,
             alpha=0.7,
@@ -322,8 +309,8 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str
         colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
         dots = finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve), "difference"].to_numpy(float)
         axes.scatter(np.full(len(dots), place - 0.12), dots, color=colour, marker=mark, s=22, label="one seed")
-        found = differences.loc[(differences["variant"] == variant) & (differences["curve"] == curve)]
-        mean, low, high = (float(found[name].iloc[0]) for name in ("mean", "low", "high"))
+        summary = differences.loc[(differences["variant"] == variant) & (differences["curve"] == curve)]
+        mean, low, high = (float(summary[name].iloc[0]) for name in ("mean", "low", "high"))
         if np.isfinite([low, high]).all():
             axes.vlines(place + 0.12, low, high, color=colour, linewidth=2)
         axes.plot([place + 0.12], [mean], color=colour, marker="_", markersize=14, markeredgewidth=2)
@@ -360,24 +347,24 @@ def _watch_title(run: Run) -> str:
 def _end(run: Run) -> str:
     """The last losses and the last sink rate, as far as the run has them."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
-    said = []
+    parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
         values = log[column].to_numpy(float) if log is not None and column in log.columns else np.array([])
-        if np.isfinite(values).any() and not said:
-            said.append(f"{name} {values[np.isfinite(values)][-1]:.3f} nats")
+        if np.isfinite(values).any() and not parts:
+            parts.append(f"{name} {values[np.isfinite(values)][-1]:.3f} nats")
     if watch is not None:
         rates = watch.loc[watch["measure"].eq("sink_rate") & watch["layer"].isna()]
         rates = rates.loc[np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)].sort_values("step")
         if len(rates):
             last = float(rates["value"].iloc[-1])
             sink = "a sink at position 0" if last >= _MIN_RATE else "no sink at position 0"
-            said.append(f"{sink} at the end ({percent(last)} of heads)")
-    return ", ".join(said)
+            parts.append(f"{sink} at the end ({percent(last)} of heads)")
+    return ", ".join(parts)
 
 
 def _sentences(run: Run) -> list[str]:
-    """Say how far it came, what the loss is, and whether there is a sink."""
-    said = []
+    """Describe the training: its length, the loss, and whether there is a sink."""
+    sentences = []
     log = run.optional("log", columns=_LOG)
     if log is not None and len(log):
         parts = []
@@ -386,9 +373,9 @@ def _sentences(run: Run) -> list[str]:
             if np.isfinite(values).any():
                 parts.append(f"{name} loss {values[np.isfinite(values)][-1]:.4f} nats")
         at = f"{log['step'].max():,.0f} steps, {short(log['tokens'].to_numpy(float).max())} tokens"
-        said.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
+        sentences.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
-    return said if watch is None else [*said, _sink(watch)]
+    return sentences if watch is None else [*sentences, _sink(watch)]
 
 
 def _sink(watch: pd.DataFrame) -> str:
@@ -397,10 +384,10 @@ def _sink(watch: pd.DataFrame) -> str:
     rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
     rates, unit = _with_steps(rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")])
     if not len(rates):
-        return f"Whether there is a sink over {_THRESHOLD:g} was not measured."
+        return f"The share of heads with a sink score above {_THRESHOLD:g} was not measured."
     tokens, rate = rates["tokens"].to_numpy(float), rates["value"].to_numpy(float)
     under = np.flatnonzero(~(rate >= _MIN_RATE))
-    end = f"at the last checkpoint {rate[-1]:.1%} of layers and heads have a sink score over {_THRESHOLD:g}"
+    end = f"at the last checkpoint {rate[-1]:.1%} of layers and heads have a sink score above {_THRESHOLD:g}"
     if len(under) and under[-1] == len(rate) - 1:
         return f"No attention sink at position 0: {end}."
     if not len(under):
@@ -442,18 +429,13 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
     level = rows["threshold"].to_numpy(float)
     rows = rows[np.isnan(level) | np.isclose(level, _THRESHOLD)]
     wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
-    heads = {str(name): str(name).replace("_", " ") for name in wide.columns}
-    return (
-        f"The whole model at each checkpoint; a head has a sink if its sink score is above {_THRESHOLD:g}.",
-        shown_table(wide, heads, most=60),
-    )
+    see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {_THRESHOLD:g}."
+    return see, shown_table(wide, wide.columns, most=60)
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
-    heads = {str(name): str(name).replace("_", " ") for name in log.columns}
-    see = "What was logged, newest first." + more(len(log), "log")
-    return see, shown_table(log.iloc[::-1], heads)
+    return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
 
 
 TRAIN = Page(
@@ -479,9 +461,9 @@ WATCH = Page(
 
 
 def _source(run: Run) -> str:
-    """Say what was watched: the folder's name, or how many checkpoints."""
-    found = run.config.get("checkpoints")
-    return plural(len(found), "model") if isinstance(found, list) else Path(str(found)).name
+    """Name what was watched: the folder, or the number of checkpoints."""
+    watched = run.config.get("checkpoints")
+    return plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
 
 
 def _variants(run: Run) -> list[str]:
@@ -513,15 +495,17 @@ def _findings(run: Run) -> list[str]:
     if not path.is_file():
         return ["findings.txt is not in this folder."]
     text = path.read_text(encoding="utf-8", errors="replace")
-    said = [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
+    sentences = [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
     for name in map(str, run.config.get("by") or []):
-        said[:1] = [line.replace(name, words(name)) for line in said[:1]]
+        sentences[:1] = [line.replace(name, words(name)) for line in sentences[:1]]
     what = " and ".join(words(str(name)) for name in run.config.get("by") or [])
     variants = {visible(one) for one in _variants(run)}
-    said = [f"{what} {line}" if line.partition(" ")[0] in variants else line for line in said]  # "none has no sink"
-    said = [f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}" for line in said]
-    evaluated = any("evaluation loss" in line for line in said)
-    return sorted(said, key=lambda line: evaluated and "training loss" in line)  # it says the same, less well
+    sentences = [
+        f"{what} {line}" if line.partition(" ")[0] in variants else line for line in sentences
+    ]  # "none has no sink"
+    sentences = [f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}" for line in sentences]
+    evaluated = any("evaluation loss" in line for line in sentences)
+    return sorted(sentences, key=lambda line: evaluated and "training loss" in line)  # it says the same, less well
 
 
 def _comparison(run: Run) -> tuple[str, Figure]:
@@ -535,8 +519,8 @@ def _comparison(run: Run) -> tuple[str, Figure]:
         raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
     course = run.optional("course", columns=["variant", "measure", "tokens", "mean", "low", "high"])
     see = (
-        "Means over seeds with 95% intervals. Right of the losses, each variant minus the baseline of the same seed: a "
-        "difference can be told where the interval leaves zero. Below right, whether attention goes to position 0."
+        "Means over seeds with 95% intervals. Top right: each variant minus the baseline of the same seed; where the "
+        "interval leaves out zero, the difference can be told from chance. Bottom right: attention to position 0."
     )
     variants = _variants(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
     by = "/".join(words(str(name)) for name in run.config.get("by") or [])
@@ -547,7 +531,7 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
-    see = "Where every run ended. Undefined: it did not come to where the baseline ended."
+    see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
     return see, shown_table(table, heads, most=60)
 
 
@@ -556,22 +540,37 @@ def _was_watched(run: Run) -> bool:
     return "measures" in run.tables
 
 
-def _measure_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
-    lines: dict[str, dict[str, str]] = {}
+_MEASURES = {
+    "sink_mass": "mass on position 0",
+    "top_mass": "the same, top layer",
+    "effective_rank_without": "the same, without token 0",
+    "norm_ratio": "norm ratio, largest",
+}
+"""Measure -> what a table calls it; others have their name in words."""
+
+
+def measures_side_by_side(table: pd.DataFrame) -> PageTable:
+    """One row per measure, one column per variant: means over seeds with their intervals.
+
+    Args:
+        table: measure, threshold, variant, mean, low, high.
+    """
+    cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
-        name = str(row["measure"]).replace("_", " ") + f" over {level:g}" * (level == level)
-        lines.setdefault(name, {})[str(row["variant"])] = (
-            f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
-        )
+        name = _MEASURES.get(row["measure"], words(row["measure"])) + f" above {level:g}" * (level == level)
+        cell = f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
+        cells.setdefault(name, {})[str(row["variant"])] = cell
     variants = list(dict.fromkeys(table["variant"].tolist()))
-    rows = [
-        (visible(name), *(by_variant.get(variant, "") for variant in variants)) for name, by_variant in lines.items()
-    ]
+    rows = [(visible(name), *(own.get(variant, "") for variant in variants)) for name, own in cells.items()]
     heads = ("measure", *(visible(variant) for variant in variants))
+    return PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
+
+
+def _measure_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
-    return see, PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
+    return see, measures_side_by_side(table)
 
 
 COMPARE = Page(

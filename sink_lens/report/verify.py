@@ -19,8 +19,8 @@ def _title(run: Run) -> str:
     if not row["agree"] + row["disagree"]:
         return "No published fact can be compared"
     agree, disagree, unknown = (int(row[name]) for name in ("agree", "disagree", "not_comparable"))
-    said = f"{plural(agree, 'published fact')} {'agrees' if agree == 1 else 'agree'}, {disagree} disagree"
-    return said + (f", {unknown} cannot be compared" if unknown else "")
+    counts = f"{plural(agree, 'published fact')} {'agrees' if agree == 1 else 'agree'}, {disagree} disagree"
+    return counts + (f", {unknown} cannot be compared" if unknown else "")
 
 
 def _headline(run: Run) -> list[str]:
@@ -31,8 +31,8 @@ def _headline(run: Run) -> list[str]:
     meanings = [
         f"{words(one.quantity)}: {visible(one.meaning, limit=400)}" for one in compared.itertuples() if one.meaning
     ]
-    said = run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
-    return [*(visible(text, limit=1500) for text in said), *meanings]
+    sentences = run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
+    return [*(visible(text, limit=1500) for text in sentences), *meanings]
 
 
 def _facts(run: Run) -> tuple[str, PageTable]:
@@ -42,9 +42,8 @@ def _facts(run: Run) -> tuple[str, PageTable]:
         "order", kind="stable"
     )
     see = (
-        "Facts that disagree come first. A number agrees where the measured interval meets the published one, "
-        "give or take its tolerance (±); a set where all published members are found."
-        + more(len(table), "facts", most=_MOST)
+        "Facts that disagree come first. A number agrees if the measured interval overlaps the published one "
+        "within its tolerance (±), a set if all published members are found." + more(len(table), "facts", most=_MOST)
     )
     table = table.assign(
         published=table["published"].replace("undefined", ""),

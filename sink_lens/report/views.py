@@ -25,7 +25,7 @@ from sink_lens.arguments import value_text
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.report.page import MAKES, about
-from sink_lens.report.story import find_story, largest_first, studied
+from sink_lens.report.patterns import ends_of_ranking, kept_patterns
 from sink_lens.text import head_name, neuron_name, number, plural, token
 
 _LOADER = """(async () => {
@@ -83,16 +83,7 @@ class View:
         Raises:
             InputError: another ending, or a file that belongs to a run.
         """
-        path = Path(path)
-        if path.suffix.lower() not in _ENDINGS:
-            raise InputError(
-                f"{path} ends with {path.suffix or 'nothing'}; a view is a page: need .html. Figures as .png, .svg and "
-                ".pdf are drawn by circuit_of(run).save(...) and by sink-lens report RUN --figures FOLDER"
-            )
-        check_not_of_run(path, replaceable=_ENDINGS)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.html, encoding="utf-8")
-        return path
+        return save_page(self.html, path)
 
     def _repr_html_(self) -> str:
         return framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
@@ -197,12 +188,12 @@ def colored_tokens(
         queries = later.sum(0)
         values = np.where(queries >= _FEWEST, (patterns.mean(0) * later).sum(0) / np.maximum(queries, 1), np.nan)
         few = int((queries < _FEWEST).sum())
-        title = f"Attention that each token gets from those after it, mean over {plural(len(patterns), 'head')}"
-        title += f"; the last {few} have fewer than {_FEWEST} after them and no colour"
+        title = f"Attention that each token receives from later ones, mean over {plural(len(patterns), 'head')}"
+        title += f"; the last {few} are not coloured: fewer than {_FEWEST} come after them"
     else:
-        values, title = _array(source), "A number a token"
+        values, title = _array(source), "One number per token"
     if values.ndim != 1 or not len(values):
-        raise InputError(f"colours need one number a token; found an array of {values.shape}. Choose one row of it")
+        raise InputError(f"colours need one number per token; found an array of {values.shape}. Choose one row of it")
     texts = _texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
     most = float(np.nanmax(np.abs(values), initial=1e-9))
     props = {"tokens": texts, "values": values, "minValue": -most, "maxValue": most}
@@ -254,7 +245,7 @@ def neuron_activations(
         props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless(one) for one in labels]}
     height = 230 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
     what = "Pre-activations of super neurons" if isinstance(source, Run) else "Activations of neurons"
-    title = f"{what}; colours from −{number(most)} (red) to {number(most)} (blue), for all of them alike"
+    title = f"{what}; colours from −{number(most)} (red) to {number(most)} (blue), the same for all"
     return View(kind="TextNeuronActivations", props=props, height=height, title=title)
 
 
@@ -294,8 +285,8 @@ def bundle() -> str:
     Raises:
         InputError: the circuitsvis package, or its bundle, is not there.
     """
-    found = find_spec("circuitsvis")
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    package = find_spec("circuitsvis")
+    for folder in (package.submodule_search_locations or ()) if package else ():
         if (path := Path(folder) / _BUNDLE).is_file():
             return re.sub(r"\n//# sourceMappingURL=.*\s*$", "\n", path.read_text(encoding="utf-8"))
     raise InputError("the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'")
@@ -318,7 +309,7 @@ def _packed(bundle: str) -> str:
 
 
 def hashes(*scripts: str) -> str:
-    """Say what a content policy must allow for some scripts and bundles."""
+    """Return the hashes that a content policy must allow for some scripts and bundles."""
     digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -333,6 +324,24 @@ def closed_page(body: str, *, code: str, bundle: str, title: str) -> str:
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head>\n"
         f"<body>\n{body}\n<script>{code}</script>\n</body></html>\n"
     )
+
+
+def save_page(text: str, path: str | Path) -> Path:
+    """Write a page to a file that ends with .html, and return its path; folders are made.
+
+    Raises:
+        InputError: another ending, or a file that belongs to a run.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _ENDINGS:
+        raise InputError(
+            f"{path} ends with {path.suffix or 'nothing'}; need .html for a page. Figures as .png, .svg and .pdf are "
+            "drawn by circuit_of(run).save(...) and by sink-lens report RUN --figures FOLDER"
+        )
+    check_not_of_run(path, replaceable=_ENDINGS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return path
 
 
 def framed(text: str, *, height: int, title: str, also: str = "") -> str:
@@ -373,7 +382,7 @@ def _harmless(text: object, *, limit: int = 24) -> str:
 
 
 def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = None) -> list[str]:
-    """Say what some positions hold, harmless; their numbers where there are no tokens.
+    """Return the tokens of some positions, harmless; their numbers if there are no tokens.
 
     Args:
         tokens: texts, or a token batch.
@@ -388,7 +397,9 @@ def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = N
         tokens = range(length)
     elif hasattr(tokens, "tokens"):
         if tokenizer is None:
-            raise InputError("a token batch holds numbers; need what reads them. Pass tokenizer=lens.tokenizer")
+            raise InputError(
+                "a token batch holds numbers; need a tokenizer to read them. Pass tokenizer=lens.tokenizer"
+            )
         tokens = [tokenizer.decode([one]) for one in tokens.tokens[sequence].tolist()]
     if not hasattr(tokens, "__len__"):
         raise InputError(f"tokens is a {type(tokens).__name__}; need texts, one for each position, or a token batch")
@@ -407,19 +418,19 @@ def _patterns_of(
         RunError: the run has no patterns.
     """
     if isinstance(source, Run):
-        found, names = _of_run(source, heads)
+        patterns, names = _of_run(source, heads)
     elif hasattr(source, "tensors"):
         there, captured = _captured(source, "pattern", sequence=sequence, layers=layers)
         chosen = _existing(heads, len(captured[0]), what="head")
-        found = np.stack([one[head] for one in captured for head in chosen])
+        patterns = np.stack([one[head] for one in captured for head in chosen])
         names = [head_name(layer, head) for layer in there for head in chosen]
     else:
-        found = _array(source)
-        found = found[None] if found.ndim == 2 else found
-        names = [f"head {head}" for head in range(found.shape[0] if found.ndim else 0)]
-    if found.ndim != 3 or found.shape[1] != found.shape[2] or not found.size:
-        raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {found.shape}")
-    return _bounded(found), names
+        patterns = _array(source)
+        patterns = patterns[None] if patterns.ndim == 2 else patterns
+        names = [f"head {head}" for head in range(patterns.shape[0] if patterns.ndim else 0)]
+    if patterns.ndim != 3 or patterns.shape[1] != patterns.shape[2] or not patterns.size:
+        raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {patterns.shape}")
+    return _bounded(patterns), names
 
 
 def _run_tokens(run: Run, *, length: int) -> list[str]:
@@ -440,20 +451,24 @@ def _neurons_of(
         InputError: the shapes do not fit, what is asked for is not there, or there is too much.
     """
     if not hasattr(source, "tensors"):
-        found = _array(source)
-        if found.ndim != 3:
-            raise InputError(f"activations are (position, layer, neuron); found {found.shape}. Add the missing axes")
-        layers = range(found.shape[1]) if layers is None else layers
-        neurons = range(found.shape[2]) if neurons is None else neurons
-        if (len(layers), len(neurons)) != found.shape[1:]:
-            raise InputError(f"{len(layers)} layers and {len(neurons)} neurons are named; found {found.shape[1:]}")
-        return _bounded(found), layers, neurons
+        activations = _array(source)
+        if activations.ndim != 3:
+            raise InputError(
+                f"activations are (position, layer, neuron); found {activations.shape}. Add the missing axes"
+            )
+        layers = range(activations.shape[1]) if layers is None else layers
+        neurons = range(activations.shape[2]) if neurons is None else neurons
+        if (len(layers), len(neurons)) != activations.shape[1:]:
+            raise InputError(
+                f"{len(layers)} layers and {len(neurons)} neurons are named; found {activations.shape[1:]}"
+            )
+        return _bounded(activations), layers, neurons
     there, captured = _captured(source, "neurons", sequence=sequence, layers=layers)
-    found = np.stack(captured, axis=1)
+    activations = np.stack(captured, axis=1)
     if neurons is None:
-        neurons = np.argsort(-np.abs(found).max(axis=(0, 1)), kind="stable")[:_MOST_NEURONS].tolist()
-    chosen = _existing(neurons, found.shape[2], what="neuron")
-    return _bounded(found[:, :, chosen]), there, chosen
+        neurons = np.argsort(-np.abs(activations).max(axis=(0, 1)), kind="stable")[:_MOST_NEURONS].tolist()
+    chosen = _existing(neurons, activations.shape[2], what="neuron")
+    return _bounded(activations[:, :, chosen]), there, chosen
 
 
 def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
@@ -470,37 +485,30 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
     quantities = [name for name in ("activation", "gate", "up") if name in table]
     names = [neuron_name(layer, neuron) for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
     table = table.assign(name=names).sort_values("position")
-    found = list(dict.fromkeys(names))
-    if not found:
+    neurons = list(dict.fromkeys(names))
+    if not neurons:
         raise RunError("the run found no super neuron, so there is none to show.")
-    grids = [table.pivot(index="position", columns="name", values=one)[found] for one in quantities]
-    return np.stack(grids, axis=2), found, quantities
+    grids = [table.pivot(index="position", columns="name", values=one)[neurons] for one in quantities]
+    return np.stack(grids, axis=2), neurons, quantities
 
 
 def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
     """The patterns that a run keeps, and their names: of the strongest heads and the weakest if none is named."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
         raise RunError(f"{about(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
-    kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
-    if kept is None:
-        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
+    kept = kept_patterns(run)
     if heads is None:
-        table = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-        table = table.loc[table["sink_position"] == studied(find_story(run))]
-        table = largest_first(table, "sink_score")
-        ranked = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
-        ranked = [(layer, head) for layer, head in ranked if layer < kept.shape[0] and head < kept.shape[1]]
-        heads = ranked[:_STRONGEST] + ranked[_STRONGEST:][-_WEAKEST:]
+        ranked = ends_of_ranking(run, strongest=_STRONGEST, weakest=_WEAKEST)
+        heads = [(layer, head) for layer, head, _ in ranked]
+    if not heads:
+        raise InputError("heads is empty; need pairs of layer and head, one at least")
     for layer, head in heads:
         if not (0 <= layer < kept.shape[0] and 0 <= head < kept.shape[1]):
             raise InputError(
                 f"{head_name(layer, head)} is not kept; need layer under {kept.shape[0]}, head under {kept.shape[1]}"
             )
-    if not heads:
-        raise RunError("no head of patterns.safetensors has a sink score. Run again to see it.")
-    return np.stack([kept[layer, head] / 255 for layer, head in heads]), [
-        head_name(layer, head) for layer, head in heads
-    ]
+    names = [head_name(layer, head) for layer, head in heads]
+    return np.stack([kept[layer, head] / 255 for layer, head in heads]), names
 
 
 def _captured(
@@ -521,10 +529,10 @@ def _captured(
 
 def _existing(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
     """The heads or neurons that are wanted, all by default."""
-    found = list(range(n) if chosen is None else chosen)
-    if outside := [one for one in found if not 0 <= one < n]:
+    wanted = list(range(n) if chosen is None else chosen)
+    if outside := [one for one in wanted if not 0 <= one < n]:
         raise InputError(f"{what} {outside[0]} does not exist; need 0 to {n - 1}")
-    return found
+    return wanted
 
 
 def _bounded(found: np.ndarray) -> np.ndarray:
@@ -537,7 +545,7 @@ def _bounded(found: np.ndarray) -> np.ndarray:
 
 
 def _texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """Say what the positions hold, by default a run's tokens."""
+    """Return the tokens of the positions, by default those of a run."""
     if tokens is None and isinstance(source, Run):
         tokens = _run_tokens(source, length=length)
     return _texts_of(tokens, length=length, sequence=sequence, tokenizer=tokenizer)

@@ -35,7 +35,7 @@ class TrainingRows:
     evaluation: Rows
     tokenizer: PreTrainedTokenizerBase | None
     source: str
-    """Where the text is from."""
+    """Source of the text."""
     sha256: str
     """Hash of the training tokens."""
 

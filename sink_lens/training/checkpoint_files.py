@@ -36,7 +36,7 @@ class Checkpoint:
     facts: Mapping[str, Any]
     """Facts that were passed to ``seal``."""
     resumable: bool
-    """Whether it holds the optimizer's state."""
+    """True if it holds the optimizer's state."""
 
 
 def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
@@ -53,13 +53,13 @@ def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """Every checkpoint of a run, whole or not, by step, the newest first; kept ones before those to go on from."""
-    found: dict[int, Path] = {}
+    by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
             number = path.name.removeprefix(prefix)
             if path.is_dir() and number.isdecimal():
-                found.setdefault(int(number), path)
-    return dict(sorted(found.items(), reverse=True))
+                by_step.setdefault(int(number), path)
+    return dict(sorted(by_step.items(), reverse=True))
 
 
 def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
@@ -73,12 +73,12 @@ def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
         if step >= before:
             continue
         try:
-            found = read_checkpoint(path)
+            checkpoint = read_checkpoint(path)
         except RunError as error:
             warnings.warn(f"{error}; the one before it is taken", stacklevel=3)
             continue
-        if found.resumable:
-            return found
+        if checkpoint.resumable:
+            return checkpoint
     return None
 
 

@@ -33,8 +33,8 @@ def checkpoints_in(source: Checkpoints) -> dict[int, str | Path | PreTrainedMode
     if not isinstance(source, str | Path):
         return _by_step(source)
     folder = Path(source)
-    found = [path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()]
-    models = [path for path in found if _is_model(path) and _STEP.search(path.name.removesuffix(".gguf"))]
+    paths = [path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()]
+    models = [path for path in paths if _is_model(path) and _STEP.search(path.name.removesuffix(".gguf"))]
     if not models:
         raise RunError(
             f"{folder} is no run and has no checkpoint; need a run of sink-lens train, or folders with config.json and "
@@ -62,7 +62,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _by_step(models: Sequence[str | Path]) -> dict[int, str | Path | PreTrainedModel]:
-    found: dict[int, str | Path] = {}
+    by_step: dict[int, str | Path] = {}
     for model in models:
         name = str(model).rstrip("/").removesuffix(".gguf")
         number = _STEP.search(name.rpartition("/")[2])
@@ -71,7 +71,7 @@ def _by_step(models: Sequence[str | Path]) -> dict[int, str | Path | PreTrainedM
                 f"{model} does not say its step; need a name that ends in a number, such as checkpoint-500"
             )
         step = int(number[1])
-        if step in found:
-            raise InputError(f"{found[step]} and {model} are both of step {step}; need each step once")
-        found[step] = model
-    return dict(sorted(found.items()))
+        if step in by_step:
+            raise InputError(f"{by_step[step]} and {model} are both of step {step}; need each step once")
+        by_step[step] = model
+    return dict(sorted(by_step.items()))

@@ -87,27 +87,27 @@ def compare(
         InputError, RunError: runs that cannot be compared, and why (see ``variants.group``); a threshold that was not
             measured.
     """
-    given = isinstance(runs, CompareConfig)
-    named = {} if given else {"runs": runs}
-    config = with_fields(CompareConfig, runs if given else None, named | fields, where="compare")
+    configured = isinstance(runs, CompareConfig)
+    named = {} if configured else {"runs": runs}
+    config = with_fields(CompareConfig, runs if configured else None, named | fields, where="compare")
     generator = np.random.default_rng(config.seed) if generator is None else generator
     threshold, smooth_frac = config.threshold, config.smooth_frac
     variants = group(config.runs, by=config.by, baseline=config.baseline)
     curves = curve_table(variants, smooth_frac=smooth_frac)
     finals = final_table(variants, smooth_frac=smooth_frac)
-    found = _differences(variants, finals, generator=generator)
+    differences = _differences(variants, finals, generator=generator)
     tables = {
         "curves": curves,
         "bands": band_table(curves),
         "finals": finals,
-        "differences": pd.DataFrame([_row(*one) for one in found]),
+        "differences": pd.DataFrame([_row(*one) for one in differences]),
     }
     notes = list(variants.notes)
-    said = [_opening(variants, finals)]
-    for variant, curve, one in found:
+    sentences = [_opening(variants, finals)]
+    for variant, curve, one in differences:
         told = one.told and one.n >= FEWEST_SEEDS
-        said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
-        said.append(_reaching(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
+        sentences.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
+        sentences.append(_reaching(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
     side, why_not = sides(variants)
     if why_not:
         notes.append(why_not)
@@ -118,25 +118,27 @@ def compare(
                 f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, known))}"
             )
         if any("sigmoid" in variant.split("/") for variant in variants.runs):
-            notes.append("weights of sigmoid attention do not sum to 1: its mass is a mean weight, no share of a row")
+            notes.append(
+                "weights of sigmoid attention do not sum to 1: its mass is a mean weight, not a share of a row"
+            )
         tables["measures"] = measure_table(variants, side)
         tables["course"] = course_table(variants, side)
         tables["births"], born = birth_table(variants, threshold=threshold)
-        said += [_sinks(variant, one) for variant, one in born.items()]
-        said += _disparity(variants, tables["measures"])
-    return Comparison(config=config, variants=variants, tables=tables, sentences=tuple(said), notes=tuple(notes))
+        sentences += [_sinks(variant, one) for variant, one in born.items()]
+        sentences += _disparity(variants, tables["measures"])
+    return Comparison(config=config, variants=variants, tables=tables, sentences=tuple(sentences), notes=tuple(notes))
 
 
 def _differences(
     variants: Variants, finals: pd.DataFrame, *, generator: np.random.Generator
 ) -> list[tuple[str, str, Difference]]:
     """(variant, curve, difference of the final losses); the evaluation first."""
-    found = []
+    differences = []
     for variant in variants.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
             rows = _value_of(finals, variant, curve)
-            found.append((variant, curve, difference(rows["difference"], generator=generator)))
-    return found
+            differences.append((variant, curve, difference(rows["difference"], generator=generator)))
+    return differences
 
 
 def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
@@ -209,8 +211,8 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
-        f"at the end {rate:.1%} of layers and heads over {threshold:g}, the layer with most gives position 0 a mass of "
-        f"{number(mass)} (uniform attention {number(born[0].uniform)})"
+        f"at the end {rate:.1%} of layers and heads above {threshold:g}, the layer with the most gives position 0 a "
+        f"mass of {number(mass)} (uniform attention {number(born[0].uniform)})"
     )
     whens = [one.tokens for one in born if one.tokens is not None]
     if not whens:
@@ -221,12 +223,12 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
-    said = []
+    sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
         parts = [f"{variant} {number(float(means[variant]))}" for variant in variants.runs]
-        said.append(f"{word} (layer mean): {', '.join(parts)}")
-    return said
+        sentences.append(f"{word} (layer mean): {', '.join(parts)}")
+    return sentences
 
 
 def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:

@@ -257,13 +257,17 @@ class TrainConfig:
                 f"d_model is {self.d_model} and n_heads {self.n_heads}; need heads of an equal, even width"
             )
         if self.n_heads % self.n_kv_heads:
-            raise InputError(f"n_heads is {self.n_heads} and n_kv_heads {self.n_kv_heads}; need a multiple of it")
+            raise InputError(
+                f"n_heads is {self.n_heads} and n_kv_heads {self.n_kv_heads}; need a multiple of n_kv_heads"
+            )
         if self.batch % self.accumulation:
-            raise InputError(f"batch is {self.batch} and accumulation {self.accumulation}; need a multiple of it")
+            raise InputError(
+                f"batch is {self.batch} and accumulation {self.accumulation}; need a multiple of accumulation"
+            )
         if self.decay_unshared_gain and self.value_norm != "per_head":
             raise InputError(f"decay_unshared_gain is true and value_norm {self.value_norm!r}; need per_head, or false")
         if self.min_lr > self.lr:
-            raise InputError(f"min_lr is {self.min_lr} and lr {self.lr}; need at most that")
+            raise InputError(f"min_lr is {self.min_lr} and lr {self.lr}; need a min_lr of at most lr")
         if self.warmup >= self.steps:
             raise InputError(f"warmup is {self.warmup} and steps {self.steps}; need fewer steps of warm-up")
         if not 0 < self.eval_frac <= 0.5:
@@ -337,7 +341,7 @@ class CompareConfig:
         """
         check_types(self)
         if not 0 < self.smooth_frac <= 1:
-            raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run over 0, at most 1")
+            raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run above 0, at most 1")
 
 
 _LEAST = {

@@ -438,7 +438,7 @@ def learning_rate(step: int, *, config: TrainConfig) -> float:
 
 
 class Order(Sampler[int]):
-    """Which sequence comes when: passes over all of them, each in an order drawn from the seed, one after the other.
+    """Order of the sequences: passes over all of them, each in an order drawn from the seed, one after the other.
 
     The order does not depend on how a step is cut into forwards and processes.
     """

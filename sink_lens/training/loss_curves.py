@@ -78,7 +78,7 @@ def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
             variant: {seed: losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
             for variant, runs in variants.runs.items()
         }
-        every = [one for runs in found.values() for one in runs.values()]
+        every = [rows for runs in found.values() for rows in runs.values()]
         if any(len(tokens) == 0 for tokens, _ in every):
             continue
         grid = every[0][0]
@@ -90,8 +90,8 @@ def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
             for seed, (tokens, loss) in runs.items():
                 base = np.interp(grid, *found[variants.baseline][seed])
                 here = np.interp(grid, tokens, loss)
-                one = {"variant": variant, "seed": seed, "curve": curve, "tokens": grid, "loss": here}
-                frames.append(pd.DataFrame(one | {"difference": here - base}))
+                rows = {"variant": variant, "seed": seed, "curve": curve, "tokens": grid, "loss": here}
+                frames.append(pd.DataFrame(rows | {"difference": here - base}))
     if not frames:
         raise RunError("no loss is logged in every run; need the training or the evaluation loss in log.parquet")
     return pd.concat(frames, ignore_index=True)

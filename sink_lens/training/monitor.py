@@ -97,7 +97,7 @@ class SinkMonitor:
         """
         check_options(every=every, sequences=sequences, threshold=threshold, extras=extras)
         self.alarms: list[Alarm] = []
-        """What the rules of ``monitor_alarms`` have found; each is logged as a warning too."""
+        """Alarms of the rules in ``monitor_alarms``; each is logged as a warning too."""
         self.stopped = False
         """An error of the monitor's own has ended it."""
         self.compiled = False
@@ -439,7 +439,7 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Which tokens are real: those of a padding mask; sequences that begin with padding are left out."""
+    """Mark the real tokens, by the padding mask; sequences that begin with padding are left out."""
     first = next(iter(inputs.values()))
     mask = inputs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:

@@ -27,7 +27,7 @@ class Rule:
     key: str
     """Without the prefix."""
     logarithm: bool
-    """Whether the rule reads the value's logarithm, so that factors count instead of differences."""
+    """True if the rule reads the value's logarithm, so that factors count instead of differences."""
     window: int | None
     """Number of earlier readings that the median is taken over; None takes all."""
     fewest: int
@@ -65,7 +65,7 @@ RULES = (
         fewest=1,
         allowance=0.02,
         limit=0.05,
-        sentence="sink born by step {step} in {layers}: sink rate {value:.3f} (sink score over {threshold:g}), "
+        sentence="sink born by step {step} in {layers}: sink rate {value:.3f} (sink score above {threshold:g}), "
         "before it {before:.3f}",
     ),
     Rule(

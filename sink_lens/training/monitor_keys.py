@@ -58,10 +58,12 @@ KEYS: Mapping[str, Key] = MappingProxyType(
             meaning="the position with the largest mean sink score over layers and heads",
         ),
         "norm_ratio": Key(
-            unit="1", whole="max", meaning="norm of the stream at position 0 over the median of ordinary tokens"
+            unit="1", whole="max", meaning="norm of the stream at position 0 relative to the median of ordinary tokens"
         ),
         "dominance": Key(
-            unit="1", whole="mean", meaning="largest over mean magnitude of the stream's dimensions at position 0"
+            unit="1",
+            whole="mean",
+            meaning="largest magnitude of the stream's dimensions at position 0, relative to their mean",
         ),
         "dimension": Key(
             unit="dimension",
@@ -250,7 +252,7 @@ class KeySums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """How many sampled queries see each key, "batch key", and where they are enough to tell."""
+    """Number of sampled queries that see each key, "batch key", and where they are enough to tell."""
 
     score: Tensor
     score_told: Tensor
@@ -306,20 +308,20 @@ def _argmax(values: Sequence[float]) -> int | None:
 def _reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
-    found: dict[tuple[str, int | None], float] = {}
+    reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:
-            found[name, None] = whole[name]
+            reading[name, None] = whole[name]
         values = by_layer.get(name, ())
         known = [value for value in values[-n_layers:] if math.isfinite(value)]
         if known and key.whole == "max":
             known = [value for value in values if math.isfinite(value)]
         if known:
-            found[name, None] = max(known) if key.whole == "max" else math.fsum(known) / len(known)
+            reading[name, None] = max(known) if key.whole == "max" else math.fsum(known) / len(known)
         for index, value in enumerate(values):
             if math.isfinite(value):
-                found[name, index - (len(values) - n_layers)] = value
-    return found
+                reading[name, index - (len(values) - n_layers)] = value
+    return reading
 
 
 def names_for_trackers(reading: Reading) -> dict[str, float]:

@@ -90,9 +90,9 @@ class SinkMonitorLightning(Callback):
 
 
 def _model_of(module: nn.Module) -> PreTrainedModel:
-    found = [one for one in module.modules() if isinstance(one, PreTrainedModel)]
-    inner = {id(part) for one in found for part in one.modules() if part is not one}
-    models = [one for one in found if id(one) not in inner]
+    models_within = [one for one in module.modules() if isinstance(one, PreTrainedModel)]
+    inner = {id(part) for one in models_within for part in one.modules() if part is not one}
+    models = [one for one in models_within if id(one) not in inner]
     if len(models) != 1:
         raise ModelError(
             f"{type(module).__name__} holds {len(models)} Hugging Face models; need one. Use SinkMonitor with the "

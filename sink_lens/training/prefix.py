@@ -71,7 +71,7 @@ class PrefixConfig:
 
     phi: Phi = "elu"
     """Feature map of the query. ``elu`` is the paper's; ``elu_plus_one`` is linear attention's, where every feature is
-    positive; ``constant`` drops the query (one bias a head); ``relu`` and ``identity`` are for comparison."""
+    positive; ``constant`` drops the query (one bias per head); ``relu`` and ``identity`` are for comparison."""
     share: Literal["kv_head", "head"] = "kv_head"
     """What has a matrix of its own. With ``kv_head`` the query heads that share keys and values share M, as they would
     share a prefix, and the parameters are those of a prefix of ``d_head / 2`` tokens; with ``head`` they do not."""
@@ -144,7 +144,7 @@ class PrefixMemory(nn.Module):
         self._family, self._sizes = family, dict(sizes)
         self.phi: Phi = config.phi
         self.enabled = True
-        """Whether the module adds anything."""
+        """True if the module adds anything."""
         self._query: Tensor | None = None
         n = sizes["n_heads"] if config.share == "head" else sizes["n_kv_heads"]
         d_head, rows = sizes["d_head"], 1 if config.phi == "constant" else sizes["d_head"]

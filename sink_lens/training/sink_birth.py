@@ -12,7 +12,7 @@ from ..text import listed, number, short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """When the sink of a training run appeared, at one threshold of the sink score."""
+    """The birth of a training run's sink, at one threshold of the sink score."""
 
     threshold: float
     """Threshold of the sink score."""
@@ -41,25 +41,25 @@ class Birth:
 
     @property
     def brief(self) -> str:
-        """When the sink was born, in words, without the state at the end."""
+        """The birth in words, without the state at the end."""
         if self.tokens is None:
             return f"no sink at threshold {self.threshold:g}"
         if self.before is None:
             at = f"{short(self.tokens)} {self.unit}"
-            return f"the sink was born at the first checkpoint already ({at}): when is not known"
+            return f"the sink was there at the first checkpoint already ({at}), so its birth is not known"
         return f"the sink was born between {short(self.before)} and {short(self.tokens)} {self.unit} (step {self.step})"
 
     @property
     def sentence(self) -> str:
         """In words: when, or plainly that there is none."""
         at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
-        rates = f"{self.rate:.1%} of layers and heads over {self.threshold:g}" + f" ({at_others})" * bool(at_others)
+        rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}" + f" ({at_others})" * bool(at_others)
         mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
         return f"{self.brief}; at the last checkpoint ({short(self.last)} {self.unit}) {rates}; {mass}"
 
 
 def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: float = MIN_SINK_RATE) -> Birth:
-    """When the sink is born: the first checkpoint from which the sink rate stays at or over ``min_rate``.
+    """Find the birth of the sink: the first checkpoint from which the sink rate stays at or above ``min_rate``.
 
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
 

@@ -56,7 +56,7 @@ class TrainResult:
     checkpoints: dict[int, Path]
     """Step -> folder that ``load`` opens."""
     first: bool = True
-    """Whether this is the process that wrote the run."""
+    """True if this is the process that wrote the run."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -73,7 +73,7 @@ class TrainResult:
 
     @property
     def headline(self) -> str:
-        """Say what was trained, on how much, and how well it predicts."""
+        """Summarise what was trained, on how much, and how well it predicts."""
         last, config = self.log.iloc[-1], self.config
         norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
         held_out = self.log["eval_loss"].dropna()
@@ -314,17 +314,17 @@ def _open_run(
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
     """The run folder, held by the first process, and the checkpoint that all go on from."""
     writer: RunWriter | None = None
-    said: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]
     with contextlib.ExitStack() as stack:
         if args.should_save:
             try:
                 writer = stack.enter_context(_writer(config, corpus, args, folder=folder, overwrite=overwrite))
-                said = [None, _prepare(config, corpus, writer, overwrite=overwrite)]
+                outcome = [None, _prepare(config, corpus, writer, overwrite=overwrite)]
             except SinkLensError as error:
-                said = [error, None]
+                outcome = [error, None]
         if args.world_size > 1:
-            broadcast_object_list(said)
-        error, checkpoint = said
+            broadcast_object_list(outcome)
+        error, checkpoint = outcome
         if error is not None:
             raise error
         yield writer, checkpoint

@@ -102,13 +102,13 @@ def group(
 
 def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
     """A configuration without levels: a field of a field is named outer.inner."""
-    found: dict[str, Any] = {}
+    levelled: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            found |= flat(value, within=f"{within}{name}.")
+            levelled |= flat(value, within=f"{within}{name}.")
         else:
-            found[f"{within}{name}"] = value
-    return found
+            levelled[f"{within}{name}"] = value
+    return levelled
 
 
 def _check_finished(run: Run) -> Run:
@@ -210,16 +210,16 @@ def _check_data(runs: Sequence[Run]) -> None:
 
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Other differences between the runs: software, device, data."""
-    said = []
+    sentences = []
     for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED
     ]:
         if _differs(given, name):
             values = dict.fromkeys(_text(one.get(name)) for one in given)
-            said.append(f"the runs differ in {name}: {' and '.join(values)}")
-    for note in dict.fromkeys(said):
+            sentences.append(f"the runs differ in {name}: {' and '.join(values)}")
+    for note in dict.fromkeys(sentences):
         warnings.warn(note, stacklevel=4)
-    return tuple(dict.fromkeys(said))
+    return tuple(dict.fromkeys(sentences))
 
 
 def _text(value: Any) -> str:

@@ -118,11 +118,11 @@ def watch(
         RunError: no checkpoints, a run that is in use, or what was measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
-    given = isinstance(run_folder, WatchConfig)
+    configured = isinstance(run_folder, WatchConfig)
     folder = isinstance(run_folder, str | Path)
-    named = {} if given else {"run": run_folder if folder else "checkpoints"}
-    config = with_fields(WatchConfig, run_folder if given else None, named | fields, where="watch")
-    source = config.run if given or folder else run_folder
+    named = {} if configured else {"run": run_folder if folder else "checkpoints"}
+    config = with_fields(WatchConfig, run_folder if configured else None, named | fields, where="watch")
+    source = config.run if configured or folder else run_folder
     if not _is_run(source):
         return _watch_others(source, config=config, tokens=tokens, progress=progress)
     if config.out is not None or config.step_tokens is not None:
@@ -131,13 +131,15 @@ def watch(
             "other checkpoints. Leave them out."
         )
     run = read_run(source)
-    found = checkpoints_of(run)
+    checkpoints = checkpoints_of(run)
     tokenizer = run_tokenizer(run)
     if tokens is None:
         tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     seen = tokens_by_step(run)
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        return _measure_all(found, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress)
+        return _measure_all(
+            checkpoints, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress
+        )
 
 
 def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
@@ -155,26 +157,28 @@ def _watch_others(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
     """``watch`` of checkpoints that are no run."""
-    found = checkpoints_in(source)
+    checkpoints = checkpoints_in(source)
     if tokens is None:
-        lens = load(next(iter(found.values())), device=config.device)
+        lens = load(next(iter(checkpoints.values())), device=config.device)
         if lens.tokenizer is None:
             raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
         length = min(config.length, lens.n_context or config.length)
         tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
     record: dict[str, Any] = {
         "kind": "watch",
-        "config": {"checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in found]},
+        "config": {
+            "checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in checkpoints]
+        },
         "provenance": {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
         "expects": ("watch",),
     }
     with create_run(watch_folder(config), reopen=True, overwrite=not config.resume, **record) as kept:
         return _measure_all(
-            found,
+            checkpoints,
             tokens,
             kept=kept,
             tokenizer=None,
-            seen=lambda step: tokens_seen(found[step], step=step, step_tokens=config.step_tokens),
+            seen=lambda step: tokens_seen(checkpoints[step], step=step, step_tokens=config.step_tokens),
             config=config,
             progress=progress,
         )

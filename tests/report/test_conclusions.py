@@ -6,7 +6,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.records import create_run, read_run
-from sink_lens.report import fingerprint, patch, survey, sweep, trace
+from sink_lens.report import contraction, fingerprint, patch, sweep, trace_tables
 from sink_lens.report.html import content
 
 
@@ -26,7 +26,7 @@ def test_the_makers_table_says_of_how_many_neurons_the_share_in_the_chain_is(tmp
     sets |= {"ci_low": 0.5, "ci_high": 0.9, "control_largest": 0.0, "target": "sink"}
     edit = {"link": "variance_neurons", "edit": f"mean ablation of {neurons}", "share": 0.91}
     run = a_run(tmp_path / "run", "trace", maker_sets=sets, effects=[edit | {"is_primary": True}])
-    see, _ = trace._maker_table(run)
+    see, _ = trace_tables._maker_table(run)
     said = "The 91% in the chain above is of 10 neurons: these 8 and the neurons among the makers."
     assert see.endswith(said) if told else "in the chain above" not in see
 
@@ -84,7 +84,7 @@ def test_a_contraction_whose_interval_holds_zero_says_so(tmp_path, low, told):
     row = {"measure": "inter_excess", "variant": "gpt2", "n": 2, "mean": 0.1, "low": low, "high": 0.2}
     summary = {"model": "gpt2 seed 0", "variant": "gpt2", "seed": 0, "step": None, "measure": "inter_excess"}
     run = a_run(tmp_path / "run", "contraction", arms=[row], summary=[summary | {"value": 0.1}])
-    assert ("is not shown to make" in survey._contraction_title(run)) == told
+    assert ("is not shown to make" in contraction._title(run)) == told
 
 
 def test_cells_that_differ_at_the_end_of_a_long_name_are_told_apart_in_the_forest_plot():
@@ -158,10 +158,10 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
         (
             np.nan,
             0.4,
-            "no judged size reaches 80% of it",
-            "No judged size reaches 80% of what all edges add to the logit diff",
+            "no size that was run reaches 80% of it",
+            "No size that was run reaches 80% of what all edges add to the logit diff",
         ),
-        (np.nan, np.nan, "what it carries is not told", "Faithfulness is not given"),
+        (np.nan, np.nan, "what it carries is undefined", "Faithfulness is undefined"),
     ],
 )
 def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp_path, share, cpr, title, first):

@@ -84,7 +84,7 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
         diagram.draw(Diagram(boxes=boxes, arrows=tuple(circle)), style="talk")
     with pytest.raises(RunError, match="no node"):
         diagram.draw(Diagram(boxes=(), arrows=()), style="talk")
-    with pytest.raises(InputError, match="need 'talk' or 'paper'"):
+    with pytest.raises(InputError, match="need one of page, talk, paper"):
         diagram.draw(Diagram(boxes=boxes, arrows=()), style="poster")
     long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
     arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))

@@ -233,7 +233,7 @@ def test_bars_of_a_cache_are_the_change_from_a_full_one():
     [
         (
             {"recommended": 0, "cost_nats": -0.004, "cost_low": -0.1, "cost_high": 0.1},
-            "has no cost that is told from 0",
+            "has no cost that can be told from 0",
         ),
         ({"recommended": 0, "cost_nats": 0.3, "cost_low": 0.2, "cost_high": 0.4}, "evicting costs 0.3 nats [0.2, 0.4]"),
         (

@@ -17,7 +17,7 @@ import pytest
 from sink_lens.errors import RunError
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.report.html import page_text, render
-from sink_lens.report.trace import drawn_tokens
+from sink_lens.report.patterns import drawn_tokens
 from sink_lens.schema import table_of
 from sink_lens.text import number, visible
 
@@ -316,7 +316,7 @@ def test_the_page_of_the_default_model_is_small(whole):
     [
         "SmolLM2-135M-Instruct (synthetic)",
         "Position 0 is the attention sink",
-        "74.2% of all heads give position 0 a sink score over the threshold 0.3",
+        "74.2% of all heads give position 0 a sink score above the threshold 0.3",
         "72.1% to 76.3%",
         "Outlier dimension of that token: 378.",
         "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",

@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import create_run, read_run
-from sink_lens.report.trace import embedded
+from sink_lens.report.patterns import embedded
 
 LENGTH = 4
 ENTRIES = 10  # of the lower triangle: 1 + 2 + 3 + 4

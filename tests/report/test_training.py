@@ -9,7 +9,7 @@ import pytest
 
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import content
-from sink_lens.report.style import ORANGE, png
+from sink_lens.report.style import ORANGE, file_of
 from sink_lens.report.training import comparison, course
 
 from ..training.runs import log, watched
@@ -61,8 +61,8 @@ def test_the_course_has_a_panel_for_each_measure():
     }
     assert figure.get_suptitle() == "a run"
     assert texts(panels(figure)["loss, nats"]) == ["training", "evaluation", "watched sequences"]
-    assert texts(panels(figure)["share of heads with a sink"]) == ["over 0.1", "over 0.3"]
-    assert png(figure).startswith(b"\x89PNG")
+    assert texts(panels(figure)["share of heads with a sink"]) == ["above 0.1", "above 0.3"]
+    assert file_of(figure, "png").startswith(b"\x89PNG")
 
 
 def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():

@@ -108,7 +108,7 @@ def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run
     view = views.colored_tokens(SimpleNamespace(tensors={("pattern", 0): uniform[None, None]}))
     assert np.isnan(view.props["values"][2:]).all()
     assert view.props["values"][1] == pytest.approx(sum(1 / n for n in range(3, 11)) / 8)
-    assert "the last 8 have fewer than 8 after them and no colour" in view.title
+    assert "the last 8 are not coloured: fewer than 8 come after them" in view.title
     assert f"<h1>{view.title}</h1>" in view.html
     shown = views.colored_tokens([0.5, -2.0], ["x", "y"]).props
     assert (shown["minValue"], shown["maxValue"]) == (-2.0, 2.0)
@@ -176,7 +176,7 @@ def test_a_page_holds_the_bundle_once_and_allows_nothing_but_its_own_scripts():
 
 def test_a_view_is_saved_as_a_page(tmp_path):
     path = views.colored_tokens([1.0], ["x"]).save(tmp_path / "new" / "view.html")
-    with pytest.raises(InputError, match=r"need \.html\. Figures as \.png"):
+    with pytest.raises(InputError, match=r"need \.html for a page\. Figures as \.png"):
         views.colored_tokens([1.0], ["x"]).save(tmp_path / "view.png")
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
         views.attention_heads(captured(), heads=[4])
     with pytest.raises(InputError, match=r"L12\.H0 is not kept"):
         views.attention_heads(run, heads=[(12, 0)])
-    with pytest.raises(InputError, match="one number a token"):
+    with pytest.raises(InputError, match="one number per token"):
         views.colored_tokens(np.ones((2, 2)))
     with pytest.raises(InputError, match="the device meta, which holds no values, without numbers"):
         views.colored_tokens(torch.ones(4, device="meta"))

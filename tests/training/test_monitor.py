@@ -504,7 +504,7 @@ def test_a_birth_is_said_once_and_again_after_it_has_gone():
     (alarm,) = alarms_of("rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2])
     assert (alarm.rule, alarm.step) == ("sink_born", 150)
     assert alarm.sentence == (
-        "sink born by step 150 in no layer alone: sink rate 0.125 (sink score over 0.4), before it 0.000"
+        "sink born by step 150 in no layer alone: sink rate 0.125 (sink score above 0.4), before it 0.000"
     )
     # 0.125 - 0 - 0.02 is over 0.05; each 0 takes 0.02 away, so six of them end it.
     assert [one.step for one in alarms_of("rate_strongest", [0, 0.125, *[0] * 6, 0.125])] == [50, 400]

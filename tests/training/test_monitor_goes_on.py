@@ -103,7 +103,7 @@ def test_alarms_go_on_from_what_was_read_before(tmp_path, monkeypatch):
     training.steps(3, 5, again)
     again.close()
     (sentence,) = read_run(tmp_path / "run").tables["alarms"]["sentence"]
-    assert "sink score over 0.25" in sentence
+    assert "sink score above 0.25" in sentence
 
 
 def test_steps_that_are_trained_again_replace_those_of_the_branch_that_was_given_up(tmp_path):

@@ -441,13 +441,15 @@ def test_a_birth_is_where_the_rate_stays(masses, step, before):
 def test_a_sink_that_never_comes_is_said_plainly():
     said = births(watched([0.0, 0.02, 0.08])).sentence
     assert said == (
-        "no sink at threshold 0.3; at the last checkpoint (1.28k tokens) 4.0% of layers and heads over 0.3 "
+        "no sink at threshold 0.3; at the last checkpoint (1.28k tokens) 4.0% of layers and heads above 0.3 "
         "(8.0% at 0.1); layer 1 has most: mean mass 0.08, uniform attention 0.25"
     )
 
 
 def test_a_sink_that_was_always_there_has_no_known_birth():
-    assert "at the first checkpoint already (0 tokens): when is not known" in births(watched([0.4, 0.4])).sentence
+    assert (
+        "at the first checkpoint already (0 tokens), so its birth is not known" in births(watched([0.4, 0.4])).sentence
+    )
 
 
 def test_births_at_what_was_not_measured_are_refused():

@@ -1,0 +1,374 @@
+"""The page of ``contraction``: how alike models make different sequences, and where, why and along what."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import COLOURS, INK, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.survey import (
+    MOST_NAMED,
+    MOST_SAID,
+    SUMMARY,
+    VARIANTS_LISTED,
+    along,
+    dots,
+    has_steps,
+    has_variants,
+    in_words,
+    mean_of,
+    name_of,
+    rows_by_seed,
+    rows_by_step,
+    shared,
+    step_axis,
+    steps,
+    styles,
+    unnamed,
+    variant_tables,
+    variants_of,
+    with_short_names,
+)
+from sink_lens.text import number, plural, visible
+
+
+def by_layer(layers: pd.DataFrame) -> Figure:
+    """The excess of both cosines after each sublayer: the mean over seeds, and from the smallest to the largest."""
+    layers = _ends(layers)
+    variants = variants_of(layers)
+    figure = canvas(width=9.2, height=3.7)
+    for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
+        axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
+        rows = layers.loc[layers["measure"] == measure]
+        for variant, style in styles(variants).items():
+            own = rows.loc[rows["variant"] == variant]
+            own = own.assign(depth=depth(own))
+            spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"]).reset_index()
+            x = spread["depth"].to_numpy(float)
+            axes.fill_between(
+                x,
+                spread["min"].to_numpy(float),
+                spread["max"].to_numpy(float),
+                color=style["color"],
+                alpha=0.2,
+                linewidth=0,
+            )
+            axes.plot(x, spread["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
+                      marker=".", markersize=4, label=name_of(variant, among=variants))  # fmt: skip
+        axes.axhline(0, color=QUIET, linewidth=0.9)
+    legend(figure.axes[0], columns=4, over=figure)
+    return finished(figure)
+
+
+def _ends(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the first and last checkpoint of each training as separate variants, and all other models."""
+    step = rows["step"].to_numpy(float)
+    if np.isnan(step).all():
+        return rows
+    by_variant = rows.assign(step=step).groupby("variant")["step"]
+    low, high = (by_variant.transform(name).to_numpy(dtype=float) for name in ("min", "max"))
+    kept = np.isnan(step) | (step == low) | (step == high)
+    names = [
+        variant if np.isnan(one) else f"{variant} step {one:.0f}"
+        for variant, one in zip(rows["variant"], step, strict=True)
+    ]
+    return rows.assign(variant=names).loc[kept]
+
+
+def depth(rows: pd.DataFrame) -> np.ndarray:
+    """Return the depth of each place: layer + 0.5 after its attention, + 1 after its MLP; 0 before the first layer."""
+    after = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
+    return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["stage"].tolist()])
+
+
+def by_position(positions: pd.DataFrame) -> Figure:
+    """The excess between sequences by position after the last layer, and the norm there over that of position 0."""
+    positions = _ends(positions)
+    variants = variants_of(positions)
+    figure = canvas(width=9.2, height=3.5)
+    quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
+    for place, (quantity, label) in enumerate(quantities, start=1):
+        axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
+        for variant, style in styles(variants).items():
+            rows = positions.loc[(positions["variant"] == variant) & (positions["stage"] == "mlp")]
+            rows = rows.loc[rows["layer"] == rows["layer"].to_numpy(float).max()]
+            means: Any = rows.groupby("position")[quantity].mean()
+            by_place = means.reset_index()
+            values = by_place[quantity].to_numpy(float) / (
+                by_place[quantity].to_numpy(float)[0] if quantity == "norm" else 1.0
+            )
+            axes.plot(by_place["position"].to_numpy(float) + 1, values, markersize=4, linewidth=1.4,
+                      label=name_of(variant, among=variants), **style)  # fmt: skip
+        logarithmic(axes, axis="x")
+        last = int(positions["position"].to_numpy(float).max())
+        ticks = [0, *(4**power for power in range(9) if 4**power < last / 1.5), last]
+        axes.set_xticks([tick + 1 for tick in ticks], [str(tick) for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.axhline(1.0 if quantity == "norm" else 0.0, color=QUIET, linewidth=0.9)
+    legend(figure.axes[0], columns=4, over=figure)
+    return finished(figure)
+
+
+def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
+    """The cosine of the directions of two models: the same seed in two variants, two seeds of one variant, neither."""
+    facts = {row["model"]: row for row in models.to_dict("records")}
+    groups: dict[str, list[float]] = {}
+    for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
+        if not {row["a"], row["b"]} <= set(facts):
+            continue
+        groups.setdefault(relation(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
+    if not groups:
+        raise RunError("this figure needs two models of one width; there are none.")
+    figure = canvas(width=7.6, height=1.2 + 0.45 * len(groups))
+    axes = panel(figure, xlabel="cosine of the contraction directions after the last layer")
+    chance = pairs["chance"].to_numpy(float).max()
+    axes.axvspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
+    for line, values in enumerate(groups.values()):
+        offsets = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
+        axes.scatter(values, line + offsets, color=COLOURS[line % len(COLOURS)], s=14, alpha=0.7)
+        axes.plot([np.mean(values)], [line], color=INK, marker="|", markersize=16, markeredgewidth=2)
+    axes.set_yticks(range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()])
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    return finished(figure)
+
+
+def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
+    """The cosine of each checkpoint's direction with that of the training's first one, after the last layer."""
+    steps_of = {row["model"]: (row["variant"], row["step"]) for row in models.to_dict("records")}
+    first = {
+        model
+        for model, (variant, step) in steps_of.items()
+        if step == min(s for a, s in steps_of.values() if a == variant)
+    }
+    rows = [
+        {"variant": steps_of[row["b"]][0], "step": steps_of[row["b"]][1], "cosine": row["cosine"]}
+        for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
+        if row["a"] in first and steps_of[row["a"]][0] == steps_of[row["b"]][0]
+    ]
+    if not rows:
+        raise RunError("this figure needs two checkpoints of one training; there are none.")
+    frame = pd.DataFrame(rows)
+    variants = variants_of(frame)
+    figure = canvas(width=6.4, height=3.2)
+    axes = panel(figure, xlabel="step", ylabel="cosine with the first checkpoint's")
+    chance = pairs["chance"].to_numpy(float).max()
+    axes.axhspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
+    for variant, style in styles(variants).items():
+        course = frame.loc[frame["variant"] == variant].sort_values("step")
+        label = name_of(variant, among=variants)
+        axes.plot(steps(course), course["cosine"], markersize=4, linewidth=1.4, label=label, **style)
+    step_axis(axes)
+    axes.set_ylim(top=1.03)
+    legend(axes, columns=3)
+    return finished(figure)
+
+
+def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
+    """Name what two models have in common."""
+    same_seed = a["seed"] == b["seed"]
+    if a["variant"] == b["variant"]:
+        return "one training, two steps" if same_seed else "one variant, two seeds"
+    if same_seed:
+        return "two variants, one seed"
+    return "two variants, two seeds"
+
+
+_EXCESS = (
+    ("inter_excess", "excess between sequences", False),
+    ("inter_by_attention", "… gained at attention", False),
+    ("inter_by_mlp", "… gained at MLPs", False),
+)
+_INTRA = (
+    ("intra_excess", "excess between positions", False),
+    ("intra_by_attention", "… gained at attention", False),
+    ("intra_by_mlp", "… gained at MLPs", False),
+)
+_BESIDE = (
+    ("inter_excess", "excess between sequences", False),
+    ("intra_excess", "excess between positions", False),
+    ("discrepancy", "last position − first", False),
+    ("sink_mass", "attention to position 0", False),
+    ("s2_ratio", "S2: first token ÷ others", True),
+    ("dominance_ratio", "dominance ratio", True),
+)
+
+
+def _title(run: Run) -> str:
+    variants, summary = variant_tables(run)
+    if not len(variants):
+        rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
+        return f"The contraction of {plural(len(rows), 'training')}, checkpoint by checkpoint"
+    rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
+    names = variants_of(variants)
+    best = rows.to_dict("records")[0]
+    name = visible(name_of(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
+    change = in_words({str(key): value for key, value in best.items()})
+    cosine = f"the cosine between two sequences' states rises by {change} through the layers"
+    if float(best["low"]) > 0:
+        return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
+    if len(rows) > 1:
+        return f"No model is shown to make different sequences alike: {cosine} at most, in {name}"
+    return f"{name} is not shown to make different sequences alike: {cosine}"
+
+
+def _headline(run: Run) -> list[str]:
+    variants, summary = variant_tables(run)
+    names = variants_of(variants)
+    sentences = shared(names) if names else []
+    for variant in names[:MOST_NAMED]:
+        own = {
+            name: mean_of(variants, variant, name)
+            for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
+        }
+        sentences.append(
+            f"{name_of(variant, among=names)}: the cosine between sequences changes by {in_words(own['inter_excess'])} "
+            f"from {number(float(own['inter_floor']['mean']))}, that between positions by "
+            f"{in_words(own['intra_excess'])}; at the last position by {in_words(own['discrepancy'])} more than at "
+            "position 0."
+        )
+    sentences += unnamed(names)
+    courses = summary.loc[summary["step"].notna()]
+    for variant, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("variant", sort=False))[
+        :MOST_SAID
+    ]:
+        value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
+        most = int(np.argmax(value))
+        sentences.append(
+            f"{variant}: between sequences {number(value[0])} above the floor at step {step[0]:.0f}, at most "
+            f"{number(value[most])} (step {step[most]:.0f}), {number(value[-1])} at step {step[-1]:.0f}."
+        )
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
+    models = {row["model"]: row for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")}
+    apart = [
+        abs(row["cosine"])
+        for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
+        if models[row["a"]]["seed"] != models[row["b"]]["seed"]
+    ]
+    if apart:
+        sentences.append(
+            f"The directions of {plural(len(apart), 'pair')} of models of different seeds have a cosine of at most "
+            f"{number(max(apart))} (two random directions: {number(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
+        )
+    return sentences
+
+
+def _by_layer(run: Run) -> tuple[str, Figure]:
+    layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
+    see = (
+        "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. Right: "
+        "that of two positions of one sequence. Two points per layer: after its attention and after its MLP; the last "
+        "point is after the final norm."
+    )
+    return see, by_layer(layers)
+
+
+def _dots(run: Run) -> tuple[str, Figure]:
+    see = (
+        "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
+    )
+    return see, dots(*variant_tables(run), _EXCESS)
+
+
+def _intra_dots(run: Run) -> tuple[str, Figure]:
+    return "The same between the positions of one sequence.", dots(*variant_tables(run), _INTRA)
+
+
+def _positions(run: Run) -> tuple[str, Figure]:
+    table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
+    see = (
+        "Left: how alike sequences are at each position after the last layer. Position 0 averages "
+        "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
+    )
+    return see, by_position(table)
+
+
+def _agreement(run: Run) -> tuple[str, Figure]:
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
+    see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
+    return see, agreement(pairs, run.need("models", columns=["model", "variant", "seed"]))
+
+
+def _direction_course(run: Run) -> tuple[str, Figure]:
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
+    see = "How much of the first checkpoint's contraction direction is left; grey is what random directions share."
+    return see, direction_course(pairs, run.need("models", columns=["model", "variant", "step"]))
+
+
+def _course(run: Run) -> tuple[str, Figure]:
+    see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
+    return see, along(run.need("summary", columns=SUMMARY), _BESIDE)
+
+
+def _beside(run: Run) -> tuple[str, PageTable]:
+    summary = run.need("summary", columns=SUMMARY)
+    wide = (
+        with_short_names(summary)
+        .pivot_table(index="model", columns="measure", values="value", sort=False)
+        .reset_index()
+    )
+    heads = {"model": "model", "discrepancy": "last − first", "inter_excess": "inter", "intra_excess": "intra"}
+    heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
+    heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}
+    see = "The positional discrepancy beside the sink measures at position 0; uniform: the mass under equal attention."
+    return see + more(len(wide), "summary", most=60), shown_table(wide, heads, most=60)
+
+
+def _alignment(run: Run) -> tuple[str, PageTable]:
+    table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
+    heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
+    heads |= {"of": "of", "event_frac": "share of predictions"}
+    see = (
+        "The contraction direction beside the unembedding of the preferred tokens, and beside the first token's "
+        "largest dimension. Rank 1: none is more aligned."
+    )
+    return see + more(len(table), "alignment", most=60), shown_table(with_short_names(table), heads, most=60)
+
+
+CONTRACTION = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="by-layer", title="Where do states become alike?", make=_by_layer, data=whole("layers")),
+        Drawn(
+            key="contraction-variants",
+            title="What makes sequences alike?",
+            make=_dots,
+            data=rows_by_seed(_EXCESS),
+            when=has_variants,
+        ),
+        Drawn(
+            key="intra-variants",
+            title="What makes positions alike?",
+            make=_intra_dots,
+            data=rows_by_seed(_INTRA),
+            when=has_variants,
+        ),
+        Drawn(key="positions", title="Does it depend on the position?", make=_positions, data=whole("positions")),
+        Drawn(key="agreement", title="Does the seed set the direction?", make=_agreement, data=whole("agreement")),
+        Drawn(
+            key="direction-course",
+            title="Does the direction last?",
+            make=_direction_course,
+            data=whole("agreement"),
+            when=has_steps,
+        ),
+        Drawn(
+            key="contraction-course",
+            title="Along training",
+            make=_course,
+            data=rows_by_step(_BESIDE),
+            when=has_steps,
+        ),
+    ),
+    tables=(
+        Listed(key="beside", title="Contraction beside the sink", make=_beside),
+        Listed(key="alignment", title="What the direction points at", make=_alignment),
+        VARIANTS_LISTED,
+    ),
+)
+"""The page of a run of kind "contraction"."""

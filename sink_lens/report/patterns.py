@@ -1,0 +1,119 @@
+"""The attention patterns that a trace keeps: which heads are shown, and all of them packed for a page."""
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.story import find_story, largest_first, studied
+from sink_lens.text import number, token
+
+MOST_BYTES = 2_000_000
+"""Most bytes of patterns in a page, as encoded in it."""
+
+
+def kept_patterns(run: Run) -> np.ndarray:
+    """The patterns of a run's first sequence: layer, head, query, key; 0 to 255.
+
+    Raises:
+        RunError: The run keeps none.
+    """
+    kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
+    if kept is None:
+        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
+    return kept
+
+
+def ends_of_ranking(run: Run, *, strongest: int, weakest: int) -> list[tuple[int, int, float]]:
+    """Layer, head and sink score of the heads with the highest scores at the studied position, and of the lowest.
+
+    Raises:
+        RunError: No head that the run keeps a pattern of has a score.
+    """
+    n_layers, n_heads = kept_patterns(run).shape[:2]
+    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
+    ranked = largest_first(heads.loc[heads["sink_position"] == studied(find_story(run))], "sink_score")
+    known = [
+        (int(layer), int(head), score)
+        for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
+        if layer < n_layers and head < n_heads and np.isfinite(score)
+    ]
+    if not known:
+        raise RunError("no head of patterns.safetensors has a sink score. Run again to see it.")
+    return known[:strongest] + known[strongest:][-weakest:]
+
+
+def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
+    """Position and text of the first sequence's first tokens; none if the run has no such table."""
+    table = run.optional("tokens", columns=["sequence", "position", "text"])
+    if table is None:
+        return []
+    table = table.dropna(subset=["position", "text"])  # a table from elsewhere may lack some
+    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most)
+    return [(int(place), token(text)) for place, text in zip(table["position"], table["text"], strict=True)]
+
+
+def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
+    """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
+    table = heads.loc[heads["sink_position"] == position]
+    layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
+    grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
+    grid[layer, head] = table[name].to_numpy(float)
+    return grid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """The patterns of a run's heads, packed for a page."""
+
+    data: dict[str, Any]
+    """For the page's script: JSON."""
+    said: str
+    """Which heads are there, in a sentence."""
+
+
+def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
+    """The patterns of a run's first sequence, strongest heads first, up to a number of bytes.
+
+    A pattern is the lower triangle of query by key, row by row, a byte each (255 is all of a query's attention);
+    all of them after each other, in base64.
+
+    Raises:
+        RunError: The run has no patterns, or no sink scores to rank them by.
+    """
+    position, patterns = studied(find_story(run)), kept_patterns(run)
+    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
+    scores = by_layer_and_head(heads, "sink_score", position=position)
+    length = patterns.shape[-1]
+    past = np.tril_indices(length)
+    fit = int(most_bytes * 3 / 4) // len(past[0])
+    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=None, kind="stable")
+    ranked = [divmod(int(flat), scores.shape[1]) for flat in order]
+    there = [(layer, head) for layer, head in ranked if layer < patterns.shape[0] and head < patterns.shape[1]]
+    chosen = there[:fit]
+    packed = b"".join(patterns[layer, head][past].astype(np.uint8).tobytes() for layer, head in chosen)
+    sentence = f"Patterns of all {len(chosen):,} heads are in this page"
+    if len(chosen) < len(there):
+        weakest = number(float(scores[chosen[-1]])) if chosen else "none"
+        sentence = (
+            f"Patterns of {len(chosen):,} of {len(there):,} heads are in this page, those with the highest sink score "
+            f"({weakest} and above): more would make it too large"
+        )
+    texts = [token(text, counted=False) for _, text in drawn_tokens(run, most=length)]
+    return Embedded(
+        data={
+            "length": length,
+            "layers": scores.shape[0],
+            "heads": scores.shape[1],
+            "position": position,
+            "scores": [[None if np.isnan(one) else round(float(one), 3) for one in row] for row in scores],
+            "chosen": [layer * scores.shape[1] + head for layer, head in chosen],
+            "tokens": texts if len(texts) == length else [""] * length,
+            "patterns": base64.b64encode(packed).decode(),
+        },
+        said=f"{sentence}; each is of one sequence, its first {length} positions.",
+    )

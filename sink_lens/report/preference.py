@@ -1,0 +1,175 @@
+"""The page of ``preference``: which tokens models predict after random sequences, against chance."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import GRID, INK, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.survey import (
+    MOST_NAMED,
+    SUMMARY,
+    VARIANTS_LISTED,
+    along,
+    dots,
+    has_steps,
+    has_variants,
+    name_of,
+    rows_by_seed,
+    rows_by_step,
+    shared,
+    styles,
+    unnamed,
+    variant_tables,
+    variants_of,
+    with_short_names,
+)
+from sink_lens.text import number, token
+
+
+def coverage(table: pd.DataFrame) -> Figure:
+    """The share of the predictions that the most frequent tokens cover, and chance: argmax left, argmin right."""
+    variants = variants_of(table)
+    figure = canvas(width=9.0, height=3.6)
+    for place, kind in enumerate(("argmax", "argmin"), start=1):
+        axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
+        rows = table.loc[table["kind"] == kind]
+        chance: Any = rows.groupby("tokens")[["null", "null_low", "null_high"]].mean()
+        chance = chance.reset_index()
+        x = chance["tokens"].to_numpy(float)
+        axes.fill_between(
+            x,
+            chance["null_low"].to_numpy(float),
+            chance["null_high"].to_numpy(float),
+            color=QUIET,
+            alpha=0.3,
+            linewidth=0,
+        )
+        axes.plot(x, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance")
+        for variant, style in styles(variants).items():
+            lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
+            for index, (_, one) in enumerate(lines):
+                label = name_of(variant, among=variants) if index == len(lines) - 1 else None
+                fade = (index + 1) / len(lines) if bool(one["step"].notna().any()) else 1 / len(lines) ** 0.5
+                axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
+                          color=style["color"], linestyle=style["linestyle"])  # fmt: skip
+        axes.axhline(0.8, color=GRID, linewidth=1)
+        logarithmic(axes, axis="x")
+        axes.set_ylim(0, 1.02)
+    legend(figure.axes[0], columns=4, over=figure)
+    return finished(figure)
+
+
+_PREFERRED = (
+    ("argmax_top_ratio", "top argmax, times chance", True),
+    ("argmin_top_ratio", "top argmin, times chance", True),
+    ("mean_probability_ratio", "top mean probability × vocabulary", True),
+)
+
+
+def _title(run: Run) -> str:
+    summary = run.need("summary", columns=[*SUMMARY, "null_high"])
+    rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
+    over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
+    if len(rows) == 1:
+        ratio, most = (number(float(rows[name].iloc[0])) for name in ("value", "null_high"))
+        how = "more often than" if over else "no more often than"
+        return (
+            f"The model predicts one token {how} chance would: {ratio} times as often as the average token (chance: up "
+            f"to {most})"
+        )
+    strongest = rows.loc[[rows["value"].idxmax()]]
+    ratio, most = (number(float(strongest[name].iloc[0])) for name in ("value", "null_high"))
+    return (
+        f"{over} of {len(rows)} models predict one token more often than chance would: up to {ratio} times as often "
+        f"as the average token (chance: up to {most})"
+    )
+
+
+def _headline(run: Run) -> list[str]:
+    summary = run.need("summary", columns=[*SUMMARY, "null", "null_high"])
+    variants = list(dict.fromkeys(summary["variant"].tolist()))
+    sentences = shared(variants)
+    for variant in variants[:MOST_NAMED]:
+        rows = summary.loc[summary["variant"] == variant]
+        models = list(dict.fromkeys(rows["model"].tolist()))
+        if bool(rows["step"].notna().any()):
+            sentences += [_preferred(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
+        else:
+            sentences.append(_preferred(rows, name_of(str(variant), among=variants)))
+    return [*sentences, *unnamed(variants)]
+
+
+def _preferred(rows: pd.DataFrame, name: str) -> str:
+    """The sentence of a variant, or of a checkpoint."""
+
+    def mean(measure: str, column: str = "value") -> str:
+        return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
+
+    return (
+        f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as the average token "
+        f"(by chance {mean('argmax_top_ratio', 'null')}, at most {mean('argmax_top_ratio', 'null_high')} in 95%); "
+        f"{mean('argmax_covering')} tokens cover 80% of the predictions (by chance {mean('argmax_covering', 'null')}); "
+        f"the token most often ranked last comes last {mean('argmin_top_ratio')} times as often as the average token."
+    )
+
+
+def _coverage(run: Run) -> tuple[str, Figure]:
+    table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
+    see = (
+        "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
+        "its 95% band. A line above the band is a preference. Later checkpoints are darker."
+    )
+    return see, coverage(table)
+
+
+def _dots(run: Run) -> tuple[str, Figure]:
+    variants, summary = variant_tables(run)
+    see = (
+        "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: the "
+        "multinomial for the counts, shifted vocabularies for the probability."
+    )
+    return see, dots(variants, summary, _PREFERRED)
+
+
+def _course(run: Run) -> tuple[str, Figure]:
+    return "Preference along training.", along(run.need("summary", columns=SUMMARY), _PREFERRED)
+
+
+def _tokens(run: Run) -> tuple[str, PageTable]:
+    table = run.need(
+        "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
+    )
+    first = table.groupby(["model", "kind"], sort=False).head(3)
+    first = with_short_names(first).assign(text=[token(text) for text in first["text"].tolist()])
+    heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
+    heads |= {"probability_ratio": "mean probability × vocabulary"}
+    see = "The three most frequent tokens of each model; twenty are in tokens.parquet."
+    return see + more(len(first), "tokens", most=60), shown_table(first, heads, most=60)
+
+
+PREFERENCE = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="coverage", title="Do few tokens take most predictions?", make=_coverage, data=whole("coverage")),
+        Drawn(
+            key="preference-variants",
+            title="How strongly?",
+            make=_dots,
+            data=rows_by_seed(_PREFERRED),
+            when=has_variants,
+        ),
+        Drawn(
+            key="preference-course",
+            title="Along training",
+            make=_course,
+            data=rows_by_step(_PREFERRED),
+            when=has_steps,
+        ),
+    ),
+    tables=(Listed(key="tokens", title="Preferred tokens", make=_tokens), VARIANTS_LISTED),
+)
+"""The page of a run of kind "preference"."""

@@ -1,0 +1,328 @@
+"""The tables of a trace's page: its interventions, what makes the sink, and the measures behind the chain."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Listed, PageTable, intervals, listed_table, more, shown_table
+from sink_lens.report.story import (
+    chain,
+    edit_name,
+    find_story,
+    largest_first,
+    link_rows,
+    outliers,
+    real,
+    setting,
+    studied,
+)
+from sink_lens.schema import ALL_STEPS
+from sink_lens.text import named_parts, number, percent, words
+
+
+def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
+    """A table of interventions.
+
+    Raises:
+        RunError: There is none, it lacks a column, or nothing could be intervened on.
+    """
+    table = run.need(name, columns=columns)
+    if len(table):
+        return table
+    effects = run.optional("effects", columns=["link"])
+    if effects is not None and len(effects):
+        raise RunError("this was not measured: the sink is there before the layers in which it would be read.")
+    if find_story(run).is_sink is False:
+        raise RunError("no intervention was made: there is no sink to break.")
+    raise RunError("no intervention was made: the sequences are too short, or the attention cannot be edited.")
+
+
+def _path_table(run: Run) -> tuple[str, PageTable]:
+    columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
+    table = causal_table(run, "paths", columns)
+    steps = {*table["read_step"]} - {ALL_STEPS}
+    step = table["target_step"].where(table["target"] != "sink", table["source_step"])
+    read = step.where(step.isin([*steps]), ALL_STEPS)
+    table = largest_first(table.loc[table["read_step"] == read], "share")
+
+    def end(name: str, step: float) -> str:
+        return name if step < 0 else f"{name}, step {step:.0f}"
+
+    shown = table.assign(
+        source=[end(*source) for source in zip(table["source"], table["source_step"], strict=True)],
+        target=[end(*target) for target in zip(table["target"], table["target_step"], strict=True)],
+        share=[percent(share) for share in table["share"]],
+        interval=intervals(table, shown=percent),
+    )
+    if "control_largest" in table.columns:
+        shown["control_largest"] = [percent(share) if np.isfinite(share) else "" for share in table["control_largest"]]
+    heads = {
+        "source": "what was written by",
+        "target": "is taken from",
+        "through": "through",
+        "share": "lost of the sink",
+        "interval": "interval",
+        "control_largest": "controls, at most",
+    }
+    see = (
+        "Path patching: at the sink position the target alone reads the stream without what the source wrote beyond an "
+        "ordinary token. The number is the share of the sink that is lost after the target's growth step (for MLPs, "
+        "and for a target without a step, in all layers with a sink); a negative share is a larger sink. Everything: "
+        "all sources at once."
+    )
+    return see + more(len(shown), "paths"), shown_table(shown, heads)
+
+
+def _effect_table(run: Run) -> tuple[str, PageTable]:
+    table = causal_table(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
+    titles = {link.name: link.words for link in chain(run)}
+    shown = table.assign(
+        link=[titles.get(name, words(str(name))) for name in table["link"]],
+        interval=intervals(table, shown=percent),
+        share=[percent(share) for share in table["share"]],
+        edit=[edit_name(edit) for edit in table["edit"]],
+    )
+    if "control_largest" in table.columns:
+        shown["control_largest"] = [percent(share) for share in table["control_largest"]]
+    if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
+        shown["cost"] = [f"{cost:+.2f}" for cost in table["loss_nats"] - table["baseline_loss_nats"]]
+    heads = {
+        "link": "link",
+        "edit": "intervention",
+        "layers": "in layers",
+        "position": "at",
+        "share": "moves of the sink",
+        "interval": "interval",
+        "control_largest": "controls, at most",
+        "outcome": "the sink is",
+        "cost": "loss, nats",
+    }
+    see = (
+        "Every intervention: the share of the sink that it makes at the target position, or removes from the sink "
+        "position, beside the same edit at matched random places, and what it adds to the loss. Attention at both "
+        "positions is in the copied numbers."
+    )
+    return see, replace(shown_table(shown, heads), frame=table)
+
+
+def _maker_table(run: Run) -> tuple[str, PageTable]:
+    """The sets of parts that were ablated at the sink position, beside random sets."""
+    table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
+    table = table.loc[table["control_of"].eq("")]
+    shown = table.assign(
+        interval=intervals(table, shown=percent),
+        removed=[percent(share) for share in table["removed"]],
+        parts=[named_parts(parts) for parts in table["parts"]],
+        control_largest=[percent(share) for share in table["control_largest"]],
+    )
+    heads = {
+        "set": "set",
+        "size": "parts",
+        "parts": "which",
+        "removed": "removes",
+        "interval": "interval",
+        "control_largest": "random sets, most",
+        "n_controls": "draws",
+        "baseline_loss_nats": "loss before",
+        "loss_nats": "loss after",
+        "control_loss_nats": "loss, random sets",
+        "n": "sequences",
+    }
+    if not len(table):
+        return "No set of parts that write to the sink position removes half of it.", shown_table(shown, heads)
+    see = (
+        "Everything that writes to the sink position in any layer was ranked by its effect on the "
+        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half "
+        "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
+    )
+    summary = run.optional("summary", columns=["quantity", "value"])
+    if summary is not None:
+        beside = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
+        see += "".join(f" {text[:1].upper()}{text[1:]}." for text in map(str, beside))
+    return see + _with_makers(run, table), shown_table(shown, heads)
+
+
+def _with_makers(run: Run, sets: pd.DataFrame) -> str:
+    """Why the chain's intervention on the super neurons removes another share than their set: it takes more neurons."""
+    effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
+    size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
+    if effects is None or not size:
+        return ""
+    effects = effects.loc[effects["is_primary"].eq(True)]
+    for edit, share in zip(effects["edit"], effects["share"], strict=True):
+        counts = re.fullmatch(r"mean ablation of (\d+) super neurons?(?: and (\d+) other makers?)?", str(edit))
+        n = int(counts[1]) + int(counts[2] or 0) if counts else 0
+        if n > int(size[0]):
+            return (
+                f" The {percent(share)} in the chain above is of {n} neurons: these {size[0]} and the neurons among "
+                "the makers."
+            )
+    return ""
+
+
+def _placement_table(run: Run) -> tuple[str, PageTable]:
+    table = causal_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
+    table = table.assign(
+        isolated=np.where(table["isolated"].eq(True), "yes", "no"),
+        is_sink=np.where(table["is_sink"].eq(True), "yes", "no"),
+    )
+    heads = {
+        "position": "position",
+        "token": "token",
+        "isolated": "isolated",
+        "sink_mass": "attention",
+        "ordinary_mass": "attention to ordinary positions",
+        "norm_ratio": "norm ÷ others",
+        "loss_nats": "loss, nats",
+        "is_sink": "a sink",
+    }
+    see = "Is the sink bound to position 0, or to BOS? Attention to each position and token, isolated and not."
+    return see, shown_table(table, heads)
+
+
+def _has_makers(run: Run) -> bool:
+    """Check whether makers were looked for, and there is something that they make."""
+    table = run.optional("maker_sets", columns=["set"])
+    return table is not None and len(table) > 0
+
+
+def _has_paths(run: Run) -> bool:
+    return "paths" in run.tables and has_interventions(run)
+
+
+def has_interventions(run: Run) -> bool:
+    """Check whether interventions were asked for, and there is a sink to remove."""
+    links = run.optional("links", columns=["verdict"])
+    without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
+    return bool(run.config.get("interventions")) and not without
+
+
+def _step_table(run: Run) -> tuple[str, PageTable]:
+    heads = ("step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension")
+    table = run.need("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
+    factor = real(setting(run, "growth_factor"))
+    see = "Runs of layers in each of which the norm of the sink token, relative to the median of other tokens, "
+    see += f"grows at least {factor:g}-fold." if factor else "grows at once."
+    return (see if len(table) else f"{see} There are none."), shown_table(table, heads)
+
+
+def _super_table(run: Run) -> tuple[str, PageTable]:
+    heads = {
+        "layer": "layer",
+        "neuron": "neuron",
+        "outlier_dimension": "dimension",
+        "contribution": "contribution",
+        "contribution_share": "share of change",
+        "activation": "activation",
+        "spike_ratio": "÷ other positions",
+        "gate_norm_rank": "gate rank",
+        "up_norm_rank": "up rank",
+        "column_kurtosis": "column kurtosis",
+    }
+    table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
+    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
+    chosen = largest_first(chosen, "contribution")
+    see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
+    see += more(len(chosen), "neurons") if len(chosen) else " There are none."
+    return see, shown_table(chosen, heads)
+
+
+def _outlier_table(run: Run) -> tuple[str, PageTable]:
+    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    table = run.need("dimensions", columns=columns)
+    table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
+    table = largest_first(table, "value")
+    heads = ("dimension", "layers", "first layer", "last layer", "largest value", "at layer", "÷ mean |value|")
+    rows = []
+    for dimension in outliers(table, None):
+        own = table.loc[table["dimension"] == dimension]
+        layer, largest = own["layer"], own.iloc[0]
+        ends = (int(layer.min()), int(layer.max()))
+        at_largest = (largest["value"], int(largest["layer"]), largest["dominance_ratio"])
+        rows.append((dimension, len(own), *ends, *at_largest))
+    see = "Dimensions that hold most of the sink token's energy, and after how many layers they do."
+    see += more(len(rows), "dimensions") if rows else " There are none."
+    return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
+
+
+def _summary_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("summary", columns=["quantity", "value"])
+    if {"ci_low", "ci_high"} <= set(table.columns):
+        table = table.assign(interval=intervals(table))
+    numbers = pd.Series(pd.to_numeric(table["value"], errors="coerce"))
+    values = zip(table["value"].tolist(), numbers.tolist(), strict=True)
+    table = table.assign(
+        value=[number(value) if value == value else text for text, value in values],
+        quantity=[words(str(name)) for name in table["quantity"]],
+    )
+    return "The run in numbers, as in summary.csv.", shown_table(
+        table, ("quantity", "value", "interval", "unit", "note"), most=100
+    )
+
+
+def _beside_table(run: Run) -> tuple[str, PageTable]:
+    rows = [
+        (row.title, row.statistic, row.value, row.interval, "; ".join(" ".join(null) for null in row.nulls), row.own)
+        for row in link_rows(run)
+        if not row.primary
+    ]
+    heads = ("link", "statistic", "value", "interval", "compare", "verdict")
+    see = "What else was measured of each link, beside the statistic that its verdict rests on."
+    numeric = (False, False, True, False, False, False)
+    width = 6 if any(row[-1] for row in rows) else 5
+    table = PageTable(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
+    return (see if rows else f"{see} Nothing."), table
+
+
+TABLES = (
+    Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_has_makers),
+    Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=has_interventions),
+    Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
+    Listed(key="placement-table", title="Position or token?", make=_placement_table, when=has_interventions),
+    Listed(key="beside-table", title="Further statistics of the links", make=_beside_table),
+    Listed(key="growth-table", title="Growth steps", make=_step_table),
+    Listed(key="outlier-table", title="Outlier dimensions", make=_outlier_table),
+    Listed(key="super-table", title="Super neurons", make=_super_table),
+    Listed(
+        key="criteria-table",
+        title="Do other criteria agree?",
+        make=listed_table(
+            "criteria",
+            "How many of a layer's super neurons are among as many top neurons by another criterion.",
+            {
+                "layer": "layer",
+                "criterion": "criterion",
+                "n_super": "super neurons",
+                "found": "found",
+                "missed": "missed",
+                "invented": "invented",
+            },
+            need=("layer", "criterion", "found"),
+        ),
+    ),
+    Listed(
+        key="condition-table",
+        title="With and without BOS",
+        make=listed_table(
+            "arms",
+            "The same text with and without a first BOS token. S2 ratio: standard deviation of z at the sink relative "
+            "to that at other positions.",
+            {
+                "condition": "BOS",
+                "chosen": "studied",
+                "sink_position": "sink position",
+                "sink_rate": "sink rate",
+                "s2_ratio": "S2 ratio",
+                "outlier_dimensions": "outlier dimensions",
+                "growth_steps": "growth layers",
+                "loss_nats": "loss, nats",
+            },
+            need=("condition", "sink_rate"),
+        ),
+    ),
+    Listed(key="summary-table", title="Summary", make=_summary_table),
+)
