@@ -64,7 +64,7 @@ def test_watch_says_when_the_sink_was_born(asked, drawn, tmp_path):
     done = run("watch", folder)
     assert done.exit_code == 0, done.stderr
     assert "the sink was born between 640 and 1.28k tokens (step 20)" in done.stdout
-    for word in ("sinks over 0.3", "mass", "dominance", "norm", "w/o 0", "neurons"):
+    for word in ("sinks above 0.3", "mass", "dominance", "norm", "w/o 0", "neurons"):
         assert word in done.stdout
     assert "30.0%" in done.stdout  # half of the mass
     assert done.stdout.splitlines()[-1] == str(folder / "course.png")
@@ -119,7 +119,7 @@ def test_compare_prints_what_it_finds_and_keeps_it(tmp_path):
         "final losses, nats",
         "times as fast",
         "1.33",  # 2560 over 1920
-        "sink rate over 0.3",
+        "sink rate above 0.3",
         "effective rank",
     ):
         assert words in done.stdout

@@ -14,12 +14,7 @@ import typer
 # Each module puts its commands on the app, in the order of --help.
 # isort: off
 from . import trace  # noqa: F401
-from . import tokens  # noqa: F401
-from . import interventions  # noqa: F401
-from . import card  # noqa: F401
-from . import verify  # noqa: F401
-from . import diff  # noqa: F401
-from . import decisions  # noqa: F401
+from . import studies  # noqa: F401
 from . import patch  # noqa: F401
 from . import circuit  # noqa: F401
 from . import sweep  # noqa: F401

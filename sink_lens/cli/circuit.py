@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..circuits.config import CircuitConfig
-from .console import app, console, echo, hush
+from .console import app, console, echo, hush, table_of
 from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, check_shard, configured, rows, unfinished
 
 if TYPE_CHECKING:
@@ -78,19 +78,16 @@ def circuit(
 
 
 def _table(edges: "pd.DataFrame", *, core: "pd.DataFrame | None") -> "Table":
-    from rich.table import Table
-
     from ..text import edge_name, number
 
-    table = Table("edge", "score", "95% interval", "in bootstraps", box=None, pad_edge=False)
+    heads = ("edge", "score", "95% interval", "in bootstraps", *(() if core is None else ("over all settings",)))
     decided = {} if core is None else core.set_index("edge").to_dict("index")
-    if core is not None:
-        table.add_column("over all settings")
+    lines = []
     for row in edges.to_dict("records"):
         interval = f"{number(float(row['low']))} to {number(float(row['high']))}"
         cells = [edge_name(str(row["edge"])), number(float(row["score"])), interval, f"{float(row['inclusion']):.0%}"]
-        table.add_row(*cells, *([_decided(decided.get(row["edge"]))] if core is not None else []))
-    return table
+        lines.append((*cells, *([_decided(decided.get(row["edge"]))] if core is not None else [])))
+    return table_of(heads, lines, texts=len(heads), wrapped=heads)
 
 
 def _decided(row: dict[str, Any] | None) -> str:

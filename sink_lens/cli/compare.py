@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..training.config import CompareConfig
-from .console import app, console, echo, render_report, say
+from .console import app, console, echo, printed, render_report, say, table_of
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
     from ..training.comparison import Comparison
@@ -33,39 +34,36 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
     from ..training.comparison import compare as made
     from ..training.comparison import write
 
-    found = made(config)
+    comparison = made(config)
     folder = Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out
-    write(found, folder, overwrite=overwrite)
+    write(comparison, folder, overwrite=overwrite)
     if not quiet:
-        console().print(_losses(found))
-        if "measures" in found.tables:
+        console().print(_losses(comparison))
+        if "measures" in comparison.tables:
             console().print()
-            console().print(_sides(found))
+            console().print(_sides(comparison.tables["measures"]))
         console().print()
-    for sentence in found.sentences:
+    for sentence in comparison.sentences:
         console().print(sentence, soft_wrap=True)
-    for note in found.notes:
+    for note in comparison.notes:
         say("warning", note)
     page = render_report(folder, quiet=quiet)
     echo(str(folder))
-    said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
+    answer = {"run": folder, "report": page, "sentences": comparison.sentences, "notes": comparison.notes}
     shown = ("finals", "measures")
-    return Answer(found=lambda: said | {name: rows(found.tables[name]) for name in shown if name in found.tables})
+    return Answer(
+        found=lambda: answer | {name: rows(comparison.tables[name]) for name in shown if name in comparison.tables}
+    )
 
 
 def _losses(found: "Comparison") -> "Table":
-    """A run a row: where it ended, and when it reached where the baseline of its seed ended."""
+    """One row per run: where it ended, and when it reached where the baseline of its seed ended."""
     import math
-
-    from rich.table import Table
 
     from ..text import short
 
-    table = Table(title="final losses, nats", title_justify="left", box=None, pad_edge=False)
-    for name in ("curve", "variant"):
-        table.add_column(name, no_wrap=True)
-    for name in ("seed", "loss", "difference", "reaches the baseline's end after", "times as fast"):
-        table.add_column(name, justify="right")
+    heads = ("curve", "variant", "seed", "loss", "difference", "reaches the baseline's end after", "times as fast")
+    lines = []
     for row in found.tables["finals"].to_dict("records"):
         is_base = row["variant"] == found.baseline
         at, ratio = float(row["reached"]), float(row["acceleration"])
@@ -73,45 +71,14 @@ def _losses(found: "Comparison") -> "Table":
         when = "" if is_base else "not reached" if never else f"{short(at)} tokens"
         speed = "" if is_base or never else f"{ratio:.2f}"
         gap = "" if is_base else f"{row['difference']:+.4f}"
-        table.add_row(str(row["curve"]), str(row["variant"]), str(row["seed"]), f"{row['loss']:.4f}", gap, when, speed)
-    return table
+        which = (str(row[name]) for name in ("curve", "variant", "seed"))
+        lines.append((*which, f"{row['loss']:.4f}", gap, when, speed))
+    return table_of(heads, lines, title="final losses, nats", texts=2, wrapped=heads[2:])
 
 
-def _sides(found: "Comparison") -> "Table":
+def _sides(measures: "pd.DataFrame") -> "Table":
     """One row per measure, one column per variant, with intervals over seeds."""
-    from rich.table import Table
+    from ..report.training import measures_side_by_side
 
-    from ..text import interval, number
-
-    rows = found.tables["measures"].to_dict("records")
-    table = Table(
-        title=f"step {rows[0]['step']}, mean over seeds [95%]", title_justify="left", box=None, pad_edge=False
-    )
-    table.add_column("measure", no_wrap=True)
-    for variant in found.variants.runs:
-        table.add_column(variant, justify="right")
-    lines: dict[str, dict[str, str]] = {}
-    for row in rows:
-        level = row["threshold"]
-        name = _NAMES.get(str(row["measure"]), str(row["measure"]))
-        name += f" over {level:g}" * (level == level)
-        text = f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
-        lines.setdefault(name, {})[str(row["variant"])] = text
-    for name, by_variant in lines.items():
-        table.add_row(name, *(by_variant.get(variant, "") for variant in found.variants.runs))
-    return table
-
-
-_NAMES = {
-    "sink_rate": "sink rate",
-    "sink_mass": "mass on position 0",
-    "top_mass": "the same, top layer",
-    "dominance_ratio": "dominance ratio",
-    "effective_rank": "effective rank",
-    "effective_rank_without": "the same, without token 0",
-    "s2_ratio": "S2 ratio",
-    "norm_ratio": "norm ratio, largest",
-    "growth_steps": "growth steps",
-    "super_neurons": "super neurons",
-}
-"""Measure -> what the table calls it."""
+    title = f"step {measures['step'].iloc[0]}, mean over seeds [95%]"
+    return printed(measures_side_by_side(measures), title=title)

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from ..report.page import PageTable
 
 BAD_INPUT = 2
 """Exit code of everything that the user can put right."""
@@ -236,7 +238,7 @@ class _Plain(logging.Formatter):
 
 
 def lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """Say what is printed, as plain lines."""
+    """Return what would be printed, as plain lines."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -263,7 +265,7 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
 
 
 def _advice(error: BaseException) -> str | None:
-    """Say what the user can do about an error; None where it is the program's own fault."""
+    """Say what the user can do about an error; None if it is the program's own fault."""
     if isinstance(error, SinkLensError):
         return str(error)
     if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):
@@ -278,17 +280,40 @@ def _advice(error: BaseException) -> str | None:
     return f"{error.strerror}{where}; need a file or folder that can be used so. Check the path and its permissions"
 
 
-def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Some columns of a frame, those that it has, as a table for the terminal."""
+def table_of(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", texts: int = 1, wrapped: Sequence[str] = ()
+) -> "Table":
+    """A table for the terminal, without rules, which leaves 80 columns to its cells.
+
+    Args:
+        heads: of its columns.
+        rows: their cells.
+        title: above it.
+        texts: how many of the first columns hold text; numbers, in the others, stand on the right.
+        wrapped: heads of columns that may go on in another line.
+    """
     from rich.table import Table
 
-    from ..text import number
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for place, head in enumerate(heads):
+        side: Any = "left" if place < texts else "right"
+        table.add_column(head, justify=side, no_wrap=head not in wrapped, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
-    heads = [name for name in columns if name in frame.columns]
-    shown = Table(*(name.replace("_", " ") for name in heads), box=None, pad_edge=False)
-    for row in frame[heads].itertuples(index=False):
-        shown.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
-    return shown
+
+def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
+    """Some columns of a frame, those that it has, as a table for the terminal, with the words and numbers of pages."""
+    from ..report.page import shown_table
+
+    shown = shown_table(frame, columns, most=len(frame))
+    return table_of(shown.heads, shown.rows, texts=len(shown.heads), wrapped=shown.heads)
+
+
+def printed(shown: "PageTable", *, title: str = "") -> "Table":
+    """A page's table for the terminal; its first column holds text."""
+    return table_of(shown.heads, shown.rows, title=title, wrapped=shown.heads)
 
 
 def hush(quiet: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.config import FingerprintConfig
-from .console import INTERRUPTED, app, console, echo, hush, render_report, say, shown_size
+from .console import INTERRUPTED, app, console, echo, hush, render_report, say, shown_size, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -78,30 +78,26 @@ def fingerprint(
         say("warning", note)
     page = render_report(folder, quiet=True)
     echo(str(page))
-    said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
-    return Answer(found=lambda: {**said, "pairs": rows(found.pairs)})
+    answer = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
+    return Answer(found=lambda: {**answer, "pairs": rows(found.pairs)})
 
 
 def _cost(frame: Any) -> "Table":
-    """A model a row, and the whole in the title."""
-    from rich.table import Table
-
+    """One row per model, and the whole in the title."""
     n, seconds = len(frame), float(frame["seconds"].sum())
     pairs = n * (n - 1) // 2
-    title = f"{n} models, {pairs} pairs; about {seconds:,.0f} s to read the inputs, a second or so a pair"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("model", overflow="fold")
-    for name in ("width", "inputs", "tokens", "seconds", "states"):
-        table.add_column(name, justify="right")
+    title = f"{n} models, {pairs} pairs; about {seconds:,.0f} s to read the inputs, about a second per pair"
+    heads = ("model", "width", "inputs", "tokens", "seconds", "states")
+    lines = []
     for row in frame.to_dict("records"):
         time = "cached" if row["cached"] else f"{row['seconds']:,.1f}"
         size = shown_size(round(1e6 * row["megabytes"]))
-        table.add_row(row["model"], str(row["d_model"]), f"{row['inputs']:,}", f"{row['tokens']:,}", time, size)
-    return table
+        lines.append((row["model"], str(row["d_model"]), f"{row['inputs']:,}", f"{row['tokens']:,}", time, size))
+    return table_of(heads, lines, title=title, wrapped=heads)
 
 
 def _table(found: "Fingerprint") -> "Table":
-    """A pair a row, the strongest effects first."""
+    """One row per pair, the strongest effects first."""
     from rich.table import Table
 
     from ..text import number

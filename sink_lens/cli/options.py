@@ -40,13 +40,13 @@ _CONFIG = Annotated[
 ]
 _SET = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A field by its name, as lr=3e-4: the same as its option.", metavar="KEY=VALUE"),
+    typer.Option("--set", help="Set a field by name, such as lr=3e-4; the same as its option.", metavar="KEY=VALUE"),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command found."""
+    """The result of a command."""
 
     found: Callable[[], Mapping[str, Any]]
     """Makes what ``--json`` prints, beside the command's name."""

@@ -7,7 +7,7 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, echo, hush, render_report
+from .console import app, console, echo, hush, render_report, table_of
 from .options import (
     Answer,
     DryRun,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..patching.activation import PatchResult
     from ..patching.attribution import AttributionResult
 
+_MOST_DIFFERENCES = 20
 _EXAMPLES = """\
 [bold]Examples[/bold]
 
@@ -60,7 +61,9 @@ def patch(
 ) -> Answer:
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
     if not config.clean or not config.corrupted:
-        raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
+        raise InputError(
+            "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"
+        )
     check_shard(shard, out=out, overwrite=overwrite)
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
@@ -87,8 +90,8 @@ def patch(
         console().print(_differences(result.differences))
     strongest = result.strongest(top)
     page = render_report(folder, quiet=True)
-    found = {"run": folder, "report": page, "metric": result.metric}
-    answer = Answer(found=lambda: {**found, "differences": rows(result.differences), "strongest": rows(strongest)})
+    told = {"run": folder, "report": page, "metric": result.metric}
+    answer = Answer(found=lambda: {**told, "differences": rows(result.differences), "strongest": rows(strongest)})
     if quiet:
         echo(folder)
         return answer
@@ -126,24 +129,18 @@ def _print_approximation(
 
 
 def _differences(differences: "pd.DataFrame") -> "Table":
-    from rich.table import Table
-
     from ..text import plural, token
 
-    total = len(differences)
-    table = Table("sequence", "position", "clean", "corrupted", box=None, pad_edge=False, title_justify="left")
-    table.title = f"the prompts differ in {plural(total, 'token')}"
-    for row in differences.head(20).itertuples(index=False):
-        sequence, position, one, other = row
-        table.add_row(str(sequence), str(position), token(one), token(other))
-    if total > 20:
-        table.caption = f"the first 20 of {total}"
-    return table
+    title = f"the prompts differ in {plural(len(differences), 'token')}"
+    title += f"; the first {_MOST_DIFFERENCES}" * (len(differences) > _MOST_DIFFERENCES)
+    lines = [
+        (str(sequence), str(position), token(clean), token(corrupted))
+        for sequence, position, clean, corrupted in differences.head(_MOST_DIFFERENCES).itertuples(index=False)
+    ]
+    return table_of(("sequence", "position", "clean", "corrupted"), lines, title=title, texts=4)
 
 
 def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table":
-    from rich.table import Table
-
     from ..text import interval, number, token
 
     heads = {"value": result.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
@@ -152,10 +149,11 @@ def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table
     if "ci_low" in frame.columns:
         frame["95%"] = [interval(low, high) for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
     shown = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]
-    table = Table(*result.by, "token", *(heads[name] for name in shown), box=None, pad_edge=False)
+    lines = []
     for row in frame.to_dict("records"):
         text = result.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [str(int(row[name])) for name in result.by]
         cells = (row[name] if isinstance(row[name], str) else number(float(row[name])) for name in shown)
-        table.add_row(*where, token(text) if text else "", *cells)
-    return table
+        lines.append((*where, token(text) if text else "", *cells))
+    columns = (*result.by, "token", *(heads[name] for name in shown))
+    return table_of(columns, lines, texts=len(columns), wrapped=columns)

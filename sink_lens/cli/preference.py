@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..identity.config import ContractionConfig, PreferenceConfig, SurveyConfig
-from .console import INTERRUPTED, app, console, echo, hush, say
+from .console import INTERRUPTED, app, console, echo, hush, say, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ sink-lens contraction runs/softmax-0 runs/softmax-1  [dim]along two trainings, a
 sink-lens contraction --untrained gpt2 --seeds 0-2 --calibrate  [dim]variance calibration at initialisation[/dim]
 """
 _TITLES = {
-    "preference": "most frequent token over chance; tokens that cover 80%; largest mean probability times vocabulary",
+    "preference": "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary",
     "contraction": "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention",
     "calibration": "what is gained between sequences and positions, the top token's share, attention to 0, loss",
 }
@@ -76,7 +76,7 @@ def preference(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> Answer:
-    """Which tokens a model predicts after random sequences, against chance: trained, along training, or untrained."""
+    """Which tokens does a model predict after random sequences? Against chance; trained, in training, or untrained."""
     return _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
 
@@ -89,7 +89,7 @@ def contraction(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> Answer:
-    """How alike a model makes unrelated sequences, and the positions of one, after each sublayer, above the floor."""
+    """How alike does a model make unrelated sequences, and the positions of one? By sublayer, above the floor."""
     return _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
 
@@ -110,8 +110,8 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
     except KeyboardInterrupt:
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
-    found = {"run": folder, "report": done.report}
-    answer = Answer(found=lambda: found | {name: rows(done.tables[name]) for name in ("arms", "summary")})
+    where = {"run": folder, "report": done.report}
+    answer = Answer(found=lambda: where | {name: rows(done.tables[name]) for name in ("arms", "summary")})
     if quiet:
         echo(done.report)
         return answer
@@ -124,16 +124,11 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
 
 def _cost(frame: "pd.DataFrame") -> None:
     """Print what it would take."""
-    from rich.table import Table
-
     from ..engine.cost import duration
     from ..text import short
 
-    table = Table("models", box=None, pad_edge=False)
-    for name in ("how many", "parameters", "tokens", "time", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in frame.to_dict("records"):
-        table.add_row(
+    lines = [
+        (
             str(row["variant"]),
             str(row["models"]),
             short(row["parameters"]),
@@ -141,21 +136,17 @@ def _cost(frame: "pd.DataFrame") -> None:
             duration(row["seconds"]),
             f"{row['memory'] / 1e9:.2f} GB",
         )
-    console().print(table)
+        for row in frame.to_dict("records")
+    ]
+    heads = ("models", "how many", "parameters", "tokens", "time", "memory")
+    console().print(table_of(heads, lines, wrapped=heads[:1]))
     console().print(f"in all {duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
 
 
 def _table(kind: str, done: "Survey") -> "Table":
-    """One row a variant with its interval over seeds; one row a checkpoint."""
-    from rich.table import Table
-
+    """One row per variant with its interval over seeds; one row per checkpoint."""
     from ..report.survey import variant_rows
 
     shown = _SHOWN[kind]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in shown.values():
-        table.add_column(name, justify="right", no_wrap=True)
-    for label, cells in variant_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown)):
-        table.add_row(label, *cells)
-    return table
+    lines = variant_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown))
+    return table_of(("", *shown.values()), ((label, *cells) for label, cells in lines))

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
-from .console import INTERRUPTED, app, console, echo, lines, render_report
+from .console import INTERRUPTED, app, console, echo, lines, render_report, table_of
 from .options import (
     Answer,
     DryRun,
@@ -159,32 +159,29 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
     def found() -> dict[str, Any]:
         metrics = dict.fromkeys(map(str, result.frame["metric"]))
         strongest = {metric: rows(result.top(_SHOWN, metric=metric)) for metric in metrics}
-        said = {"run": result.folder, "report": page, "sentence": result.headline, "failed": len(result.failed)}
-        return {**said, "cells": len(result.frame["cell"].unique()), "strongest": strongest}
+        answer = {"run": result.folder, "report": page, "sentence": result.headline, "failed": len(result.failed)}
+        return {**answer, "cells": len(result.frame["cell"].unique()), "strongest": strongest}
 
     return found
 
 
 def _strongest(result: "SweepResult", metric: str) -> "Table":
     """The cells with the largest effects on a metric."""
-    from rich.table import Table
-
     from ..sweeps.results import cell_name
     from ..text import number
 
     def between(row: dict[Any, Any], low: str, high: str) -> str:
         return "none" if math.isnan(float(row[low])) else f"{number(float(row[low]))} to {number(float(row[high]))}"
 
-    table = Table("edit", title=f"strongest effects on {metric}", title_justify="left", box=None, pad_edge=False)
-    for name in ("effect", "95%", "controls", "over controls, 95%"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result.top(_SHOWN, metric=metric).to_dict("records"):
-        control = float(row["control_effect"])
-        table.add_row(
+    heads = ("edit", "effect", "95%", "controls", "above controls, 95%")
+    lines = [
+        (
             cell_name(row),
             number(float(row["effect"])),
             between(row, "ci_low", "ci_high"),
-            "none" if math.isnan(control) else number(control),
+            "none" if math.isnan(float(row["control_effect"])) else number(float(row["control_effect"])),
             between(row, "over_low", "over_high"),
         )
-    return table
+        for row in result.top(_SHOWN, metric=metric).to_dict("records")
+    ]
+    return table_of(heads, lines, title=f"strongest effects on {metric}", wrapped=heads[:1])

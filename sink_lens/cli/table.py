@@ -10,7 +10,7 @@ from .options import Answer, Quiet, configured
 _EXAMPLES = """\
 [bold]Examples[/bold]
 
-sink-lens table runs/*  [dim]a row a card or trace[/dim]
+sink-lens table runs/*  [dim]one row per card or trace[/dim]
 
 sink-lens table runs/* --columns model,sink_rate,outlier_dimensions,loss --format latex --out models.tex
 

@@ -9,7 +9,7 @@ import typer
 from ..data.config import CacheConfig, ExamplesConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from .console import app, columns_of, console, echo, say, shown_size
+from .console import app, columns_of, console, echo, say, shown_size, table_of
 from .options import Answer, Json, Quiet, answering, configured, rows
 
 _REPORT_EXAMPLES = """\
@@ -30,7 +30,7 @@ sink-lens report runs/default --figures figures/ --width 3.25in --font serif --f
 def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     """Render the page of a run again, or of several runs side by side, from their tables: no model is needed.
 
-    Runs beside each other must be of one kind, on the same tokens and with the same settings, but for what --by names.
+    Runs side by side must be of one kind, on the same tokens and with the same settings, except in what --by names.
     """
     from ..report.export import check_figures, save_figures
     from ..report.fitting import NARROW
@@ -119,13 +119,10 @@ def cache(
     if not config.clear and quiet:
         echo("\n".join(entry.name for entry in chosen))
     elif not config.clear:
-        from rich.table import Table
-
-        table = Table("kind", "name", "size", "state", title=f"{cache_folder()}", title_justify="left", box=None)
-        for entry in chosen:
-            state = "whole" if entry.complete else "unfinished or damaged"
-            table.add_row(entry.kind, entry.name, shown_size(entry.bytes), state)
-        console().print(table)
+        states = {True: "whole", False: "unfinished or damaged"}
+        lines = [(entry.kind, entry.name, shown_size(entry.bytes), states[entry.complete]) for entry in chosen]
+        heads = ("kind", "name", "size", "state")
+        console().print(table_of(heads, lines, title=f"{cache_folder()}", texts=4, wrapped=heads))
     if not config.clear:
         return Answer(found=lambda: found)
     size = sum(entry.bytes for entry in chosen)
@@ -192,7 +189,7 @@ _NOTEBOOKS = {
 
 
 def _first_line(file: Path) -> str:
-    """Say what an example says of itself in its first line."""
+    """Return the first line of an example, which describes it."""
     if file.suffix == ".ipynb":
         return _NOTEBOOKS[file.stem]
     return file.read_text(encoding="utf-8").partition("\n")[0].strip('"')
@@ -217,5 +214,7 @@ def _measures(*, quiet: bool) -> Answer:
         about = f"{measure.unit}, {measure.low:g} to {measure.high:g}; {measure.reference}"
         console().print(Text.assemble((measure.name, "bold"), f"  {about}"))
         console().print(Padding(measure.meaning, (0, 0, 0, 4)))
-    said = ("name", "unit", "low", "high", "reference", "meaning")
-    return Answer(found=lambda: {"measures": [{one: getattr(row, one) for one in said} for row in MEASURES.values()]})
+    columns = ("name", "unit", "low", "high", "reference", "meaning")
+    return Answer(
+        found=lambda: {"measures": [{one: getattr(row, one) for one in columns} for row in MEASURES.values()]}
+    )

@@ -231,7 +231,7 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
 
 
 def mean_text(effects: pd.DataFrame) -> str:
-    """What mean ablation sets a part to, and how many sinks that leaves out; empty for a run of an earlier version."""
+    """Say what mean ablation sets a part to, and how many sinks it leaves out; empty for runs of earlier versions."""
     if "sinks_left_out" not in effects:
         return ""
     n = int(effects["sinks_left_out"].iloc[0])
@@ -319,7 +319,7 @@ def _cell(row: Mapping[Any, Any]) -> str:
 
 
 def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Which links leave most of the sink when they are frozen in all growth steps, so that another path carries it.
+    """Name the links that leave most of the sink if they are frozen in all growth steps: another path carries it.
 
     A link whose steps leave most alone, but not all together, has its other path in the other steps.
     """

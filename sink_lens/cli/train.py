@@ -73,5 +73,5 @@ def train(
         console().print(result.headline, soft_wrap=True)
     page = render_report(result.folder, quiet=quiet)
     echo(str(result.folder))
-    found = {"run": result.folder, "report": page, "sentence": result.headline}
-    return Answer(found=lambda: found)
+    answer = {"run": result.folder, "report": page, "sentence": result.headline}
+    return Answer(found=lambda: answer)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..training.config import WatchConfig
-from .console import app, console, echo, render_report
+from .console import app, console, echo, render_report, table_of
 from .options import Answer, Quiet, configured
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's si
 def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """Measure the chain on every checkpoint of a training: when is the sink born?
 
-    Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step, as
-    checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet, course.png and course.svg into the run's folder.
+    Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step,
+    such as checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet, course.png and course.svg into the folder.
     """
     from ..errors import RunError
     from ..training.sink_birth import births
@@ -58,34 +58,32 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     page = render_report(run, quiet=quiet)
     if not quiet:
         echo(str(run / "course.png"))
-    found = {"run": run, "report": page, "sentence": born.sentence, "table": run / "watch.parquet"}
-    return Answer(found=lambda: found)
+    answer = {"run": run, "report": page, "sentence": born.sentence, "table": run / "watch.parquet"}
+    return Answer(found=lambda: answer)
 
 
 def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
-    """A checkpoint a row, the whole model's measures across."""
+    """One row per checkpoint: the whole model's measures."""
     import numpy as np
     import pandas as pd
-    from rich.table import Table
 
     from ..text import number, short
     from ..training.sink_birth import whole
 
-    title = f"sinks over {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("step", "tokens", "sinks", *(title for _, title in _SHOWN)):
-        table.add_column(name, justify="right", no_wrap=True)
+    title = f"sinks above {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"
+    lines = []
     steps = dict(sorted(zip(frame["step"].tolist(), frame["tokens"].tolist(), strict=True)))
     rates = whole(frame, "sink_rate")
     rates = rates[np.isclose(rates["threshold"], threshold)]
     values = {measure: whole(frame, measure) for measure, _ in _SHOWN}
     for step, tokens in steps.items():
-        found = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
+        by_measure = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
         rate = rates.loc[rates["step"] == step, "value"].tolist()
         seen = "" if pd.isna(tokens) else short(tokens)
         if not len(rate):
-            table.add_row(str(step), seen, "not measured")
+            lines.append((str(step), seen, "not measured"))
             continue
-        cells = [number(float(one[0])) if len(one) else "" for one in found.values()]
-        table.add_row(str(step), seen, f"{rate[0]:.1%}", *cells)
-    return table
+        cells = [number(float(value[0])) if len(value) else "" for value in by_measure.values()]
+        lines.append((str(step), seen, f"{rate[0]:.1%}", *cells))
+    heads = ("step", "tokens", "sinks", *(head for _, head in _SHOWN))
+    return table_of(heads, lines, title=title, texts=0)

@@ -38,7 +38,7 @@ def report(folder):
 def test_preference_of_untrained_models(tmp_path):
     done = run("preference", "--untrained", f"gpt2,activation=relu,{SMALL}", "--seeds", "0-1", *SIZE, "--out", "run")
     assert done.exit_code == 0, done.stderr
-    assert "most frequent token over chance" in done.stdout
+    assert "top token relative to chance" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("report.html")
     tables = read_run(tmp_path / "run").tables
     assert set(tables) >= {"models", "summary", "coverage", "tokens", "arms"}

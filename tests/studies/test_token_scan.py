@@ -157,9 +157,9 @@ def test_the_command_prints_the_thresholds_the_agreement_and_where_the_report_is
     assert done.exit_code == 0, done.output
     assert "by attention: " in done.output
     assert "by norm: " in done.output
-    assert "only massive" in done.output
+    assert "massive only" in done.output
     assert "residual sink" in done.output
-    assert done.stdout.splitlines()[-1] == "report: run/report.html"
+    assert done.stdout.splitlines()[-2:] == ["report: run/report.html", "run: run"]
 
 
 def test_prompts_of_different_lengths_are_taken(model):
