@@ -365,10 +365,10 @@ def test_a_figure_that_is_too_narrow_to_be_read_is_an_error_that_names_it(tmp_pa
     asked = ["report", str(folder), "--figures", str(tmp_path / "out"), "--width", "3.25in", "--format", "svg"]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
     assert done.exit_code == 1
-    why = r"error: not drawn: circuit: it cannot be read at 3\.25 inches .*; need [\d.]+ at least\. Use circuit-paper"
-    assert re.search(why, done.output)
-    assert not (tmp_path / "out" / "circuit.svg").exists()
-    assert (tmp_path / "out" / "circuit-paper.svg").exists()
+    assert re.search(r"error: not drawn: circuit-talk: it cannot be read at 3\.25 inches .*; need [\d.]+", done.output)
+    assert not (tmp_path / "out" / "circuit-talk.svg").exists()
+    for name in ("circuit", "circuit-paper"):
+        assert (tmp_path / "out" / f"{name}.svg").exists()
 
 
 def test_the_headline_of_a_patched_stream_is_where_the_decision_moves(tmp_path):
