@@ -565,9 +565,7 @@ CIRCUIT = Page(
             ),
         ),
         Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=has_table("check")),
-        Listed(
-            key="node-check", title="Real patches of nodes", make=_node_check_table, when=has_table("check_nodes")
-        ),
+        Listed(key="node-check", title="Real patches of nodes", make=_node_check_table, when=has_table("check_nodes")),
         Listed(key="core-table", title="Core and contingent edges", make=_core_table, when=has_table("core")),
         Listed(key="pair-table", title="The prompts", make=_pair_table),
     ),
