@@ -540,7 +540,8 @@ def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
 
 def _unseen(nodes: pd.DataFrame) -> str:
     """Names of the nodes that gradients do not see, the largest first."""
-    return " ".join(nodes.loc[nodes["unseen"]].sort_values(by="exact", key=abs, ascending=False)["node"])
+    ordered = nodes.sort_values("exact", key=abs, ascending=False)
+    return " ".join(ordered.loc[ordered["unseen"], "node"].tolist())
 
 
 def _summary(
