@@ -9,7 +9,7 @@ from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
 from sink_lens.chain.summary import causal_rows
 from sink_lens.cli.trace_table import _makers_line, causal_parts, direction_text, intervention_text, makers_table
 from sink_lens.errors import RunError
-from sink_lens.report import trace as pages
+from sink_lens.report import trace_tables as pages
 from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(
@@ -118,7 +118,7 @@ def test_a_page_says_why_a_causal_table_is_empty(monkeypatch, effects, is_sink, 
     run = SimpleNamespace(need=lambda name, columns: tables[name], optional=lambda name, columns: tables[name])
     monkeypatch.setattr(pages, "find_story", lambda of: SimpleNamespace(is_sink=is_sink))
     with pytest.raises(RunError, match=said):
-        pages._causal(run, "mediation", [])
+        pages.causal_table(run, "mediation", [])
 
 
 def test_a_set_of_makers_is_told_once_and_beside_chance():
