@@ -76,6 +76,11 @@ def number(value: Any) -> str:
     return text.replace("-", "−")
 
 
+def capital(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def percent(share: float) -> str:
     """A share in whole percent; 'undefined' for a missing value."""
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
@@ -115,6 +120,12 @@ def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> st
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
+
+
+def costs(value: float, low: Any, high: Any) -> str:
+    """What something does to the loss, as a verb: it costs so many nats, or, where it costs none, changes the loss."""
+    verb = "costs" if value > 0 else "changes the loss by"
+    return f"{verb} {number(value)} nats {interval(low, high)}".rstrip()
 
 
 def short(count: float | int) -> str:

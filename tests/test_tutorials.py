@@ -10,6 +10,7 @@ import typer
 
 from sink_lens import cli
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.schema import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
@@ -48,7 +49,7 @@ def test_the_python_of_a_page_runs_in_its_order(page, model, tmp_path, monkeypat
     assert found
     names = {}
     for block in found:
-        exec(compile(block, page.name, "exec"), names)
+        exec(compile(block.replace(f'"{DEFAULT_MODEL}"', '"./my-model"'), page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -133,9 +133,9 @@ class Trace:
 
 def trace(
     model: TraceConfig | ModelLike,
+    tokens: TokenBatch | Tensor | str | None = None,
     *,
     config: TraceConfig | None = None,
-    tokens: TokenBatch | Tensor | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
@@ -147,9 +147,9 @@ def trace(
 
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
-        config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
             Token ids, a row a sequence, are a batch. A text is the configuration's field: "random".
+        config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
             what is finished of the other condition and the baseline is not measured again. Where only the page
             is missing, it is drawn.

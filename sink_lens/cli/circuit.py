@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..circuits.config import CircuitConfig
-from .console import app, console, echo, hush, table_of
+from .console import app, console, echo, hush, print_conclusion, table_of
 from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, check_shard, configured, rows, unfinished
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def circuit(
     if quiet:
         echo(found.folder)
         return answer
+    print_conclusion(found.folder)
     for sentence in found.sentences:
         echo(sentence)
     console().print(_table(edges, core=found.tables.get("core")))

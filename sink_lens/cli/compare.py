@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..training.config import CompareConfig
-from .console import app, console, echo, printed, render_report, say, table_of
+from .console import app, console, echo, print_conclusion, printed, render_report, say, table_of
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
     folder = Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out
     write(comparison, folder, overwrite=overwrite)
     if not quiet:
-        console().print(_losses(comparison))
-        if "measures" in comparison.tables:
-            console().print()
-            console().print(_sides(comparison.tables["measures"]))
-        console().print()
+        print_conclusion(folder)
     for sentence in comparison.sentences:
         console().print(sentence, soft_wrap=True)
+    if not quiet:
+        measures = [_sides(comparison.tables["measures"])] if "measures" in comparison.tables else []
+        for table in (_losses(comparison), *measures):
+            console().print()
+            console().print(table)
     for note in comparison.notes:
         say("warning", note)
     page = render_report(folder, quiet=quiet)

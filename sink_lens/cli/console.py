@@ -44,7 +44,7 @@ _HEADINGS = {
     "Decide": ("quantise", "streaming", "card", "verify", "diff", "table"),
     "Train": ("train", "watch", "compare"),
     "Whose model is it": ("preference", "contraction", "fingerprint"),
-    "The tool itself": ("examples", "measures", "cache"),
+    "The tool itself": ("status", "examples", "measures", "cache"),
 }
 """Heading of the help -> its commands; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
@@ -262,6 +262,15 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
     if not quiet:
         echo(f"report: {path}")
     return path
+
+
+def print_conclusion(folder: Path) -> None:
+    """Print the sentence that a run's page begins with."""
+    from rich.text import Text
+
+    from ..report.html import conclusion
+
+    console().print(Text(f"{conclusion(folder)}.", style="bold"), soft_wrap=True)
 
 
 def _advice(error: BaseException) -> str | None:

@@ -7,7 +7,7 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, echo, hush, render_report, table_of
+from .console import app, console, echo, hush, print_conclusion, render_report, table_of
 from .options import (
     Answer,
     DryRun,
@@ -86,8 +86,6 @@ def patch(
             return unfinished(folder, shard=shard, quiet=quiet)
     else:
         result = run_patch(lens, config=config, out=folder, overwrite=overwrite, progress=not quiet)
-    if not quiet:
-        console().print(_differences(result.differences))
     strongest = result.strongest(top)
     page = render_report(folder, quiet=True)
     told = {"run": folder, "report": page, "metric": result.metric}
@@ -95,6 +93,8 @@ def patch(
     if quiet:
         echo(folder)
         return answer
+    print_conclusion(folder)
+    console().print(_differences(result.differences))
     console().print(
         f"the strongest of {len(result.frame)} patches of {result.site}, {result.direction}: {result.metric} "
         f"{result.baseline:.4g} in the baseline run, {result.source:.4g} in the run that the values come from",

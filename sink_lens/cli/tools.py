@@ -21,7 +21,7 @@ sink-lens report runs/with-bos-a runs/with-bos-b --out both.html  [dim]side by s
 
 sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF, with its numbers as CSV[/dim]
 
-sink-lens report runs/default --figures figures/ --width 3.25in --font serif --format pdf,svg  [dim]for a paper[/dim]
+sink-lens report runs/default --figures figures/ --only circuit-paper --width 3.25in --font serif  [dim]one figure[/dim]
 """
 
 
@@ -45,7 +45,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
     if config.figures is not None:
-        files, missing = save_figures(config.runs, config.figures, **how)
+        files, missing = save_figures(config.runs, config.figures, only=config.only, **how)
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:

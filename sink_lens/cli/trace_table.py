@@ -18,8 +18,8 @@ from ..chain.placement import kind_of
 from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
 from ..findings import beyond_chance, remarks, shown_set
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
+from ..text import capital, listed, named_parts, neuron_name, number, percent, plural, span, words
 from ..text import interval as interval_text
-from ..text import listed, named_parts, neuron_name, number, percent, plural, span, words
 
 if TYPE_CHECKING:
     from ..chain.trace import Trace
@@ -188,7 +188,7 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
             said.append(f"measured: {first['measured']}")
         if link in intervened:
             said.append(intervention_text(intervened[link], sink_position=sink_position))
-        said += [f"{one[:1].upper()}{one[1:]}." for one in remarks(frames, str(link))]
+        said += [f"{capital(one)}." for one in remarks(frames, str(link))]
         parts += [Padding(Text(one), (0, 0, 0, 2)) for one in said]
     return Group(*parts)
 
@@ -324,7 +324,7 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     A link whose steps leave most alone, but not all together, has its other path in the other steps.
     """
     table = frames["mediation"]
-    if table["surviving_share"].isna().all():
+    if table["surviving_share"].isna().to_numpy().all():
         why = "nothing adds a sink here" if len(table) else "the sink is there before the layers in which they are read"
         return f"what survives while a link is frozen was not measured: {why}"
     freezes = [link.freeze for link in LINKS if link.freeze is not None]

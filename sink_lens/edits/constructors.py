@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
-from ..models.sites import SITES
+from ..models.sites import SITES, no_site
 from ..models.weights import mlp_weights
 from .part import Indices, Part, Where, in_range
 
@@ -95,7 +95,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
     """
     for name in (site, *([] if reads is None else [reads])):
         if name not in SITES:
-            raise SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
+            raise no_site(name)
     if reads is not None and ORDER[reads] >= ORDER[site]:
         raise SiteError(f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one")
     label = where.pop("label", "") or site

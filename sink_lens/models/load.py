@@ -43,7 +43,7 @@ __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_
 ModelLike = LensModel | PreTrainedModel | TransformerBridge | str | Path
 """The kinds of model argument that every function accepts."""
 
-_FROM_GGUF = "the weights were read from {}; where that file is quantised, the quantisation is part of what is studied"
+_FROM_GGUF = "the weights are those of {}: if it is quantised, so is what is studied here"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }

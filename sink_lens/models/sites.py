@@ -7,6 +7,7 @@ the same axes; the tests compare them for every family and site.
 MLP's input but not the residual stream. To edit the stream after the attention, edit ``attn_out``.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -281,6 +282,16 @@ SITES: Mapping[str, Site] = {site.name: site for site in _LIST}
 """Site name -> site, in the order in which a layer computes them."""
 
 
+def no_site(name: str) -> SiteError:
+    """The error of a name that is no site's; the name of a hook point is told its site."""
+    pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
+    hooked = next((site.name for site in _LIST if site.bridge == pattern), "")
+    instead = (
+        f"it is the hook point of {hooked!r}; layers are named apart" if hooked else f"need one of {', '.join(SITES)}"
+    )
+    return SiteError(f"there is no site {name!r}; {instead}")
+
+
 def site_of(name: str, *, family: Family) -> Site:
     """Look up a site by name, for a family that has it.
 
@@ -288,7 +299,7 @@ def site_of(name: str, *, family: Family) -> Site:
         SiteError: the name is unknown, or the family does not have the site.
     """
     if name not in SITES:
-        raise SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
+        raise no_site(name)
     site = SITES[name]
     if not site.observed and site.address(family) is None:
         reason = "has no gate in its MLP"

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, listed_table, more, shown_table, whole
 from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
-from sink_lens.text import interval, listed, percent, plural, visible
+from sink_lens.text import capital, interval, listed, percent, plural, visible
 
 _LOSSES = {
     "clean": "as it is",
@@ -65,7 +65,7 @@ def _title(run: Run) -> str:
     rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
     sink = f"a sink at position {listed(sinks)} in {rate} of heads" if sinks else f"no sink ({rate} of heads)"
     dimension = f"outlier dimension{'s' * (len(dims) > 1)} {listed(dims)}" if dims else "no outlier dimension"
-    return visible(f"{sink[:1].upper()}{sink[1:]}, {dimension}", limit=200)
+    return visible(f"{capital(sink)}, {dimension}", limit=200)
 
 
 def _headline(run: Run) -> list[str]:
@@ -75,11 +75,14 @@ def _headline(run: Run) -> list[str]:
     heads = run.optional("heads", columns=["inactive"])
     if heads is not None and len(heads):
         count = int(heads["inactive"].to_numpy().sum())
-        heads_of = f"{count} of {plural(len(heads), 'head')} write" if count else f"None of {len(heads)} heads writes"
-        sentences.append(f"{heads_of} at most a quarter of what their layer's heads write on average.")
+        idle = f"{count} of {plural(len(heads), 'head')}" if count else "No head"
+        are = "are" if count > 1 else "is"
+        sentences.append(
+            f"{idle} {are} idle: an idle head writes at most a quarter of what its layer's heads do on average."
+        )
     if (run.folder / "card.md").exists():
         sentences.append(
-            "The block for a model card is card.md in the run's folder; card.json has the same for programs."
+            "In the run's folder, card.md is the block for a model card and card.json the same for programs."
         )
     return sentences
 

@@ -31,6 +31,9 @@ class ReportConfig:
     font: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --figures: font of the text: serif, sans-serif, monospace or one that is installed."""
 
+    only: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
+    """With --figures: the figures, by the names of their files, such as circuit-paper. Default: all."""
+
     def __post_init__(self) -> None:
         """Refuse fields in which compared runs may not differ.
 

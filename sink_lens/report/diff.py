@@ -18,7 +18,7 @@ from sink_lens.report.page import (
     whole,
 )
 from sink_lens.report.style import BLUE, QUIET, canvas, finished, panel
-from sink_lens.text import interval, listed, number, plural, visible, words
+from sink_lens.text import interval, listed, named_parts, number, plural, visible, words
 
 _CHANGES = ["quantity", "first", "second", "change", "change_low", "change_high", "alarm"]
 _SIGNS = {True: "✗ alarm", False: "✓"}
@@ -58,6 +58,8 @@ def _title(run: Run) -> str:
         ]
         result += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
     loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
+    if row["by"] == "bos" and not row["alarms"]:
+        return f"{visible(row.get('sentence', ''), limit=200).partition(':')[0] or result}{loss}"
     other = run.config.get("other")
     whose = f" in {visible(other)}" if other else ""
     return f"{result}{whose}{by.get(str(row['by']), '')}{loss}"
@@ -92,7 +94,8 @@ def _indices(run: Run) -> tuple[str, PageTable]:
     table = run.need("changes", columns=["quantity", "first_indices", "second_indices", "alarm", "unit"])
     table = table.loc[table["unit"] == "index"]
     texts = {
-        name: ["" if pd.isna(one) else str(one) for one in table[name]] for name in ("first_indices", "second_indices")
+        name: ["" if pd.isna(one) else named_parts(one) for one in table[name]]
+        for name in ("first_indices", "second_indices")
     }
     shown = table.assign(
         **texts,

@@ -18,7 +18,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, listed_table, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, PAPER, canvas, file_of, finished, save_figure
-from sink_lens.text import edge_name, listed, number, part_name, percent, plural, token, visible, words
+from sink_lens.text import capital, edge_name, listed, number, part_name, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 """Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
@@ -356,7 +356,7 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
     sentences += [
         f"The circuit has {row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method']).upper()} on "
         f"{row['pairs']} pairs; other edges carry {carried} instead.",
-        f"{_capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
+        f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with every edge replaced.",
     ]
     if row["method"] in ("eap-ig", "eap-ig-left"):
@@ -404,31 +404,28 @@ def _faithful(row: Mapping[str, Any]) -> str:
             "from 0."
         )
     return (
-        f"{_capital(_reach(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
+        f"{capital(_carry(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
         f"pairs that were not used to choose edges. Averaged over sizes, faithfulness is {number(row['cpr'])} (CPR) "
         f"and its distance from 1 is {number(row['cmd'])} (CMD); over the logarithm of the size, "
         f"{number(row['cpr_log'])} and {number(row['cmd_log'])}."
     )
 
 
-def _reach(share: float) -> str:
+def _carry(share: float) -> str:
     return (
-        f"{percent(share)} of the edges reach 80% of" if np.isfinite(share) else "no size that was run reaches 80% of"
+        f"{percent(share)} of the edges carry 80% of" if np.isfinite(share) else "no size that was run carries 80% of"
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _title(run: Run) -> str:
     task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
-    table = run.optional("summary", columns=["cpr", "share_at_80"])
+    table = run.optional("summary", columns=["cpr", "share_at_80", "metric"])
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
-    result = "what it carries is undefined" if np.isnan(row["cpr"]) else f"{_reach(row['share_at_80'])} it"
+    carried = f"{_carry(row['share_at_80'])} the {words(str(row['metric']))}"
+    result = "what it carries is undefined" if np.isnan(row["cpr"]) else carried
     return f"The circuit of {what}: {result}"
 
 

@@ -28,6 +28,7 @@ def save_figures(
     formats: Sequence[str] = tuple(FORMATS),
     width: str | None = None,
     font: str | None = None,
+    only: Sequence[str] = (),
 ) -> tuple[list[Path], list[str]]:
     """Write every figure of the runs' pages, and the numbers of each as CSV; several runs' files begin with the run.
 
@@ -37,21 +38,24 @@ def save_figures(
         formats: some of ``FORMATS``; pixels have 300 dpi.
         width: of every figure, such as ``3.25in`` or ``8.3cm``; heights keep their share. As drawn if None.
         font: family of the text: serif, sans-serif, monospace, or the name of a font of this machine.
+        only: the figures to write, by the names of their files without an ending; all of them if empty.
 
     Returns:
         The files, and what could not be drawn, each with the reason.
 
     Raises:
         RunError: There is no run in a folder, or a file cannot be written.
-        InputError: An unknown format, width or font, or a figure would be written over a file that belongs to a run.
+        InputError: A format, width, font or figure that is not known, or a file of a run that would be overwritten.
     """
     folder, files, missing = Path(folder), [], []
     inches = check_figures(formats=formats, width=width, font=font)
-    for number, path in enumerate(runs, start=1):
-        run = read_run(path)
+    shown = [(run, [one for one in page_of(run).figures if belongs(run, one)]) for run in map(read_run, runs)]
+    _check_only(only, [one.key for _, figures in shown for one in figures])
+    for number, (run, every) in enumerate(shown, start=1):
         prefix = f"run-{number}-" if len(runs) > 1 else ""
-        every = [drawn for drawn in page_of(run).figures if belongs(run, drawn)]
         for drawn in every:
+            if only and drawn.key not in only:
+                continue
             make = functools.partial(_figure, run, drawn)
             made, why = attempt(run, lambda make=make: fit_figure(make, inches=inches, font=font))
             if made is None:
@@ -90,6 +94,11 @@ def check_figures(*, formats: Sequence[str], width: str | None, font: str | None
             raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,svg")
     _check_font(font)
     return None if width is None else _inches(width)
+
+
+def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
+    if unknown := [name for name in only if name not in keys]:
+        raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(dict.fromkeys(keys))}")
 
 
 def _file(folder: Path, name: str) -> Path:

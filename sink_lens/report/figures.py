@@ -314,7 +314,7 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
     """Write names of neurons beside points, moved up where they would meet, and down from the top."""
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
-    gap = 0.062 * (high - low)
+    gap = 0.07 * (high - low)
     ordered = list(points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None))
     heights = apart([y for *_, y in ordered], gap=gap, top=high)
     for (layer, neuron, x, y), height in zip(ordered, heights, strict=True):
@@ -322,8 +322,8 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
         axes.annotate(
             neuron_name(layer, neuron),
             (x, y),
-            xytext=(-9 if to_the_left else 9, (height - y) / (high - low) * 170),
-            textcoords="offset points",
+            xytext=(-9 if to_the_left else 9, height),
+            textcoords=("offset points", "data"),
             ha="right" if to_the_left else "left",
             va="center",
             fontsize=FONT - 1.5,

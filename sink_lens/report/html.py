@@ -29,7 +29,7 @@ from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
 from sink_lens.report.style import svg
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
-from sink_lens.text import listed, plural, visible, words
+from sink_lens.text import capital, listed, plural, visible, words
 
 _LEADS = ("scores", "circuit")
 """Figures of the first screen of a run with a chain."""
@@ -74,7 +74,7 @@ def content(run: Run, *, prefix: str = "") -> Content:
         name=visible(name),
         title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
         headline=attempt(run, lambda: page.headline(run))[0] or [],
-        notes=[visible(note, limit=400) for note in _notes(run)],
+        notes=[capital(visible(note, limit=400)) for note in _notes(run)],
         incomplete=_incomplete(run),
         chained=page.chained,
         chain=walked(chain(run), verdicts) if page.chained else [],

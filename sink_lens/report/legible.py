@@ -34,7 +34,7 @@ def faults(figure: Figure) -> list[str]:
     with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings(record=True) as sentences:
         warnings.simplefilter("always")
         figure.draw(renderer)
-        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in drawn.values()]
+        boxes = [(text.get_text(), Text.get_window_extent(text, renderer)) for text in drawn.values()]  # no arrow
     missing = sorted(
         {str(one.message).partition(" missing")[0] for one in sentences if "missing from" in str(one.message)}
     )

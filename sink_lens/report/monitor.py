@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import number, plural, visible
+from sink_lens.text import capital, number, plural, visible
 
 _COLUMNS = ["step", "key", "layer", "value", "unit"]
 _RULES = {
@@ -112,7 +112,7 @@ def _sentences(run: Run) -> list[str]:
     """The alarms, and where the training stands at the last reading."""
     alarms = _alarms(run)
     told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
-    sentences = [f"{one[:1].upper()}{one[1:]}." for one in told[:_MOST_SENTENCES]]
+    sentences = [f"{capital(one)}." for one in told[:_MOST_SENTENCES]]
     if len(told) > _MOST_SENTENCES:
         sentences.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
     if alarms is not None and not told:

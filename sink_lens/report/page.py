@@ -9,7 +9,7 @@ import pandas as pd
 
 from sink_lens.errors import SinkLensError
 from sink_lens.report.story import LinkRow
-from sink_lens.text import interval, number, visible, words
+from sink_lens.text import capital, interval, number, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -278,7 +278,7 @@ def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
         return make(), ""
     except SinkLensError as error:
         text = visible(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
-        return None, text[:1].upper() + text[1:] if text.startswith(("this ", "the ", "no ")) else text
+        return None, capital(text) if text.startswith(("this ", "the ", "no ")) else text
     except _UNFIT as error:
         why = visible(f"{type(error).__name__}: {error}", limit=200)
         return None, f"It cannot be made from what the tables of this run hold ({why}). Run again to see it."

@@ -16,7 +16,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.edges import Drawable
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
-from sink_lens.text import listed, number, percent, site_words, token, visible, words
+from sink_lens.text import capital, listed, number, percent, site_words, token, visible, words
 
 _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
@@ -65,12 +65,15 @@ def patch_circuit(run: Run) -> PatchCircuit:
     frame = run.need("patches", columns=["effect"])
     differ = run.optional("differences", columns=["position", "clean", "corrupted"])
     rows = [] if differ is None else differ.drop_duplicates("position").to_dict("records")
+    tokens = run.optional("tokens", columns=["position", "text"])
+    same = [] if tokens is None else tokens.to_dict("records")
     about = {
         "title": f"Where {_metric(run)} is decided, {visible(run.provenance.get('model') or 'a model', limit=40)}",
         "site": str(run.config.get("site", "")),
         "metric": str(run.config.get("metric", "the metric")),
         "by": [name for name in _BY if name in frame.columns],
-        "labels": {int(row["position"]): str(row["clean"]) for row in rows},
+        "labels": {int(row["position"]): str(row["text"]) for row in same}
+        | {int(row["position"]): str(row["clean"]) for row in rows},
     }
     return PatchCircuit(about=about, frame=frame)
 
@@ -176,7 +179,7 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return title
     if moved := _decision_sentence(table, run):
-        return f"{title}: {_metric(run)} {moved}"
+        return capital(f"{_metric(run)} {moved}")
     table = _strongest_first(table)
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
@@ -196,11 +199,11 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
     if not plateaus or len({one["position"] for one in plateaus}) != len(plateaus):
         return ""
     first, *others = plateaus
-    sentence = (
-        f"is carried at position {first['position']} up to layer {first['layers'][1]} ({percent(first['value'])})"
-    )
-    for one in others:
-        sentence += f", at position {one['position']} from layer {one['layers'][0]} ({percent(one['value'])})"
+    texts = _texts(run)
+    names = [f"position {one['position']} {texts.get(int(one['position']), '')}".rstrip() for one in plateaus]
+    sentence = f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    for name, one in zip(names[1:], others, strict=True):
+        sentence += f", at {name} from layer {one['layers'][0]} ({percent(one['value'])})"
     return sentence
 
 
@@ -249,13 +252,15 @@ def _prompts(run: Run) -> list[str]:
 def _headline(run: Run) -> list[str]:
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
     prompts = "; ".join(_prompts(run))
-    sentences = [f"{prompts[:1].upper()}{prompts[1:]}."] if prompts else []
+    sentences = [f"{capital(prompts)}."] if prompts else []
     if len(table):
         sentences.append(f"Largest effect at {_most(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
     alike = f"; {same} patches changed nothing, since the two prompts are the same there" if same else ""
     site = site_words(run.config.get("site", "a site"))
-    return [*sentences, f"{len(table)} places of the {site} were patched, one at a time{alike}."]
+    how = visible(run.config.get("direction", ""))
+    places = f"{len(table)} places of the {site} were patched{f' ({how})' if how else ''}, one at a time"
+    return [*sentences, f"{places}{alike}."]
 
 
 def _put_words(run: Run) -> str:

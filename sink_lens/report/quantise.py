@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, number, percent, plural, visible, words
+from sink_lens.text import costs, interval, number, percent, plural, visible, words
 
 _LINES = ((False, "channels alone", BLUE, "o"), (True, "with the sink tokens", ORANGE, "s"))
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
@@ -113,8 +113,9 @@ def _title(run: Run) -> str:
             title += ", and"
         gap = f"the {number(cost)} nats that it costs" if np.isfinite(cost) else "the gap"
         return f"{title} closes {percent(closed)} {bounds} of {gap}".replace("  ", " ")
-    bounds = interval(row.get("cost_low"), row.get("cost_high"))
-    return f"{title}; the format costs {number(cost)} nats {bounds}".rstrip() if np.isfinite(cost) else title
+    if not np.isfinite(cost):
+        return title
+    return f"{title}; the format {costs(cost, row.get('cost_low'), row.get('cost_high'))}"
 
 
 def _tried(run: Run) -> bool:

@@ -98,7 +98,7 @@ class Beside:
         """The sentence of what the runs were made with, where that differs; empty where it does not."""
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
         settings = [
-            f"{words(row.name.removeprefix('config.'))} {', '.join(visible(cell.text, limit=40) for cell in row.cells)}"
+            f"{words(row.name.removeprefix('config.'))} {', '.join(_set_to(cell.text) for cell in row.cells)}"
             for row in apart
         ]
         settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
@@ -120,6 +120,10 @@ class Beside:
             numeric=(False,) * len(heads),
             rows=[(row.name, *(cell.text for cell in row.cells)) for row in rows],
         )
+
+
+def _set_to(text: str) -> str:
+    return "not set" if text == "–" else visible(text, limit=40)
 
 
 def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, shown_table, whole
 from sink_lens.report.style import BLUE, COLOURS, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, panel
-from sink_lens.text import interval, number, percent, plural, visible
+from sink_lens.text import costs, interval, number, percent, plural, visible
 
 _COLUMNS = ["part", "kept", "tokens", "loss_nats"]
 _NAMES = {"full": "full cache", "sink_mask": "sink tokens", "0": "none"}
@@ -22,7 +22,7 @@ def loss_by_kept(losses: pd.DataFrame) -> Figure:
     """
     first = losses.loc[losses["kept"].str.isdecimal()].sort_values("tokens", kind="stable")
     places = {name: at for at, name in enumerate(first["kept"].tolist())}
-    figure = canvas(width=5.6, height=3.2)
+    figure = canvas(width=6.4, height=3.2)
     axes = panel(figure, xlabel="first tokens kept", ylabel="loss beyond the window, nats")
     axes.plot(range(len(first)), first["loss_nats"].to_numpy(float), color=BLUE, marker="o", markersize=5)
     full = losses.loc[losses["kept"] == "full", "loss_nats"].to_numpy(float)
@@ -81,8 +81,7 @@ def _title(run: Run) -> str:
     if n == 0 and np.isfinite(cost):
         if not float(row.get("cost_low", np.nan)) > 0:
             return f"{title}; evicting has no cost that can be told from 0"
-        bounds = interval(row.get("cost_low"), row.get("cost_high"))
-        return f"{title}; evicting costs {number(cost)} nats {bounds}".rstrip()
+        return f"{title}; evicting {costs(cost, row.get('cost_low'), row.get('cost_high'))}"
     if n == 0 or not np.isfinite(closed):
         return title
     bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)

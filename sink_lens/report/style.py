@@ -23,6 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -65,6 +66,8 @@ _AROUND = (Axis, Legend, Text)
 """What may stick out of its panel, so that the layout leaves room for it."""
 
 
+_SIGNED = "RdBu_r"
+"""Colours of values of either sign."""
 WORDS = {"layer": "layer", "position": "position", "head": "head", "key": "key position"}
 """Swept column -> its word at an axis."""
 _MOST_LABELS = 40
@@ -210,7 +213,7 @@ def map_panel(
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
     axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
-    image = axes.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
+    image = axes.imshow(grid, cmap=_SIGNED, vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
     _ticks(axes, rows, name=down, labels=labels or {}, y=True)
     _ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
     return axes, image
@@ -374,6 +377,8 @@ def svg(figure: Figure, *, name: str) -> str:
         root.attrib.pop(key, None)
     root.set("style", f"min-width: {0.86 * width:.0f}px")
     root.set("aria-hidden", "true")
+    if any(image.get_cmap().name == _SIGNED for image in figure.findobj(AxesImage)):  # type: ignore[attr-defined]
+        root.set("class", "signed")  # dark pages turn its light middle dark
     return ElementTree.tostring(root, encoding="unicode")
 
 

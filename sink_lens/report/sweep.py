@@ -154,16 +154,17 @@ def _title(run: Run) -> str:
     table = run.optional("cells", columns=_CELLS)
     if table is None:
         return "A sweep of edits"
-    title = f"A sweep of {plural(len(set(table['cell'])), 'cell')}"
+    count = len(set(table["cell"]))
     metrics = _metrics(table)
     if not metrics:
-        return title
+        return f"A sweep of {plural(count, 'cell')}"
     told_apart = _told_apart(table, metrics[0])
     if not told_apart:
-        return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
+        return f"None of {plural(count, 'edit')} changes {visible(metrics[0])} beyond chance and its controls"
+    changes = "changes" if len(told_apart) == 1 else "change"
     return (
-        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}; most of "
-        f"all {cell_name(told_apart[0])}, by {_effect(told_apart[0])}"
+        f"{len(told_apart)} of {plural(count, 'edit')} {changes} {visible(metrics[0])}; the most: "
+        f"{cell_name(told_apart[0])}, by {_effect(told_apart[0])}"
     )
 
 

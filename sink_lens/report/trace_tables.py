@@ -21,7 +21,7 @@ from sink_lens.report.story import (
     studied,
 )
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import named_parts, number, percent, words
+from sink_lens.text import capital, named_parts, number, percent, words
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -142,7 +142,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     summary = run.optional("summary", columns=["quantity", "value"])
     if summary is not None:
         beside = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
-        see += "".join(f" {text[:1].upper()}{text[1:]}." for text in map(str, beside))
+        see += "".join(f" {capital(text)}." for text in map(str, beside))
     return see + _with_makers(run, table), shown_table(shown, heads)
 
 

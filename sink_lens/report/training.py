@@ -32,7 +32,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, number, percent, plural, short, visible, words
+from sink_lens.text import capital, interval, listed, number, percent, plural, short, visible, words
 
 
 def course(
@@ -503,7 +503,7 @@ def _findings(run: Run) -> list[str]:
     sentences = [
         f"{what} {line}" if line.partition(" ")[0] in variants else line for line in sentences
     ]  # "none has no sink"
-    sentences = [f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}" for line in sentences]
+    sentences = [f"{capital(line)}{'' if line.endswith('.') else '.'}" for line in sentences]
     evaluated = any("evaluation loss" in line for line in sentences)
     return sorted(sentences, key=lambda line: evaluated and "training loss" in line)  # it says the same, less well
 

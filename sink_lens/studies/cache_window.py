@@ -35,8 +35,8 @@ from ..models.load import ModelLike, as_lens
 from ..records import check_free
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import paired_difference
+from ..text import costs, number, percent, plural
 from ..text import interval as bounds
-from ..text import number, percent, plural
 from .config import StreamingConfig
 from .decision import is_cost, loss_row, parts
 from .quantisation import random_tokens
@@ -422,10 +422,10 @@ def _sentence(found: Mapping[str, Any], *, tried: Sequence[int]) -> str:
     full = f"a full cache has {number(found['full_loss_nats'])}"
     where = f"beyond a cache of {found['window']} tokens, on held-out text"
     if not found["chosen"]:
-        cost = f"{number(found['cost_nats'])} nats {bounds(found['cost_low'], found['cost_high'])}"
+        cost = costs(found["cost_nats"], found["cost_low"], found["cost_high"])
         return (
             f"Keep no first token: {where}, the loss is {number(found['none_loss_nats'])} nats without one ({full}; "
-            f"evicting costs {cost}), and keeping up to {max(tried)} gains less than {WORTH_KEEPING_NATS} nats."
+            f"evicting {cost}), and keeping up to {max(tried)} gains less than {WORTH_KEEPING_NATS} nats."
         )
     many = "the first token" if found["chosen"] == 1 else f"the first {found['chosen']} tokens"
     gain = f"{number(found['gain_nats'])} {bounds(found['gain_low'], found['gain_high'])}"

@@ -483,9 +483,9 @@ def _sentence(
         if found["by"] == "bos":
             begins = next((row for row in rows if row["quantity"] == f"loss_positions_1_to_{_FIRST}"), rows[0])
             sure = not begins["change_low"] <= 0 <= begins["change_high"] and begins is not rows[0]
-            where = f" but at the first {_FIRST} positions" if sure else ""
+            said = f"BOS matters at the first {_FIRST} positions alone" if sure else "BOS does not matter"
             told = [_change(row) for row in (rows[0], *([begins] if sure else []), sink)]
-            return f"BOS does not matter{where}: from {found['first']} to {second}, {', '.join(told)}."
+            return f"{said}: from {found['first']} to {second}, {', '.join(told)}."
         return (
             f"Nothing is broken from {found['first']} to {second}: {_change(rows[0])}, {_change(sink)}; every check of "
             "the inputs passed."

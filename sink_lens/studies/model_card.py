@@ -29,8 +29,8 @@ from ..models.load import ModelLike, weights_hash
 from ..records import check_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
+from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
 from ..text import interval as bounds
-from ..text import listed, neuron_name, number, percent, plural, span, visible
 from .config import CardConfig
 from .observed import SITES_READ, Observed, UnmeasuredError, digits
 from .quantities import by_sequence, measure
@@ -395,21 +395,20 @@ def sentence(found: Mapping[str, Any]) -> str:
         parts.append(f"There is no sink to keep: {rated} attend to the first token")
     if outliers:
         zeroed = found["loss"]["zeroed"]["change"]
-        cost = f"{number(zeroed['value'])} nats {bounds(zeroed['low'], zeroed['high'])}"
+        cost = costs(zeroed["value"], zeroed["low"], zeroed["high"])
         what = "dimension" if len(outliers) == 1 else "dimensions"
         worth = zeroed["low"] is not None and zeroed["low"] > 0 and zeroed["value"] >= WORTH_KEEPING_NATS
         keep = "keep" if worth else "nothing hangs on"
         parts.append(
-            f"{keep} {what} {listed(outliers)} of its stream in 16 bit: zeroing costs {cost}"
+            f"{keep} {what} {listed(outliers)} of its stream in 16 bit: zeroing {cost}"
             if worth
-            else f"{keep} its outlier {what} {listed(outliers)}: zeroing costs {cost}"
+            else f"{keep} its outlier {what} {listed(outliers)}: zeroing {cost}"
         )
     bos = found["bos"]
     if bos["needed"] is not None:
         change = bos["cost_without_nats"]
-        cost = f"{number(change['value'])} nats {bounds(change['low'], change['high'])}"
-        what = "costs" if change["value"] > 0 else "changes the loss by"
-        parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {what} {cost}")
+        cost = costs(change["value"], change["low"], change["high"])
+        parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {cost}")
     return "; ".join(parts) + "."
 
 

@@ -34,8 +34,8 @@ from ..models.load import ModelLike
 from ..models.sites import sites_of
 from ..records import check_free
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
+from ..text import costs, listed, number, percent, plural
 from ..text import interval as bounds
-from ..text import listed, number, percent, plural
 from .config import QuantiseConfig
 from .decision import is_cost, loss_row, parts
 from .study import Study, inputs, write_study
@@ -523,8 +523,7 @@ def _named_set(*, tokens: str | None, channels: int) -> str:
 
 def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
     cost = (
-        f"{found['format']} costs {number(found['cost_nats'])} nats "
-        f"{bounds(found['cost_low'], found['cost_high'])} on held-out text "
+        f"{found['format']} {costs(found['cost_nats'], found['cost_low'], found['cost_high'])} on held-out text "
         f"({number(found['clean_loss_nats'])} → {number(found['quantised_loss_nats'])})"
     )
     if found["verdict"] == "nothing to keep":

@@ -216,10 +216,10 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
     )
     whens = [one.tokens for one in born if one.tokens is not None]
     if not whens:
-        none = f"{variant} has no sink at {threshold:g} (fewer than {least:.0%})"
+        none = f"“{variant}” has no sink at {threshold:g} (fewer than {least:.0%})"
         return f"{none} in any of {plural(len(born), 'seed')}: {now}"
     when = listed((f"{short(one)}" for one in whens), most=8)
-    return f"{variant} has a sink in {len(whens)} of {plural(len(born), 'seed')}, born by {when} tokens: {now}"
+    return f"“{variant}” has a sink in {len(whens)} of {plural(len(born), 'seed')}, born by {when} tokens: {now}"
 
 
 def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:

@@ -103,7 +103,7 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     cells = pd.concat([rows.assign(metric="sink mass"), rows.assign(metric="loss")])
     shown = content(a_run(tmp_path / "run", "sweep", cells=cells))
     assert shown.title == (
-        "A sweep of 3 cells: 2 change sink mass; most of all zero head output (z), layer 2, by −0.5 [−0.6, −0.4]"
+        "2 of 3 edits change sink mass; the most: zero head output (z), layer 2, by −0.5 [−0.6, −0.4]"
     )
     assert shown.headline == [
         "Random controls of that cell change it by 0.01 on average.",
@@ -152,14 +152,14 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
         (
             0.01,
             0.94,
-            "1% of the edges reach 80% of it",
-            "1% of the edges reach 80% of what all edges add to the logit diff",
+            "1% of the edges carry 80% of the logit diff",
+            "1% of the edges carry 80% of what all edges add to the logit diff",
         ),
         (
             np.nan,
             0.4,
-            "no size that was run reaches 80% of it",
-            "No size that was run reaches 80% of what all edges add to the logit diff",
+            "no size that was run carries 80% of the logit diff",
+            "No size that was run carries 80% of what all edges add to the logit diff",
         ),
         (np.nan, np.nan, "what it carries is undefined", "Faithfulness is undefined"),
     ],

@@ -146,11 +146,11 @@ SAYS = {
         "2 neurons (L2.N90,L2.N430) together remove 90% of the sink",
     ),
     "patch": (
-        "Patching the residual stream, denoising",
+        "The metric is carried at position 2 up to layer 2 (67%), at position 3 ·<b>/·Spain from layer 0 (100%)",
         "Largest effect at layer 0, position 3: 0.3, 100% of the way.",
     ),
     "sweep": (
-        "A sweep of 6 cells",
+        "None of 6 edits changes loss beyond chance and its controls",
         "The largest change of loss is −0.9 [−1, 0], by zero head output (z), somewhere; its controls 0.01.",
     ),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
@@ -329,6 +329,15 @@ def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_a
     assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
 
 
+def test_one_figure_is_written_where_it_is_named_and_a_name_that_is_none_is_refused(tmp_path):
+    folder = a_run(tmp_path / "run", "patch")
+    files, missing = save_figures([folder], tmp_path / "one", formats=["svg"], only=["map"])
+    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
+    with pytest.raises(InputError, match=r"no figure 'maps'; need some of .*map"):
+        save_figures([folder], tmp_path / "none", only=["maps"])
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -377,7 +386,7 @@ def test_the_headline_of_a_patched_stream_is_where_the_decision_moves(tmp_path):
     share = np.where((position == 3) & (layer < 7), 0.95, np.where((position == 5) & (layer > 7), 0.9, 0.01))
     patches = grid.assign(value=1.0, effect=3 * share, normalised_effect=share, changed=True)
     said = content(read_run(a_run(tmp_path / "run", "patch", empty={"patches": patches}))).title
-    assert said.endswith("is carried at position 3 up to layer 6 (95%), at position 5 from layer 8 (90%)")
+    assert said.endswith("is carried at position 3 ·<b>/·Spain up to layer 6 (95%), at position 5 from layer 8 (90%)")
 
 
 def test_every_column_of_a_table_says_what_it_means(tmp_path):

