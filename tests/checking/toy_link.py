@@ -8,8 +8,10 @@ from sink_lens.edits.constructors import zero
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Whether the sink raises the loss: the loss itself."""
-    return [Statistic(name="toy_loss", interval=evidence.interval(evidence.panel["loss"][0], generator=rng))]
+    """Give the sink's mass, mean over layers and heads."""
+    panel = evidence.panel
+    mass = panel.at_sink("sink_mass", panel.location.sink_position).nanmean(dim=(0, 2))
+    return [Statistic(name="toy_mass", interval=evidence.interval(mass, generator=rng))]
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

@@ -38,9 +38,9 @@ def test_it_is_the_last_of_the_chain(tables):
 
 def test_it_has_a_value_a_twin_and_a_verdict(tables):
     rows = tables["links"].query("link == 'sink_toy'")
-    assert set(rows["statistic"]) == {"toy_loss", "intervention_share"}
+    assert set(rows["statistic"]) == {"toy_mass", "intervention_share"}
     assert "random_init" in set(rows["null_name"])
-    assert rows["measured"].unique().tolist() == ["holds"]  # a loss is over 0
+    assert rows["measured"].unique().tolist() == ["holds"]  # a mass is over 0
     assert rows["verdict"].isin(["holds", "fails", "undecided"]).all()
 
 
@@ -57,7 +57,7 @@ def test_it_is_shown_in_the_terminal(traced):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(short_table(traced))
     text = console.export_text()
-    assert "toy loss" in text
+    assert "toy mass" in text
     assert "toy x 0" in text
     assert "toy" in next(line for line in text.splitlines() if "sink by" in line)
 
