@@ -42,7 +42,7 @@ BUDGETS = {"short": (300, 4), "middle": (1000, 8), "long": (4000, 32)}
 PROSE, TASK, ANSWER, SYMBOLS = 64, 32, 64, 256
 """Tokens of a sequence of prose and of the task; width of the task's answers, and its ids."""
 WEIGHT = 10.0
-"""Of the task's squared error, beside the cross entropy of prose."""
+"""Factor of the task's squared error, which is added to the cross entropy of prose."""
 MODEL: dict[str, Any] = {
     "n_layers": 4,
     "d_model": 224,

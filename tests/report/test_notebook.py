@@ -48,7 +48,7 @@ def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
 def test_a_trace_whose_folder_is_gone_still_shows_its_verdicts(tmp_path):
     shown = Reader(notebook.trace(tmp_path / "gone", links=tables()["links"].head(2)))
     assert "✓ holds" in shown.text
-    assert shown.text.count("not measured") == 5
+    assert "not measured" not in shown.text  # the links are those of the table
 
 
 def test_a_long_table_is_cut_and_counted():

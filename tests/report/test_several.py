@@ -5,6 +5,7 @@ from typing import get_args
 import pandas as pd
 import pytest
 
+from sink_lens.chain.judge import chain_table
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import config
@@ -21,6 +22,7 @@ def a_run(folder, *, kind="trace", verdict="holds", rate=0.7, config=None, **pro
     with create_run(
         folder, kind=kind, config={"threshold": 0.3} | (config or {}), provenance=known | provenance, expects=()
     ) as writer:
+        writer.write_table("chain", chain_table())
         writer.write_table("links", pd.DataFrame([LINKS | {"verdict": verdict}]))
         writer.write_csv("summary", pd.DataFrame({"quantity": ["sink_rate", "model"], "value": [rate, "toy"]}))
     return folder

@@ -233,7 +233,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             QuantiseConfig(**fields)
     with pytest.raises(InputError, match="has no site 'stream'"):
         quantise(lens, tokens=tokens, sites=["stream"], out=tmp_path / "run", progress=False)
-    with pytest.raises(InputError, match="quantise was given a StreamingConfig; need one QuantiseConfig"):
+    with pytest.raises(InputError, match="quantise was given a StreamingConfig; need a QuantiseConfig"):
         quantise(StreamingConfig(), out=tmp_path / "run")
     quantised = type(lens)(
         bridge=lens.bridge,

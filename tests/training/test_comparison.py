@@ -210,7 +210,7 @@ def test_runs_that_logged_at_other_steps_are_compared_where_both_were(tmp_path):
 
 def test_sinks_are_set_beside_each_other(tmp_path):
     found = compare(variants(tmp_path, masses=[0.0, 0.2, 0.6], other=[0.0, 0.02, 0.04]), generator=generator())
-    assert "none has a sink in 3 of 3 seeds, born by 640, 640 and 640 tokens" in found.headline
+    assert "“none” has a sink in 3 of 3 seeds, born by 640, 640 and 640 tokens" in found.headline
     assert "“per_head” has no sink at 0.3 (fewer than 5%) in any of 3 seeds" in found.headline
     assert "dominance ratio (layer mean): none 11, per_head 5.4" in found.headline
     assert "effective rank (layer mean): none 14, per_head 19.6" in found.headline
