@@ -12,8 +12,8 @@ from hostile_cpu import hostile_cpu
 from rounding import CLOSE, MOVED
 from two_paths import PATHS, bridge_and_raw_model, sweep_and_single_runs
 
-from sink_lens.edits import hooks
 from sink_lens.edits.hooks import Applied
+from sink_lens.edits.part import Part
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.layout import Attending, Layout
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES
@@ -81,17 +81,17 @@ def edit_made_twice():
 
 def index_with(**shifts):
     """Edits of other positions, heads or keys than those that were asked for."""
-    right = hooks._index
+    right = Part.mesh
 
-    def index(one, tensor, *, begin):
+    def mesh(self, tensor, *, begin=0):
         moved = {
-            name: tuple(place + shift for place in getattr(one, name))
+            name: tuple(place + shift for place in getattr(self, name))
             for name, shift in shifts.items()
-            if getattr(one, name) is not None
+            if getattr(self, name) is not None
         }
-        return right(replace(one, **moved), tensor, begin=begin)
+        return right(replace(self, **moved), tensor, begin=begin)
 
-    return hooks, "_index", index
+    return Part, "mesh", mesh
 
 
 def wrong_position():
@@ -173,6 +173,12 @@ PLANTED = {
 def test_no_planted_mistake_passes_the_bound(mistake, monkeypatch, record_property):
     monkeypatch.setattr(*mistake())
     for family in ("llama", "gpt2", "gemma2"):
+        if (
+            mistake is begun_one_position_late
+        ):  # the edit's first position is outside of the pass: refused, cell by cell
+            with pytest.raises(AssertionError, match="position -1 does not exist"):
+                furthest(PLANTED[mistake](family))
+            continue
         off, name = furthest(PLANTED[mistake](family))
         record_property(family, f"{off:.1e} in {name}: {off / CLOSE:,.0f} times the bound")
         assert off >= MOVED, (family, name)
