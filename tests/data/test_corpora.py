@@ -127,7 +127,7 @@ def test_a_column_of_another_name_is_refused(tmp_path):
 def test_a_saved_data_set_that_is_damaged_or_has_no_train_is_refused(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["a"]})
     datasets.DatasetDict(test=rows).save_to_disk(tmp_path / "splits")
-    with pytest.raises(InputError, match="has the splits test; need train"):
+    with pytest.raises(InputError, match="has the splits test; need a split train"):
         texts_of(str(tmp_path / "splits"))
     rows.save_to_disk(tmp_path / "rows")
     for name, content in (("state.json", "[]"), ("state.json", '{"_data_files": [{"filename": "../x"}]}')):

@@ -149,7 +149,7 @@ def test_how_many_coordinates_a_model_has():
     with pytest.raises(InputError, match="6 of 6 coordinates"):
         FingerprintConfig().n_coordinates(6)
     with pytest.raises(InputError, match="32 of 24 coordinates"):
-        CONFIG.count(24)
+        CONFIG.n_coordinates(24)
 
 
 @pytest.mark.parametrize("null", NULLS)
