@@ -48,12 +48,12 @@ from ..models.sites import SITES
 from ..records import RunWriter, display
 from ..records.shards import in_shard, remove_shards, take_parts
 from ..stats import strongest
-from .cells import MakesEdit, cell_of_edit, cell_of_patch, check_put, differs, put_spec
+from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
 from .config import PatchConfig
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
-from .parts import cells, drawn_parts, identity_of, index_of
+from .parts import cells, check_put, drawn_parts, identity_of, index_of, put_spec
 from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:

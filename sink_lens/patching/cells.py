@@ -9,10 +9,8 @@ from torch import Tensor
 from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part
 from ..engine.cells import Cell, cone
-from ..engine.named_edits import KINDS, EditSpec
 from ..errors import InputError
 from ..models.sites import SITES
-from .config import PatchConfig
 from .parts import identity_of, open_whole_axes, place
 
 MakesEdit = Callable[..., Edit]
@@ -82,21 +80,3 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
         raise InputError(f"what is put into a part of {part.site!r} made {kind}; need an edit of that site")
     touches, begin = cone((*edits, made))
     return Cell(identity=identity_of(part), touches=touches, begin=begin, make=lambda references: (*edits, made))
-
-
-def check_put(config: PatchConfig) -> None:
-    """Refuse what cannot be put into parts of the site.
-
-    Raises:
-        InputError: which, and what is needed.
-    """
-    if config.put != "source":
-        put_spec(config, Part(site=config.site))
-    elif config.factor is not None:
-        raise InputError("source takes no factor; leave it out")
-
-
-def put_spec(config: PatchConfig, part: Part) -> EditSpec:
-    """The edit of a part that a configuration names; all parts have the seed of the configuration."""
-    seed = config.seed if config.put in KINDS and "seeds" in KINDS[config.put].takes else None
-    return EditSpec(kind=config.put, part=part, factor=config.factor, seed=seed)

@@ -10,10 +10,9 @@ from ..errors import InputError
 from ..models.header import Header, sizes_of
 from ..models.prompt_tokens import prompt_tokens
 from ..models.sites import SITES
-from .cells import check_put
 from .config import PatchConfig
 from .named_metric import spec_of
-from .parts import cells, drawn_parts, identity_of
+from .parts import cells, check_put, drawn_parts, identity_of
 
 BACKWARD = 3
 """Passes that a forward and a backward count as."""

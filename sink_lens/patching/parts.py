@@ -1,4 +1,4 @@
-"""The parts of a site that the patches of a sweep replace, and random parts of the same size.
+"""The parts of a site that a sweep patches, random parts of the same size, and what is put into a part.
 
 ``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
 heads in ``k`` and ``v``), ``key`` (key position in ``scores`` and ``pattern``) and ``unit`` (neuron or dimension). All
@@ -13,9 +13,11 @@ from itertools import product
 from typing import Any
 
 from ..edits.part import SPARE_DRAWS, Part, random_sets
+from ..engine.named_edits import KINDS, EditSpec
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import SITES, site_of
+from .config import PatchConfig
 
 
 def cells(
@@ -127,3 +129,21 @@ def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int,
         if not 0 <= index < size:
             raise InputError(f"{what}: {index} does not exist; need 0 to {size - 1}")
     return tuple(int(index) for index in given)
+
+
+def check_put(config: PatchConfig) -> None:
+    """Refuse what cannot be put into parts of the site.
+
+    Raises:
+        InputError: which, and what is needed.
+    """
+    if config.put != "source":
+        put_spec(config, Part(site=config.site))
+    elif config.factor is not None:
+        raise InputError("source takes no factor; leave it out")
+
+
+def put_spec(config: PatchConfig, part: Part) -> EditSpec:
+    """The edit of a part that a configuration names; all parts have the seed of the configuration."""
+    seed = config.seed if config.put in KINDS and "seeds" in KINDS[config.put].takes else None
+    return EditSpec(kind=config.put, part=part, factor=config.factor, seed=seed)
