@@ -20,7 +20,7 @@ from sink_lens.schema import ERROR_RATES
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
-SHARED = ("analyses.claims.", "analyses.fingerprint_baselines.", "analyses.texts.", "analyses.zoo.")
+SHARED = tuple(f"analyses.{one}." for one in ("claims", "fingerprint_baselines", "texts", "trigger_training", "zoo"))
 """What several analyses import."""
 
 

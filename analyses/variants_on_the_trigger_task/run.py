@@ -6,11 +6,10 @@ import pandas as pd
 import torch
 
 from analyses.claims import Measured, Work, main
-from sink_lens.data.trigger import trigger_rows
+from analyses.trigger_training import BATCH, LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.models.headnorm import undecayed
 from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, logarithmic, panel
 from sink_lens.stats import Interval, difference
-from sink_lens.training import SinkMonitor
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
 from sink_lens.training.muon import MuonWithAdamW
@@ -30,8 +29,6 @@ VARIANTS = {
 FREE = ("sigmoid", "off by one", "sink logit", "key bias", "gate")
 """Where a head can give nothing without a sink."""
 SEEDS = tuple(range(10))
-ANSWER, LENGTH, BATCH, VOCAB = 16, 32, 32, 64
-READ = ("rate_first", "mass_first", "norm_ratio", "max_activation", "kurtosis")
 
 
 def measure(work: Work) -> Measured:
@@ -80,33 +77,17 @@ def training(work: Work, variant: str, seed: int) -> Iterator[dict[str, float]]:
         steps=steps,
         warmup=1,
         tied=False,
-        lr=3e-3,
+        lr=RATE,
         seed=seed,
         **VARIANTS[variant],
     )
-    generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(VOCAB, ANSWER, generator=generator)
-    apart = torch.Generator().manual_seed(seed + 10**6)
-    tokens, answers = trigger_rows(vectors, sequences=64, length=LENGTH, generator=apart)
     model = model_of(config).train()
     kept = undecayed(model)
     if config.optimizer == "muon":
         optimizer = MuonWithAdamW(model, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.999), undecayed=kept)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
-    for step in range(steps + 1):
-        if step % every == 0:
-            with torch.no_grad():
-                loss = (model(input_ids=tokens, use_cache=False).logits[..., :ANSWER] - answers).square().mean()
-            with SinkMonitor(model, every=1, tokens=tokens) as monitor:
-                reading = monitor.finish()
-            assert reading is not None  # each step is read
-            row = {name: reading[f"sinks/{name}"] for name in READ}
-            yield {"seed": seed, "step": step, "loss": loss.item()} | row
-        seen, wanted = trigger_rows(vectors, sequences=BATCH, length=LENGTH, generator=generator)
-        (model(input_ids=seen, use_cache=False).logits[..., :ANSWER] - wanted).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    yield from train_on_trigger(model, optimizer=optimizer, seed=seed, steps=steps, every=every)
 
 
 def draw(table: pd.DataFrame):
