@@ -32,7 +32,7 @@ from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
 
 SEEDS = range(40_002, 40_003)
-"""Every model in each of its architectures on each. A rule was changed on 40,000; none was made on seeds from 40,001 on."""
+"""Every model in each of its architectures on each. A rule was changed on 40,000, none on a later one."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
 COUNTED = ["model", "family", "subject", "question", "truth", "said"]
