@@ -164,7 +164,7 @@ def test_the_table_of_an_ablation_has_what_was_chosen_and_no_random_sets(calls):
     [
         ("quantise --format int3", "format is 'int3'; need one of int8_tensor"),
         ("quantise --channels 1,two", "--channels is '1,two'"),
-        ("streaming --keep 1,2", "need 0, which the others are compared with"),
+        ("streaming --keep 1,2", "need 0, with which the others are compared"),
         ("streaming --window 4", "a window of 4 cannot keep 8 tokens"),
         ("isolate --layers 3-1", "--layers is '3-1'"),
         ("amplify --factors 1,two", "--factors is '1,two'"),

@@ -68,14 +68,13 @@ def ids_of(token: str, *, lens: LensModel) -> tuple[int, ...]:
             raise InputError(f"token id {token} is outside the vocabulary of {lens.d_vocab}; need an id of this model")
         return (int(token),)
     if lens.tokenizer is None:
-        raise InputError(f"{lens.name} has no tokenizer, so the token {token!r} has no id; need an id, as 13")
+        raise InputError(f"{lens.name} has no tokenizer, so the token {token!r} has no id; need an id, such as 13")
     wanted = token.replace("\\n", "\n").replace("\\t", "\t")
     size = min(lens.d_vocab, len(lens.tokenizer))
     found = tuple(i for i in range(size) if lens.tokenizer.decode([i]) in (wanted, f" {wanted}"))
     if not found:
         raise InputError(
-            f"no token of {lens.name} reads {wanted!r}; need the text of one token, an id, or auto. Text of more than "
-            "one token is no token"
+            f"no token of {lens.name} reads {wanted!r}; need the text of exactly one token, an id, or auto"
         )
     return found
 
@@ -100,9 +99,9 @@ def _rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, .
     after = next((most for most in _AFTER if sum(one[3] >= most for one in room) >= fewest), None)
     if after is None:
         raise InputError(
-            f"{text} stands {len(places)} times in {batch.n_sequences} sequences, and {len(room)} times with {_BEFORE} "
-            f"tokens before it; need {_FEWEST} occurrences with that and {_AFTER[-1]} tokens behind, without another. "
-            "Use longer sequences or more of them"
+            f"{text} stands {len(places)} times in {batch.n_sequences} sequences, and {len(room)} times with "
+            f"{_BEFORE} tokens before it; need {_FEWEST} occurrences with that many before and {_AFTER[-1]} tokens "
+            "behind, none of which is another occurrence. Use longer sequences or more of them"
         )
     chosen = sorted(one for one in room if one[3] >= after)[: batch.n_sequences]
     rows = []

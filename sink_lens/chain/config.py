@@ -60,7 +60,7 @@ class ReadConfig:
     tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
     bos: BosCondition = "auto"
-    """The first token: what the tokenizer does, BOS, or no BOS."""
+    """First token of each sequence: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     sequences: int = 16
     """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
@@ -96,7 +96,7 @@ class Question(ReadConfig):
     min_sink_rate: float = MIN_SINK_RATE
     """A position is a sink position if at least this share of (layer, head) has its sink there."""
     growth_factor: float = DEFAULTS.growth_factor
-    """A layer grows if the sink token's norm ratio is multiplied by at least this."""
+    """A layer is part of a growth step if it multiplies the sink token's norm ratio by at least this."""
     dominance_threshold: float = DEFAULTS.dominance_threshold
     """A layer has outlier dimensions if max|h| / mean|h| of the sink token is above this."""
     energy_frac: float = DEFAULTS.energy_frac
@@ -160,16 +160,16 @@ class TraceConfig(Question):
     intervention_sequences: int = 20
     """Maximum number of sequences for interventions, spread over the text; makers are searched on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
-    """Most positions of each of these sequences, counted from the sink on."""
+    """Maximum number of positions of each of these sequences, counted from the sink on."""
     target_position: int | None = None
     """Interior position at which interventions make a sink. Default: a third of the length."""
     controls: int = CONTROLS
-    """Draws of every random control: neurons, dimensions, positions."""
+    """Number of draws of every random control: neurons, dimensions, positions."""
     floors: tuple[str, ...] | None = field(
         default=None, metadata={"option": "floor", "metavar": "LINK=VALUE", "written": "pairs"}
     )
     """Floor of a link's primary statistic, such as variance_preserved=0.2, or of the share of the sink that each
-    intervention must move, as intervention=0.5; repeat for several."""
+    intervention must move, such as intervention=0.5; repeat for several."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.

@@ -38,8 +38,8 @@ _SITES_BY_POSITION = 4
 """Sites of which sums by position are kept in double precision while a pass measures."""
 _LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
 _NOT_INCLUDED = (
-    "Not included: loading, converting a GGUF file on first use, a second measuring pass where the first was aimed "
-    "wrong, the bootstrap, the tables and the report (seconds)."
+    "Not included: loading, converting a GGUF file on first use, a second measuring pass if the first looked at "
+    "the wrong position, the bootstrap, the tables and the report (seconds)."
 )
 
 
@@ -97,7 +97,7 @@ def _of_header(header: Header, *, path: Path, config: TraceConfig) -> Renderable
     if gguf is None and weights > 1.5 * stored:
         memory += f"; the weights take {size(stored)} in the checkpoint's own type (--dtype auto)"
     if peak > free:
-        memory += f"; {size(free)} are free, so that it would be refused: {_LESS}"
+        memory += f"; {size(free)} are free, so that the trace would be refused: {_LESS}"
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2
     disk = f"disk: about {size(patterns + 8 * tokens + 2_000_000)}"
     if gguf is not None:

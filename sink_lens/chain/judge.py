@@ -221,7 +221,9 @@ def link_table(
         common |= {name: getattr(answers, name) for name in QUESTIONS}
         common["floors"] = "not calibrated" if config.moved else "calibrated"
         if effect is not None:
-            criterion += f", and that of the intervention over {effect_floor:.0%} and over its largest control"
+            criterion += (
+                f", and that of the intervention's share above {effect_floor:.0%} and above its largest control"
+            )
         if config.moved:
             criterion += f"; floors not calibrated: {', '.join(config.moved)} moved"
         if effect is not None:
@@ -271,7 +273,7 @@ def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
 
 
 def _criterion(primary: Statistic, *, floor: float) -> str:
-    text = f"holds if the interval of {primary.name} is over {floor:.3g}"
+    text = f"holds if the interval of {primary.name} is above {floor:.3g}"
     if primary.nulls:
-        text += f" and over {', '.join(primary.nulls)}"
+        text += f" and above {', '.join(primary.nulls)}"
     return f"{text} (here: {primary.note})" if primary.note else text

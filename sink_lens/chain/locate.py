@@ -171,8 +171,8 @@ def location_from(text: str) -> Location:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
-            f"what the run says of its sink's location cannot be read ({type(error).__name__}: {error}); need the file "
-            "that trace wrote. Run again into another folder."
+            f"the sink's location in the run folder cannot be read ({type(error).__name__}: {error}); need the "
+            "file that trace wrote. Run again into another folder."
         ) from error
 
 

@@ -63,7 +63,7 @@ def summary_table(
     )
     add("sink_position", location.sink_position, "position", found)
     if aligned:
-        note = "sinks stand at another position in each sequence; each was cut so that one stands here"
+        note = "each sequence has its sink at another position; each was cut so that its sink stands here"
         add("aligned_position", location.sink_position, "position", note)
     if there is not None:
         note = f"each row is one occurrence of the token; it stands {there.found} times in the sequences"
@@ -82,7 +82,7 @@ def summary_table(
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
     rate = interval(panel.sink_rate(config.threshold).numpy(), generator=rng)
-    add("sink_rate", rate, "share of layers and heads", f"sink score over {config.threshold:g}, mean over sequences")
+    add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
     add(
         "sink_mass",
         interval(panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2)).numpy(), generator=rng),
@@ -94,7 +94,7 @@ def summary_table(
             f"onset_layer_{threshold:g}",
             onset_layer(mass, threshold=threshold),
             "layer",
-            "first layer whose mean sink score is over it",
+            "first layer whose mean sink score is above this threshold",
         )
     add(
         "growth_steps",
@@ -129,7 +129,7 @@ def summary_table(
         "massive_layers",
         int((ratios >= 1000.0).sum()),
         "layers",
-        f"magnitude over 1000 medians; the same layers at any threshold from {stable[0]:.3g} to {stable[1]:.3g}",
+        f"magnitude above 1000 medians; the same layers at any threshold from {stable[0]:.3g} to {stable[1]:.3g}",
     )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     if rounded is not None:
@@ -198,8 +198,8 @@ def first_answer(panel: Panel, *, config: TraceConfig) -> str:
     score = panel.at_sink("sink_score", position).nanmean(dim=(1, 2))
     tenths = "".join("-" if value != value else f"{min(9, int(10 * value))}" for value in score.tolist())
     return (
-        f"attention sink at position {position}, in {rate:.0%} of heads (sink score over {config.threshold:g}); mean "
-        f"score by layer, in tenths: {tenths}"
+        f"attention sink at position {position}, in {rate:.0%} of heads (sink score above {config.threshold:g}); "
+        f"mean score by layer, in tenths: {tenths}"
     )
 
 
@@ -224,7 +224,7 @@ def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
     text = f"{both} of {len(made)} makers are among the {len(supers)} super neurons by contribution; the makers remove"
     text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
     if abs(own - theirs) > _VIEWS_DIFFER:
-        text += ": the two views differ, and ablating is the one to believe"
+        text += ": the two methods disagree; believe the ablation"
     return text
 
 

@@ -25,9 +25,10 @@ from .setting import segments, why_no_interventions
 _LONGEST_SAMPLE = 2048
 _BYTES_A_NEURON_ROW = 64
 _NOT_INCLUDED = (
-    "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
-    "bootstrap, the tables and the report (seconds). Times are scaled by tokens from one forward pass: too much where "
-    "the costly measures look at a few sequences only, too little where sequences are longer than 2,048 tokens."
+    "Not included: converting a GGUF file on first use, a second measuring pass if the first looked at the wrong "
+    "position, the bootstrap, the tables and the report (seconds). Times are scaled by tokens from one forward "
+    "pass: they come out too long if the costly measures look at only a few sequences, and too short if sequences "
+    "are longer than 2,048 tokens."
 )
 
 

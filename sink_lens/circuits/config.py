@@ -36,15 +36,15 @@ class CircuitConfig:
     pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
     """With the task file: JSON lines with clean, corrupted, correct, incorrect."""
     pairs: int = 128
-    """Number of pairs; of sequences, with the task text."""
+    """Number of pairs; with the task text, number of sequences."""
     length: int = 64
-    """With the task text: tokens of a sequence."""
+    """With the task text: tokens per sequence."""
     metric: MetricName | None = None
     """What the circuit explains. Default: logit_difference; sink_mass with the task text."""
     sink_position: int = 0
-    """Position that sink_mass is read at."""
+    """Position at which sink_mass is read."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
-    """Layers that sink_mass is read in. Default: all."""
+    """Layers in which sink_mass is read. Default: all."""
     method: Method = "eap-ig"
     """How edges are scored: by gradients, or each by a real patch (exact; small models). eap-ig, eap-ig-activations,
     eap-ig-left, eap, eap-corrupted and gim miss edges that real patches find: all of them where parts cancel before a
@@ -53,40 +53,42 @@ class CircuitConfig:
     zero, as good on wired mechanisms otherwise, a little worse for indirect objects in the default model.
     clean-corrupted was not judged."""
     ablation: Ablation | None = None
-    """What replaces what an edge carries. Default: resample; mean_ordinary with the task text."""
+    """The value that takes the place of what an edge carries. Default: resample; mean_ordinary with the task text."""
     steps: int = 5
-    """Points of integrated gradients to begin with; doubled for a pair until its sum is complete."""
+    """Initial number of points of integrated gradients; it is doubled for a pair until the pair's sum is complete."""
     most_steps: int = 160
-    """Points at which doubling ends."""
+    """Maximum number of points of integrated gradients."""
     tolerance: float = TOLERANCE
-    """Largest error of a pair's sum, as a share of the mean difference of the metric."""
+    """A pair's sum is complete if its error is at most this share of the mean difference of the metric."""
     edges: int = EDGES
-    """Edges of the circuit."""
+    """Number of edges of the circuit."""
     choice: Choice = "top"
-    """Largest scores, a connected set grown from the output, or all scores above a threshold."""
+    """How edges are chosen: the largest scores (top), a connected set grown from the output (greedy), or all scores
+    above a threshold (threshold)."""
     threshold: float = 0.0
-    """With threshold: smallest score."""
+    """With --choice threshold: the smallest score that is chosen."""
     neurons: tuple[str, ...] = field(default=(), metadata={"metavar": "LAYER:N,N"})
-    """Neurons of a layer that are a node of their own, as 2:15,870; repeat for more layers."""
+    """Neurons that form a node of their own, as LAYER:NEURONS, such as 2:15,870; repeat for more layers."""
     spans: tuple[str, ...] = field(default=(), metadata={"metavar": "NAME=N-N", "written": "pairs", "option": "span"})
-    """A span of positions that has edges of its own, as sink=0; below 0 from the last token. Default: all summed."""
+    """A span of positions that has edges of its own, such as sink=0; negative positions count from the last token.
+    Default: edges are summed over all positions."""
     sizes: tuple[float, ...] = field(default=SIZES, metadata={"written": "commas"})
-    """Shares of all edges that the curve judges."""
+    """Sizes of the circuits on the curve, as shares of all edges."""
     nodes: bool = True
     """Also judge circuits of whole nodes."""
     random: int = 3
     """Random circuits of the same size and depth beside each size."""
     check: int = 20
-    """Edges whose score is compared with a real patch, beside a patch of every node; 0 for neither."""
+    """Number of edges whose score is compared with a real patch; every node is really patched too. 0 for neither."""
     check_pairs: int = 8
-    """Pairs of that comparison."""
+    """Number of pairs in the comparison of --check."""
     core: bool = False
     """Score the edges with other ablations too, and say which are in every circuit (takes its own time)."""
     save: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
     """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .dot, .svg, .png, .pdf, .parquet,
     or a folder (MIB); repeat for several."""
     bos: BosCondition = "auto"
-    """The first token, as in trace."""
+    """First token of each prompt: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     seed: int = 0
     """Seed of the pairs, halves, bootstraps and random circuits."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})

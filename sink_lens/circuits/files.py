@@ -128,7 +128,7 @@ def every_edge(circuit: "Circuit") -> pd.DataFrame:
 def _plain(graph: Graph) -> Graph:
     """The graph that EAP-IG knows: one span, whole MLPs, a key and a value for every head."""
     if graph.gated:
-        raise InputError("the gate of a head's output is a reader that EAP-IG's format has not; save as parquet or dot")
+        raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
     return replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
 
 

@@ -149,16 +149,17 @@ def task_of(
     )
     if not kept:
         raise InputError(
-            f"no pair of {name!r} has as many clean as corrupted tokens and answers of one token in the vocabulary of "
-            f"{lens.name}; need another task, or a file of pairs"
+            f"with the tokenizer of {lens.name}, no pair of {name!r} has prompts of equal length and answers of "
+            "one token; need another task, or a file of pairs"
         )
     whole = _batched(name, kept)
     values = evaluate(whole.metric, run_with(lens, whole.clean, layers=(0,), loss=False, logits=True))
     right = (values > 0).nonzero()[:, 0].tolist()
     if len(right) < max(1, least * len(kept)):
         raise InputError(
-            f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at least "
-            f"{least:.0%}, because a circuit of what a model does not do is no circuit. Choose another task or model"
+            f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at "
+            f"least {least:.0%}, because a circuit cannot explain what a model does not do. Choose another task or "
+            "model"
         )
     chosen = [kept[row] for row in right[:pairs]]
     return replace(_batched(name, chosen), n_tried=len(kept), n_answered=len(right))
@@ -222,7 +223,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"line {number} of {path} is no pair ({error}); need an object with clean, corrupted, correct and "
-                "incorrect: two prompts of as many tokens and two answers of one token"
+                "incorrect: two prompts with the same number of tokens, and two answers of one token each"
             ) from None
         for name in ("clean", "corrupted"):
             value = fields[name]

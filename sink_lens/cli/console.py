@@ -286,7 +286,7 @@ def _advice(error: BaseException) -> str | None:
     where = f" at {error.filename}" if error.filename else ""
     if error.errno in _FULL:
         return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
-    return f"{error.strerror}{where}; need a file or folder that can be used so. Check the path and its permissions"
+    return f"{error.strerror}{where}; need a file or folder that allows it. Check the path and its permissions"
 
 
 def table_of(

@@ -35,7 +35,9 @@ _METAVARS = {int: "N", float: "F", str: "TEXT"}
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="TOML or JSON file with any of these fields; an option wins over it.", metavar="FILE"
+        "--config",
+        help="TOML or JSON file with any of these options; an option on the command line overrides it.",
+        metavar="FILE",
     ),
 ]
 _SET = Annotated[
@@ -134,7 +136,7 @@ def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_js
             answer = command()
         except UndrawnError as error:  # all but the page was done before
             page, folder = render_report(error.folder, quiet=True), error.folder
-            typer.echo(f"{folder} was finished and had no page; it is drawn")
+            typer.echo(f"{folder} was finished but had no page; the page is drawn now")
             answer = Answer(found=lambda: {"run": folder, "report": page})
         except SinkLensError as error:
             if as_json:
@@ -156,14 +158,15 @@ def check_shard(shard: str | None, *, out: Path | None, overwrite: bool) -> None
         raise InputError("--shard was given without --out; need the folder that all shards share")
     if shard is not None and overwrite:
         raise InputError(
-            "--shard and --overwrite were given; each shard would remove what the others have. Remove the folder"
+            "--shard and --overwrite were given; each shard would remove what the others wrote. Remove the folder "
+            "yourself"
         )
 
 
 def unfinished(folder: Path, *, shard: str, quiet: bool) -> "Answer":
     """The answer of a shard that is done while others are not."""
     if not quiet:
-        echo(f"shard {shard} is done, others are not: sink-lens status {folder}")
+        echo(f"shard {shard} is done, others are not yet: sink-lens status {folder}")
     return Answer(found=lambda: {"run": folder, "shard": shard, "finished": False})
 
 
@@ -238,20 +241,22 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Folder of the run; an unfinished run of the same question is continued. Default: a new one in runs/.",
+        help="Folder of the run; an unfinished run with the same settings goes on. Default: a new folder in runs/.",
         metavar="DIR",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in DIR.")]
 InShard = Annotated[
     str | None,
     typer.Option(
-        "--shard", help="Compute one part of several, all with one --out: 3/8, or slurm.", metavar="I/N|slurm"
+        "--shard",
+        help="Compute one of several parts, such as 3/8, or slurm; all parts need the same --out.",
+        metavar="I/N|slurm",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no tables: only the result and where it is.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result and its folder: no progress, no tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")]
 
 
 def print_cost(config: "Estimable | PatchConfig") -> Answer:
@@ -271,4 +276,4 @@ def example_of(text: str) -> Any:
             typer.echo(text, nl=False)
             raise typer.Exit
 
-    return typer.Option("--example", help="Print a file to begin with.", is_eager=True, callback=printed)
+    return typer.Option("--example", help="Print an example file to start from.", is_eager=True, callback=printed)

@@ -163,7 +163,7 @@ def examples(config: ExamplesConfig, quiet: Quiet = False) -> Answer:
     for name in config.names:
         if not any(file.name.startswith(name) for file in files):
             known = ", ".join(file.stem for file in files)
-            raise InputError(f"there is no example {name!r}; need a name, or how it begins, of {known}")
+            raise InputError(f"there is no example {name!r}; need a name, or the beginning of one, from {known}")
     folder = Path(config.to)
     there = [folder / file.name for file in chosen if (folder / file.name).exists()]
     if there:

@@ -236,7 +236,7 @@ def mean_text(effects: pd.DataFrame) -> str:
         return ""
     n = int(effects["sinks_left_out"].iloc[0])
     left = f"{plural(n, 'sink')} left out" if n else "no sink found to leave out"
-    return f"Mean ablation: mean_ordinary, the mean over tokens that are no sink ({left})"
+    return f"Mean ablation sets a part to mean_ordinary, its mean over tokens that are not sinks ({left})"
 
 
 def makers_table(sets: pd.DataFrame) -> Table:
@@ -246,7 +246,7 @@ def makers_table(sets: pd.DataFrame) -> Table:
     shown = shown.loc[~(shown["set"].isin(list(GOALS)) & shown["parts"].duplicated())]
     n_controls = int(shown["n_controls"].max()) if len(shown) else 0
     beside = f", and {n_controls} random sets at most" if n_controls else ""
-    table = _table(f"Makers of the {target}: what ablating a set removes{beside}")
+    table = _table(f"Makers of the {target}: what ablating each set removes{beside}")
     for name in ("set", "removes", "95%", "random", "loss, nats", "parts"):
         table.add_column(name, no_wrap=name != "parts")
     for row in _rows(shown):
@@ -275,8 +275,8 @@ def direction_text(effects: pd.DataFrame) -> str:
     random = asked.loc[SPAN, "control_largest"]
     control = "" if np.isnan(random) else f", random spans at most {percent(random)}"
     return (
-        f"Direction: mean ablating the span of what the makers write removes {shares[SPAN]} of the sink{control}; the "
-        f"same loss of norm without it removes {shares[RESCALED]}"
+        f"Direction: mean ablating the span of what the makers write removes {shares[SPAN]} of the sink{control}; "
+        f"rescaling to the same norm without ablating it removes {shares[RESCALED]}"
     )
 
 
@@ -349,7 +349,8 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
             if len(alone):
                 steps = listed(sorted(set(alone["step"])))
                 lines.append(
-                    f"{beside} of step {steps} alone leave most of the sink, those of all steps together do not"
+                    f"freezing {beside} of step {steps} alone leaves most of the sink; freezing those of all steps "
+                    "together does not"
                 )
     return "\n".join(lines) or "no other path: every freeze takes most of the sink away"
 

@@ -8,9 +8,9 @@ class CacheConfig:
     """Part of the cache that is shown or cleared."""
 
     name: str | None = None
-    """Only this entry, or entries of this kind, as shown."""
+    """Only this entry, or the entries of this kind; both are named as sink-lens cache lists them."""
     clear: bool = False
-    """Remove this part of the cache; whatever is needed later is made again."""
+    """Remove these entries from the cache; what is needed later is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,4 +20,4 @@ class ExamplesConfig:
     names: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "NAME"})
     """Names or beginnings of names, such as 02. Default: list all."""
     to: str = field(default=".", metadata={"metavar": "DIR"})
-    """Folder into which those that are named are copied."""
+    """Folder to copy the named examples into."""

@@ -117,7 +117,7 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     for genre, documents in texts.items():
         long = [words for words in map(str.split, documents) if len(words) > _WORDS]
         if len(long) < 2:
-            raise InputError(f"{genre} has {len(long)} documents of over {_WORDS} words; need at least 2")
+            raise InputError(f"{genre} has {len(long)} documents of more than {_WORDS} words; need at least 2")
         known[genre], kept[genre] = _split_words(long, generator)
     choices = tuple(f" {genre}" for genre in texts)
 

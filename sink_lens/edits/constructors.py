@@ -155,7 +155,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
         where["layers"] = tuple(values)
     missing = sorted(set(where.get("layers") or ()) - set(values))
     if missing:
-        raise InputError(f"there are no values of {site!r} for layers {missing}; need one tensor a layer")
+        raise InputError(f"there are no values of {site!r} for layers {missing}; need one tensor per layer")
     where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:

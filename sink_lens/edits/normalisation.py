@@ -160,7 +160,7 @@ def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, 
     if layers is None:
         return tuple(by_layer)
     if missing := sorted(set(layers) - set(by_layer)):
-        raise InputError(f"there is no {what} for layers {missing}; need one tensor a layer")
+        raise InputError(f"there is no {what} for layers {missing}; need one tensor per layer")
     return layers
 
 

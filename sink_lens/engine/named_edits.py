@@ -119,8 +119,8 @@ def kind_of(name: str, *, site: str) -> Kind:
         raise InputError(f"{name} edits {kind.site!r}; found site = {site!r}: leave it out")
     if kind.by_token and not SITES[site].by_token:
         raise InputError(
-            f"{name} puts in values of tokens, and {site!r} has the axes {SITES[site].axes!r}; "
-            "need a site that has positions"
+            f"{name} puts in values by token, and {site!r} has the axes {SITES[site].axes!r}; need a site with "
+            "positions"
         )
     return kind
 

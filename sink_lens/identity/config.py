@@ -39,14 +39,14 @@ class SurveyConfig(ModelsConfig):
     """Base of ``preference`` and ``contraction``: one measurement of several models on random sequences."""
 
     switches: tuple[str, ...] = field(default=(), metadata={"option": "switch", "metavar": "NAME"})
-    """Also each other value of a part of the untrained model: activation, gating, attention, mlp, norm, positions,
-    init, writers, tied; repeat."""
+    """Also measure the untrained model with every other value of one part: activation, gating, attention, mlp, norm,
+    positions, init, writers or tied; repeat for several."""
     sequences: int = 1000
     """Random sequences, 50 at least."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens per sequence."""
     bos: BosCondition = "without"
-    """First token: what the tokenizer does, BOS, or no BOS."""
+    """First token of each sequence: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     seed: int = 0
     """Seed of the sequences."""
 
@@ -110,11 +110,11 @@ class FingerprintConfig(ModelsConfig):
     first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds on
     them for narrow models: the stream carries an embedding's own coordinates to the end."""
     sequences: int = 2000
-    """Random inputs, 50 at least."""
+    """Number of random inputs, at least 50."""
     length: int = field(default=16, metadata={"metavar": "T"})
-    """Tokens of each (ours: short, since only the last state is read)."""
+    """Tokens per input (ours: short, since only the last state is read)."""
     coordinates: int | None = field(default=None, metadata={"metavar": "M"})
-    """m, how many coordinates a model has for its own. Default: 400, or all of a narrower model (paper: 10%; code:
+    """m, the number of identity coordinates of each model. Default: 400, or all of a narrower model (paper: 10%; code:
     400). Two models share m^2 / width by chance: a tenth or a third of a narrow one leaves too few to find what
     training has left (ours: 192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
     temperature: float = 10.0
@@ -122,7 +122,7 @@ class FingerprintConfig(ModelsConfig):
     draws: int = 100
     """Number of draws of each simulated null."""
     relabellings: int = 1999
-    """Random relabellings, beside the closed form."""
+    """Number of random relabellings, beside the closed form."""
     alpha: float = 0.01
     """Two models have the same lineage if p is below this."""
     decides: NullName = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
@@ -146,7 +146,7 @@ class FingerprintConfig(ModelsConfig):
                 raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
         check_size(sequences=self.sequences, length=self.length)
         if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
-            raise InputError(f"{self.coordinates} coordinates a model; need at least {FEWEST_SHARED}")
+            raise InputError(f"{self.coordinates} coordinates per model; need at least {FEWEST_SHARED}")
         # A share of draws cannot be under 1 / (draws + 1).
         for name in ("draws", "relabellings"):
             if getattr(self, name) < 1 / self.alpha - 1:
@@ -165,7 +165,7 @@ class FingerprintConfig(ModelsConfig):
         count = min(_COORDINATES, width) if self.coordinates is None else self.coordinates
         if not FEWEST_SHARED <= count <= width:
             raise InputError(
-                f"{count} of {width} coordinates a model; need {FEWEST_SHARED} at least, and not more than all. "
+                f"{count} of {width} coordinates per model; need at least {FEWEST_SHARED}, and not more than all. "
                 "Choose with --coordinates"
             )
         return count

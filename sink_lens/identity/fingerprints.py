@@ -38,14 +38,14 @@ class Fingerprint:
 
     config: FingerprintConfig
     models: pd.DataFrame = field(repr=False)
-    """A model a row: model, lineage, seed, step, d_model, ids, dtype, weights_sha256, cached."""
+    """One row per model: model, lineage, seed, step, d_model, ids, dtype, weights_sha256, cached."""
     pairs: pd.DataFrame = field(repr=False)
-    """A pair a row: a, b, related (known?), verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
+    """One row per pair: a, b, related (known?), verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
     scale_log10_p, shares_scale, and z and log10_p of each null."""
     nulls: pd.DataFrame = field(repr=False)
-    """A pair and null a row: mean, sd, z, log10_p_paper, log10_p_code, p_draws."""
+    """One row per pair and null: mean, sd, z, log10_p_paper, log10_p_code, p_draws."""
     calibration: pd.DataFrame = field(repr=False)
-    """A null a row, over pairs known to be unrelated; empty without any."""
+    """One row per null, over pairs known to be unrelated; empty without any."""
     scores: pd.DataFrame = field(repr=False)
     """AUC and TPR at 1% FPR; empty where the lineages do not tell related from unrelated pairs."""
     notes: tuple[str, ...]
@@ -300,10 +300,11 @@ def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintC
     said = []
     if config.inputs != "tokens":
         said.append(
-            "the inputs are random embeddings: the stream carries their coordinates to the end, and narrow unrelated "
-            "models then look related (tau_bar .556 between families in arXiv 2509.26404's setting): "
-            "of unrelated untrained pairs of width 192 a share of 0.30 keeps a p over .01 under the relabelled null, "
-            "of width 768 0.83; of trained ones of 0.3M parameters none, of 3.4M 45 of 48. Use tokens to decide"
+            "the inputs are random embeddings: the stream carries their coordinates to the end, and narrow "
+            "unrelated models then look related (tau_bar .556 between families in arXiv 2509.26404's setting): "
+            "under the relabelled null, p stays above .01 in a share of 0.30 of unrelated untrained pairs of "
+            "width 192, and of 0.83 at width 768; among trained pairs, in none of 0.3M parameters and in 45 of 48 "
+            "of 3.4M. Use tokens to decide"
         )
     if config.any_tokenizer and len({one.tokenizer for one in known.values()} - {None}) > 1:
         said.append("the tokenizers differ: the same ids are other texts in each model")
@@ -317,7 +318,7 @@ def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintC
     if len(scaled) > 3:
         said.append(f"so do {len(scaled) - 3} further pairs")
     if config.decides in NULLS[:3]:
-        said.append(f"decided by the {config.decides} null, which takes coordinates and inputs for independent")
+        said.append(f"decided by the {config.decides} null, which assumes that coordinates and inputs are independent")
     same = [name for name, one in known.items() if [o.weights for o in known.values()].count(one.weights) > 1]
     if same:
         said.append(f"{', '.join(same)}: some of these have the very same weights")

@@ -341,8 +341,8 @@ _REFUSED: dict[str, dict[str, str]] = {
     "CohereForCausalLM": {"use_qk_norm": _NORM_OF_HEADS},
     "PhiForCausalLM": {"qk_layernorm": "its norm of queries and keys is not known here; need a model without it"},
     "FalconForCausalLM": {
-        "alibi": "its positions are ALiBi's; need a Falcon with rotary positions, as 7B",
-        "new_decoder_architecture": "its keys and values are laid out in groups; need one of the first kind, as 7B",
+        "alibi": "its positions are ALiBi's; need a Falcon with rotary positions, such as 7B",
+        "new_decoder_architecture": "its keys and values are laid out in groups; need one of the first kind, as 7B has",
     },
     "OlmoeForCausalLM": {"clip_qkv": "it clips its queries, keys and values; need a model that does not"},
 }
@@ -397,7 +397,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     if architecture == "FalconForCausalLM" and not (config.multi_query and config.parallel_attn):
         raise ModelError(
             "this FalconForCausalLM has several key heads, or an MLP behind its attention; need multi_query and "
-            "parallel_attn, as 7B has"
+            "parallel_attn, which 7B has"
         )
     if architecture == "Qwen3MoeForCausalLM" and (config.mlp_only_layers or config.decoder_sparse_step != 1):
         raise ModelError("some of its layers have no experts; need a Qwen3-MoE whose layers all have them")

@@ -94,7 +94,9 @@ def load(
         given |= {"max_memory": max_memory, "revision": revision}
         if any(value is not None for value in given.values()):
             asked = ", ".join(key for key, value in given.items() if value is not None)
-            raise InputError(f"{asked} given with a model object; need them only for a name. Move or cast the object")
+            raise InputError(
+                f"{asked} given with a model object; they go with a name only. Move or cast the object yourself"
+            )
         return wrap(name, tokenizer=tokenizer)
     if not isinstance(name, (str, Path)):
         raise ModelError(
@@ -106,7 +108,8 @@ def load(
     folder, notes = _folder(str(name), announce)
     if revision is not None and folder is not None:
         raise InputError(
-            f"revision {revision!r} was given with {name}, which is not a hub name; need it for those alone"
+            f"revision {revision!r} was given with {name}, which is not a hub name; a revision goes with a hub "
+            "name only"
         )
     source = str(folder or name)
     scratch = tempfile.mkdtemp(prefix="sink_lens_offload_") if "device_map" in placement else None

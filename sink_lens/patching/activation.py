@@ -332,14 +332,14 @@ def _request(
     named: dict[str, Any] = {"put": put} if isinstance(put, str) else {}
     settings = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
     if settings.approximate:
-        raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
+        raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
     if not callable(put):
         check_put(settings)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if given and settings.screen:
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
     if settings.screen and (settings.put != "source" or callable(put)):
-        raise InputError("screen approximates patches from the other run; leave out screen, or what is put in")
+        raise InputError("screen approximates patches from the other run; leave out screen, or put")
     runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings, edits=given)
     approximations = None
     if settings.screen:
@@ -396,7 +396,7 @@ def prepare_runs(
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
-            raise InputError("patching needs two texts of as many tokens; give clean and corrupted")
+            raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
     run, source = pair.run_and_source(config.direction)
     read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric

@@ -77,6 +77,6 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
     made = make(part.site, **open_whole_axes(part, sizes=sizes).where)
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
-        raise InputError(f"what is put into a part of {part.site!r} made {kind}; need an edit of that site")
+        raise InputError(f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site")
     touches, begin = cone((*edits, made))
     return Cell(identity=identity_of(part), touches=touches, begin=begin, make=lambda references: (*edits, made))

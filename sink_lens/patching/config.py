@@ -26,7 +26,7 @@ class PatchConfig:
     clean: tuple[str, ...] = ()
     """A clean text; repeat for several."""
     corrupted: tuple[str, ...] = ()
-    """The same text with something changed, of as many tokens; one for each clean text."""
+    """The clean text with something changed, in as many tokens; one for each clean text."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
     """The site that is patched; see sink_lens.SITES."""
     metric: MetricName = "sink_mass"
@@ -34,7 +34,7 @@ class PatchConfig:
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
     """Axes of the sweep: some of layer, position, head, key, unit. Other axes are patched whole."""
     direction: Direction = "denoising"
-    """Clean values into the corrupted run, or corrupted values into the clean run."""
+    """denoising puts clean values into the corrupted run, noising corrupted values into the clean run."""
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Layers, such as 0-11 or 3,5. Default: all."""
     positions: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
@@ -46,31 +46,32 @@ class PatchConfig:
     units: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Neurons or dimensions. Default: all."""
     sink_position: int = 0
-    """Position that sink_mass, norm and dominance are read at."""
+    """Position at which sink_mass, norm and dominance are read."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
-    """Layers that sink_mass is read in (default: all); the one layer of norm and dominance."""
+    """Layers in which sink_mass is read (default: all), or the one layer in which norm or dominance is read."""
     correct: str | None = None
     """For logit_difference: the right token."""
     incorrect: str | None = None
     """For logit_difference: the wrong token."""
     bos: BosCondition = "auto"
-    """The first token, as in trace."""
+    """First token of each text: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     put: Put = "source"
     """What a patch puts into its part: the other run's values (source), or an edit of the patched run, as in sweep."""
     factor: float | None = None
-    """Factor of --put scale; the number that --put set puts in."""
+    """With --put scale: the factor. With --put set: the number that values are set to."""
     controls: int = 5
     """Random parts of the same size (units, heads, positions) as controls of each patch; 0 for none."""
     batch_size: int | None = None
     """Sequences per forward pass. Default: by length."""
     approximate: bool = False
-    """Attribution patching: by gradients, checked on a sample of real patches."""
+    """Approximate the patches by gradients (attribution patching), and check a sample against real patches."""
     steps: int = 1
-    """Runs between the two over whose embeddings the gradient is averaged; 1 is the baseline alone."""
+    """Number of points between the embeddings of the two runs over which the gradient is averaged; 1 takes the baseline
+    alone."""
     screen: int = 0
-    """Patch only so many cells: those with the largest effects to first order. 0 patches all."""
+    """Patch only this many cells, those with the largest first-order effects; 0 patches all."""
     check: int = 30
-    """With --approximate: real patches in the check."""
+    """With --approximate: number of real patches in the check."""
     seed: int = 0
     """Seed of the controls, of the intervals, and of the sample of --approximate."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})

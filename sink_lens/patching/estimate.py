@@ -60,7 +60,9 @@ def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int
         InputError: they are not one for one, or of different lengths.
     """
     if len(clean) != len(corrupted):
-        raise InputError(f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one for one")
+        raise InputError(
+            f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one of each per pair"
+        )
     found = [max(map(len, clean))]
     for index, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
         if len(one) != len(other):

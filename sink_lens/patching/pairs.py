@@ -57,7 +57,8 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     first, second = batches
     if first.n_sequences != second.n_sequences:
         raise InputError(
-            f"there are {first.n_sequences} clean and {second.n_sequences} corrupted sequences; need one for one"
+            f"there are {first.n_sequences} clean and {second.n_sequences} corrupted sequences; need one of each "
+            "per pair"
         )
     tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
     for index in range(first.n_sequences):

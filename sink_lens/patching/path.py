@@ -135,7 +135,7 @@ def path_patch(
     for start in senders:
         if _moment(start, lens) >= _moment(end, lens):
             raise InputError(
-                f"the sender {_words(start)} is not computed before the receiver {_words(end)}; need a path forwards"
+                f"the sender {_words(start)} is not computed before the receiver {_words(end)}; need an earlier sender"
             )
     sites = {"attn_out", "mlp_out", end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors

@@ -89,8 +89,8 @@ def _headline(run: Run) -> list[str]:
 
 def _sinks(run: Run) -> tuple[str, Figure]:
     see = (
-        "Where heads begin to attend to the first token, and where that token becomes large: a jump of the norm is the "
-        "layer that writes the outlier dimension."
+        "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
+        "the norm jumps writes the outlier dimension."
     )
     return see, sink_by_layer(run.need("layers", columns=["layer", "sink_attention", "norm_ratio"]))
 
@@ -106,7 +106,7 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
         "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
-        "in 16 bit, or leave them out when a scale is chosen." + more(len(table), "dimensions")
+        "in 16 bit, or leave them out when you choose a scale." + more(len(table), "dimensions")
     )
     heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
     shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
@@ -116,8 +116,9 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
 def _writers(run: Run) -> tuple[str, PageTable]:
     table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
     see = (
-        "What writes the dimension in the layers in which the token grows. Shares are of the dimension's change; for a "
-        "super weight (arXiv 2411.07191), of what the MLP writes there." + more(len(table), "writers")
+        "What writes the dimension in the layers where the token's norm grows. A share is a share of the "
+        "dimension's change; for a super weight (arXiv 2411.07191), a share of what the MLP writes there."
+        + more(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
     heads = {
@@ -150,8 +151,8 @@ def _idle(run: Run) -> tuple[str, PageTable]:
     heads = run.need("heads", columns=["layer", "head", "output_ratio", "sink_mass", "inactive"])
     idle = heads.loc[heads["inactive"]].sort_values("output_ratio", kind="stable")
     see = (
-        "Heads whose output norm is at most a quarter of their layer's mean, the weakest first. Attention to the first "
-        "token alone does not find all of them (arXiv 2504.03889)." + more(len(idle), "heads")
+        "Heads whose output norm is at most a quarter of their layer's mean, the weakest first. Looking for heads "
+        "that attend to the first token would miss some of them (arXiv 2504.03889)." + more(len(idle), "heads")
     )
     names = {"layer": "layer", "head": "head", "output_ratio": "output norm ÷ mean"}
     return see, shown_table(idle, names | {"sink_mass": "attention to the first token"})

@@ -88,7 +88,7 @@ class ChainCircuit(Drawable):
     layers the sink is read."""
     nodes: pd.DataFrame = field(repr=False)
     """One row per node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` is the share of
-    the sink that is lost if the node is frozen, ``input_share`` if all that it reads is."""
+    the sink that is lost if the node is frozen; ``input_share``, if everything that it reads is frozen."""
     run: Run | None = field(default=None, repr=False)
     """The run that it comes from; None if it was read from JSON."""
     edges: pd.DataFrame = field(repr=False)
@@ -110,7 +110,7 @@ class ChainCircuit(Drawable):
         try:
             held = json.loads(text)
             if not isinstance(held, dict) or held.get("format") != _FORMAT:
-                raise ValueError("it does not say that it is one")
+                raise ValueError("its format is another or missing")
             nodes, edges = _frame(held["nodes"], NODE_COLUMNS), _frame(held["edges"], EDGE_COLUMNS)
             return cls(about=dict(held["about"]), nodes=nodes, edges=edges)
         except (ValueError, KeyError, TypeError) as error:
@@ -271,7 +271,7 @@ class _Lane:
     reads: tuple[int, int]
     dimension: int | None
     surviving: Mapping[str, tuple[float, float]]
-    """Kind of the frozen node -> share that survives, and under the controls."""
+    """Kind of the frozen node -> share of the sink that survives, with the node frozen and with its controls frozen."""
 
 
 def _lanes(run: Run) -> list[_Lane]:

@@ -21,18 +21,18 @@ class ReportConfig:
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the page. Default: report.html in the run's folder; in this folder for several runs."""
     by: tuple[MayDiffer, ...] = field(default=(), metadata={"metavar": "WHAT"})
-    """In what the compared runs may differ: dtype, bos, tokens or thresholds; repeat for several."""
+    """What the compared runs may differ in: dtype, bos, tokens or thresholds; repeat for several."""
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
     format: tuple[str, ...] = field(default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"})
-    """With --figures: formats, some of png, svg and pdf."""
+    """With --figures: file formats, one or more of png, svg and pdf."""
     width: str | None = field(default=None, metadata={"metavar": "WIDTH"})
-    """With --figures: width of every figure, such as 3.25in or 8.3cm. Default: as on the page."""
+    """With --figures: width of every figure, such as 3.25in or 8.3cm. Default: the width on the page."""
     font: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """With --figures: font of the text: serif, sans-serif, monospace or one that is installed."""
+    """With --figures: font of the text: serif, sans-serif, monospace, or the name of an installed font."""
 
     only: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
-    """With --figures: the figures, by the names of their files, such as circuit-paper. Default: all."""
+    """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
     def __post_init__(self) -> None:
         """Refuse fields in which compared runs may not differ.
@@ -56,11 +56,11 @@ class TableConfig:
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
     """Columns, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
     format: TableFormat = "terminal"
-    """How the table is written."""
+    """Format of the table."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the table, .csv, .tex or .md, which must not exist. Default: it is printed."""
     overwrite: bool = False
-    """Replace the table that the file holds."""
+    """Replace the file if it exists."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be written.

@@ -226,10 +226,10 @@ def _headline(run: Run) -> list[str]:
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         sentences.append(
-            f"{name_of(variant, among=names)}: the cosine between sequences changes by {in_words(own['inter_excess'])} "
-            f"from {number(float(own['inter_floor']['mean']))}, that between positions by "
-            f"{in_words(own['intra_excess'])}; at the last position by {in_words(own['discrepancy'])} more than at "
-            "position 0."
+            f"{name_of(variant, among=names)}: the cosine between sequences changes by "
+            f"{in_words(own['inter_excess'])} from {number(float(own['inter_floor']['mean']))}, and the cosine "
+            f"between positions by {in_words(own['intra_excess'])}. At the last position, sequences become more "
+            f"alike than at position 0 by {in_words(own['discrepancy'])}."
         )
     sentences += unnamed(names)
     courses = summary.loc[summary["step"].notna()]
@@ -239,8 +239,9 @@ def _headline(run: Run) -> list[str]:
         value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
         most = int(np.argmax(value))
         sentences.append(
-            f"{variant}: between sequences {number(value[0])} above the floor at step {step[0]:.0f}, at most "
-            f"{number(value[most])} (step {step[most]:.0f}), {number(value[-1])} at step {step[-1]:.0f}."
+            f"{variant}: the cosine between sequences is {number(value[0])} above the floor at step {step[0]:.0f}, "
+            f"at most {number(value[most])} (step {step[most]:.0f}), and {number(value[-1])} at step "
+            f"{step[-1]:.0f}."
         )
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     models = {row["model"]: row for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")}
@@ -251,8 +252,9 @@ def _headline(run: Run) -> list[str]:
     ]
     if apart:
         sentences.append(
-            f"The directions of {plural(len(apart), 'pair')} of models of different seeds have a cosine of at most "
-            f"{number(max(apart))} (two random directions: {number(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
+            f"In {plural(len(apart), 'pair')} of models with different seeds, the contraction directions have a "
+            f"cosine of at most {number(max(apart))} (two random directions: "
+            f"{number(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
         )
     return sentences
 
@@ -260,9 +262,9 @@ def _headline(run: Run) -> list[str]:
 def _by_layer(run: Run) -> tuple[str, Figure]:
     layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
     see = (
-        "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. Right: "
-        "that of two positions of one sequence. Two points per layer: after its attention and after its MLP; the last "
-        "point is after the final norm."
+        "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
+        "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
+        "its MLP; the last point is after the final norm."
     )
     return see, by_layer(layers)
 
@@ -275,7 +277,7 @@ def _dots(run: Run) -> tuple[str, Figure]:
 
 
 def _intra_dots(run: Run) -> tuple[str, Figure]:
-    return "The same between the positions of one sequence.", dots(*variant_tables(run), _INTRA)
+    return "As in the figure above, for two positions of one sequence.", dots(*variant_tables(run), _INTRA)
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
@@ -295,7 +297,10 @@ def _agreement(run: Run) -> tuple[str, Figure]:
 
 def _direction_course(run: Run) -> tuple[str, Figure]:
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    see = "How much of the first checkpoint's contraction direction is left; grey is what random directions share."
+    see = (
+        "Cosine of each checkpoint's contraction direction with the first checkpoint's. Grey: the cosine of "
+        "random directions."
+    )
     return see, direction_course(pairs, run.need("models", columns=["model", "variant", "step"]))
 
 
@@ -323,8 +328,8 @@ def _alignment(run: Run) -> tuple[str, PageTable]:
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}
     see = (
-        "The contraction direction beside the unembedding of the preferred tokens, and beside the first token's "
-        "largest dimension. Rank 1: none is more aligned."
+        "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
+        "first token's largest dimension. Rank 1: nothing aligns better."
     )
     return see + more(len(table), "alignment", most=60), shown_table(with_short_names(table), heads, most=60)
 

@@ -348,9 +348,10 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             else ""
         )
         sentences.append(
-            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template"
-            f"{real}. {row.get('undecided_edges', 0)} are undecided: in 95% under some of these only. "
-            f"{row['contingent_edges']} more are contingent: in some circuit, but in 95% under none."
+            f"{row['core_edges']} edges are core: they are in at least 95% of the bootstraps under every ablation "
+            f"and template{real}. {row.get('undecided_edges', 0)} are undecided: they are in 95% of the bootstraps "
+            f"under only some of these. {row['contingent_edges']} more are contingent: they are in some circuit, "
+            "but in 95% of the bootstraps under none of these."
         )
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     sentences += [
@@ -367,15 +368,16 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
         )
     if np.isfinite(row.get("left_sum", np.nan)):
         sentences.append(
-            f"EAP-IG's own left sum, with its first points, gives {percent(row['left_sum'])} on "
+            f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
             f"{plural(int(row['left_pairs']), 'pair')}."
         )
     if row.get("outside_sampled", -1) > 0:
         outside = row["all_edges"] - row["edges"]
         sentences.append(
             f"{row['outside_over']} of {plural(row['outside_sampled'], 'edge')} sampled outside the circuit "
-            f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): at "
-            f"most {row['outside_at_most']:,} of {outside:,} outside do, at 95% confidence."
+            f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge "
+            f"({number(row['weakest'])}); at 95% confidence, at most {row['outside_at_most']:,} of all {outside:,} "
+            "edges outside do."
         )
     return tuple(sentences)
 
@@ -385,13 +387,13 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     if not unseen:
         return (
-            f"A real patch of each of the {row['patched_nodes']} nodes finds none that gradients do not see: none does "
-            "5% of the difference and ten times what its edges' scores sum to."
+            f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no "
+            "patch does both 5% of the difference and ten times the sum of its edges' scores."
         )
     return (
-        f"The circuit is not to be believed at {listed(map(part_name, unseen))}: a real patch of the whole node does "
-        "at least 5% of the difference and ten times what its edges' scores sum to, as where two parts cancel before a "
-        "threshold. Gradients do not see such edges; score them with exact."
+        f"Do not believe the circuit at {listed(map(part_name, unseen))}: a real patch of the whole node does at "
+        "least 5% of the difference, and ten times the sum of its edges' scores. Gradients do not see such edges, "
+        "for example if two parts cancel before a threshold. Score them with exact."
     )
 
 
@@ -459,9 +461,9 @@ def sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
 def _curve(run: Run) -> tuple[str, Figure]:
     table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
     see = (
-        "How much of the metric is left when only so many edges stay and all others are replaced, on pairs that were "
-        "not used to choose them. 1 is the whole model; above 1, the dropped edges lowered the metric. Bands are 95% "
-        "intervals over pairs."
+        "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
+        "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
+        "metric. Bands are 95% intervals over pairs."
     )
     return see, curve_figure(table)
 

@@ -75,12 +75,12 @@ def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
         f"{row['null']} {row['p_over_01'] * n:.0f}{' (decides)' * (row['null'] == decides)}"
         for row in calibration.to_dict("records")
     )
-    sentences = [f"of {plural(n, 'pair')} known to be unrelated, so many have p > 0.01: {passed}"]
+    sentences = [f"in {plural(n, 'pair')} known to be unrelated, the number with p > 0.01 is: {passed}"]
     formula = calibration.loc[calibration["null"] == "analytical"]
     if n >= _ENOUGH:
         factor = float(formula["too_narrow"].to_numpy(float)[0])
         sentences.append(
-            f"on them z under the analytical null has a root mean square of {number(factor)} where 1 is right"
+            f"for these pairs, z under the analytical null has a root mean square of {number(factor)} (1 is right)"
             + (f": its standard deviation is {number(factor)} times too small" if factor > 1.2 else "")
         )
     return sentences
@@ -94,7 +94,7 @@ def _scored(scores: pd.DataFrame, *, decides: str) -> str:
         bounds = "" if np.isnan(row["low"]) else f" [{number(row['low'])}, {number(row['high'])}]"
         parts.append(f"{name} {number(row['value'])}{bounds}")
     row = rows.to_dict("records")[0]
-    few = ", too few unrelated ones for 1%: none may pass" if row["unrelated"] < 100 else ""
+    few = "; unrelated pairs are too few for a rate of 1%, so none may pass" if row["unrelated"] < 100 else ""
     return (
         f"by z under the {decides} null, {listed(parts)} over {row['related']} related and {row['unrelated']} "
         f"unrelated pairs{few}"
@@ -262,8 +262,8 @@ def _pairs(run: Run) -> tuple[str, PageTable]:
     }
     scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
     see = (
-        "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair without it may still "
-        "share a seed."
+        "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair with an effect "
+        "near 0 may still share a seed."
     )
     if scaled:
         see += (
@@ -298,8 +298,8 @@ FINGERPRINT = Page(
             title="Do the nulls hold?",
             make=listed_table(
                 "calibration",
-                "Shares of pairs known to be unrelated. A correct null gives 0.99, 0.95 and 0.5, and 1 for the rms of "
-                "z.",
+                "The share of pairs known to be unrelated whose p is above each level. A correct null gives 0.99, "
+                "0.95 and 0.5, and 1 for the rms of z.",
                 {
                     "null": "null",
                     "pairs": "pairs",

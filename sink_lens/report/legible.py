@@ -40,8 +40,8 @@ def faults(figure: Figure) -> list[str]:
     )
     width, height = agg.get_width_height()
     return [
-        *(f"no character for {one}" for one in missing),
-        *(f"{text!r} reaches out of the figure" for text, box in boxes if _outside(box, width, height)),
+        *(f"the font has no character for {one}" for one in missing),
+        *(f"{text!r} extends beyond the figure" for text, box in boxes if _outside(box, width, height)),
         *_overlaps(boxes),
     ]
 

@@ -277,8 +277,8 @@ def _map(run: Run) -> tuple[str, Figure]:
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     see = (
-        f"Each cell is a place that was {_put_words(run)}; red moves the metric towards that of the other prompt, "
-        "blue away from it. 1 restores it completely." if value == "normalised_effect" else
+        f"Each cell is a place that was {_put_words(run)}; red moves the metric towards its value in the other "
+        "prompt, blue away from it. 1 restores that value completely." if value == "normalised_effect" else
         f"Each cell is a place that was {_put_words(run)}; red raises the metric, blue lowers it."
     )  # fmt: skip
     texts = _texts(run)

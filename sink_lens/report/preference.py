@@ -146,7 +146,7 @@ def _tokens(run: Run) -> tuple[str, PageTable]:
     first = with_short_names(first).assign(text=[token(text) for text in first["text"].tolist()])
     heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
     heads |= {"probability_ratio": "mean probability × vocabulary"}
-    see = "The three most frequent tokens of each model; twenty are in tokens.parquet."
+    see = "The three tokens that each model predicts most often; tokens.parquet has twenty."
     return see + more(len(first), "tokens", most=60), shown_table(first, heads, most=60)
 
 

@@ -169,7 +169,10 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
         interval=intervals(named, "closed_low", "closed_high", shown=percent),
     )
     heads = {"what": "what is kept", "loss_nats": "loss, nats", "perplexity": "perplexity", "change_nats": "cost, nats"}
-    see = "Held-out loss of every condition, and the share of the gap between all rounded and nothing rounded."
+    see = (
+        "Held-out loss of every condition, and the share that it closes of the gap between rounding everything "
+        "and rounding nothing."
+    )
     if len(random):
         shares = random["closed_share"].to_numpy(float)
         see += f" {len(random)} random sets close {percent(shares.min())} to {percent(shares.max())}."

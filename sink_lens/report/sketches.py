@@ -74,7 +74,10 @@ def of_chain(circuit: Any) -> Diagram:
     says = "Number: share of the sink that is lost if the link is broken; for the first link, share that its cause "
     says += "makes at another position."
     if len(paths):
-        says = "Number: share of the sink that is lost if only the arrow's end reads the stream without its beginning. "
+        says = (
+            "Number: share of the sink that is lost if the node at the arrow's end, and no other, reads the "
+            "stream without what the node at its start wrote. "
+        )
         says += "Paths through other MLPs are not drawn."
         if len(others):
             says += " For links without a path: the share that their intervention moves."
@@ -192,7 +195,10 @@ def of_edges(
         title=title,
         boxes=tuple(Box(id=one, text=part_name(one)) for one in nodes),
         arrows=arrows,
-        says=f"Number: {unit_words}. The {len(arrows)} largest that lead to the end, of {plural(len(edges), 'edge')}.",
+        says=(
+            f"Number: {unit_words}. Drawn are the {len(arrows)} largest edges on a path to the end, of "
+            f"{plural(len(edges), 'edge')}."
+        ),
         key=_SIGNS,
     )
 

@@ -158,7 +158,7 @@ def first_numbers(run: Run) -> list[tuple[str, str]]:
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts = listed(named_parts(row["parts"]).split(", "), most=3)
-            found.append((percent(row["removed"]), f"of the {row['target']} goes with {parts} ablated"))
+            found.append((percent(row["removed"]), f"of the {row['target']} is lost if {parts} are ablated"))
     elif story.super_neurons:
         found.append((str(len(story.super_neurons)), f"super neurons, {listed(story.super_neurons, most=3)}"))
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])

@@ -115,9 +115,9 @@ def _headline(run: Run) -> list[str]:
 
 def _kept_curve(run: Run) -> tuple[str, Figure]:
     see = (
-        "Loss at the positions where the cache has evicted something, on the half of the text that was not used to "
-        "choose. All caches have the same size: more first tokens are fewer of the newest. Bars: 95% intervals of the "
-        "change from a full cache, over sequences."
+        "Loss at the positions where the cache has evicted something, on the half of the text that was not used "
+        "to choose. All caches have the same size, so that keeping more first tokens leaves room for fewer of the "
+        "newest. Bars: 95% intervals of the change from a full cache, over sequences."
     )
     return see, loss_by_kept(_judged_rows(run))
 

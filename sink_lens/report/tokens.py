@@ -256,8 +256,8 @@ def _coverage(run: Run) -> tuple[str, Figure]:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
     see = (
         f"A dimension is an outlier on a token if it exceeds {run.config.get('dimension_factor', 20):g} times the "
-        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of marked "
-        "tokens (right) are others."
+        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of "
+        "marked tokens (right) are different dimensions."
     )
     return see, dimension_coverage(table, coverage=float(run.config.get("coverage", 0.5)))
 

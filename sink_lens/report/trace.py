@@ -247,9 +247,9 @@ def _qk(run: Run) -> tuple[str, Figure]:
     if not len(table):
         raise RunError("no outlier dimension enters any layer, so there is no key to split.")
     see = (
-        "Left: cosine of the sink's key with what the outlier dimensions alone would make (1: nothing else is needed), "
-        "beside other keys and random dimensions. Right: the logit that later queries give the sink's key, in parts; "
-        "the link from dimension to key holds if the outlier dimensions carry most of it."
+        "Left: cosine of the sink's key with the key that the outlier dimensions alone would make (1: nothing "
+        "else is needed), beside other keys and random dimensions. Right: the logit that later queries give the "
+        "sink's key, in parts; the link from dimension to key holds if the outlier dimensions carry most of it."
     )
     if "dimension" not in table.columns or bool(table["dimension"].isna().all()):
         see += " Here the key is turned by its position, so only its advantage over other keys is shown."
@@ -345,11 +345,11 @@ def _amplification(run: Run) -> tuple[str, Figure]:
     first = table.iloc[0]
     best = largest_first(table.loc[table["centre"] != "none"], "change").iloc[0]
     see = (
-        f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to the "
-        f"end of the first growth step, and its attention is read in layers {first['read_layers']}. "
-        f"Most at {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: {number(best['change'])} "
-        f"{interval(best['change_low'], best['change_high'])}. Zero: what no edit gives. The norm-only line is the "
-        "control: scaling alone should bring no sink."
+        f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to "
+        f"the end of the first growth step, and its attention is read in layers {first['read_layers']}. The most "
+        f"is added at factor {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: "
+        f"{number(best['change'])} {interval(best['change_low'], best['change_high'])}. Zero: the attention "
+        "without an edit. The norm-only line is the control: scaling alone should bring no sink."
     )
     return see, figures.amplification_curve(table)
 
@@ -369,8 +369,9 @@ def _matrix(run: Run) -> tuple[str, Figure]:
     leaving = [str(name) for name, share in most.items() if share > ANOTHER_PATH]
     see = (
         "A sink is put at a position (or the model's own is taken), and one quantity there is frozen at its value "
-        "without a sink. 0: freezing it takes the whole sink away, so the sink goes through it. 1: it changes nothing. "
-        "In brackets, random controls of the same size. z is the check: it must undo what was done. "
+        "without a sink. 0: freezing it takes the whole sink away, so the sink goes through it. 1: it changes "
+        "nothing. In brackets: random controls of the same size. Freezing z is the check: it must undo the "
+        "intervention. "
     )
     if leaving:
         see += f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there."
@@ -381,8 +382,8 @@ def _costs(run: Run) -> tuple[str, Figure]:
     table = causal_table(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
     before = table["baseline_loss_nats"].iloc[0]
     see = (
-        f"What each intervention costs beside the sink that it removes or makes: the loss without one is "
-        f"{number(float(before))} nats. A long bar is an intervention that broke the model, not only its sink."
+        "How much loss each intervention adds, and how much of the sink it removes or makes. The loss without one "
+        f"is {number(float(before))} nats. A long bar is an intervention that broke the model, not only its sink."
     )
     return see, figures.loss_changes(table)
 

@@ -69,10 +69,10 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         "control_largest": "controls, at most",
     }
     see = (
-        "Path patching: at the sink position the target alone reads the stream without what the source wrote beyond an "
-        "ordinary token. The number is the share of the sink that is lost after the target's growth step (for MLPs, "
-        "and for a target without a step, in all layers with a sink); a negative share is a larger sink. Everything: "
-        "all sources at once."
+        "Path patching at the sink position: the target, and nothing else, reads the stream without what the "
+        "source writes there beyond an ordinary token. The number is the share of the sink that is lost after the "
+        "target's growth step (for MLPs, and for a target without a step, in all layers with a sink); a negative "
+        "share is a larger sink. Everything: all sources at once."
     )
     return see + more(len(shown), "paths"), shown_table(shown, heads)
 
@@ -158,8 +158,8 @@ def _with_makers(run: Run, sets: pd.DataFrame) -> str:
         n = int(counts[1]) + int(counts[2] or 0) if counts else 0
         if n > int(size[0]):
             return (
-                f" The {percent(share)} in the chain above is of {n} neurons: these {size[0]} and the neurons among "
-                "the makers."
+                f" The {percent(share)} in the chain above comes from ablating {n} neurons: these {size[0]} and "
+                "the neurons among the makers."
             )
     return ""
 
@@ -180,7 +180,10 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
         "loss_nats": "loss, nats",
         "is_sink": "a sink",
     }
-    see = "Is the sink bound to position 0, or to BOS? Attention to each position and token, isolated and not."
+    see = (
+        "Is the sink bound to position 0, or to BOS? Attention to each kind of token at each position, with and "
+        "without isolation."
+    )
     return see, shown_table(table, heads)
 
 

@@ -480,7 +480,7 @@ def _compare_title(run: Run) -> str:
         return title
     rows = table.to_dict("records")
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
-    bounds = interval(last["low"], last["high"]) or "(one seed each: it cannot be told from chance)"
+    bounds = interval(last["low"], last["high"]) or "(with one seed each, it cannot be told from chance)"
     change = f"{last['mean']:+.3f}".replace("-", "−")
     told = f"{visible(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     if last["low"] <= 0 <= last["high"] or not bounds:

@@ -402,7 +402,9 @@ def _replaced_tensors(tensors: Sequence[Mapping[str, Any]]) -> list[Finding]:
             check="weights",
             alarm=True,
             said=f"{most['tensor']} {what}{more}, which no short fine-tune does",
-            line=f"how the weights were saved, merged or trained (learning rate), first {most['tensor']}",
+            line=(
+                f"check how the weights were saved, merged or trained (learning rate), beginning with {most['tensor']}"
+            ),
         )
     ]
 

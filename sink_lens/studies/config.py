@@ -21,7 +21,8 @@ class StudyConfig(Question):
     intervention_sequences: int | None = None
     """Maximum number of sequences that are edited. Default: as many as --sequences says."""
     intervention_length: int | None = field(default=None, metadata={"metavar": "T"})
-    """Most positions of each edited sequence, counted from the sink on. Default: the length, at least 16."""
+    """Maximum number of positions of each edited sequence, counted from the sink on. Default: the sequence length, at
+    least 16."""
 
     def question(self) -> TraceConfig:
         """The configuration of a trace with the same fields, which finds the sink before anything is edited."""
@@ -56,8 +57,8 @@ class AmplifyConfig(StudyConfig):
     factors: tuple[float, ...] = field(default=FACTORS, metadata={"written": "commas", "metavar": "F,F"})
     """Factors, such as 1,2,5,30; those below 1 attenuate."""
     centres: tuple[Centre, ...] = field(default=CENTRES, metadata={"option": "centre"})
-    """The centre: the edit multiplies the distance from it. none multiplies the value itself, as a control that changes
-    the norm alone. Repeat for several."""
+    """The mean from which the edit moves the aggregated values; none multiplies the values themselves, as a control
+    that changes the norm alone. Repeat for several."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -75,7 +76,7 @@ class AblateConfig(StudyConfig):
     """Configuration of the search for sets of neurons."""
 
     controls: int = CONTROLS
-    """Draws of random sets, of each of the two kinds."""
+    """Number of random sets of each of the two kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,8 @@ class CardConfig(ReadConfig):
     threshold: float = SINK_THRESHOLD
     """A head has a sink if its sink score is above this (Gu et al., arXiv 2410.10781)."""
     trace: str | None = field(default=None, metadata={"metavar": "RUN"})
-    """Folder of a trace of the same weights with interventions: its answers about the chain and its makers are put on
-    the card. Default: the card says that they were not asked for."""
+    """Folder of a trace of the same weights with interventions: the card then shows its answers about the chain and the
+    sink's makers. Default: the card says that they were not asked for."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -107,11 +108,11 @@ class VerifyConfig(ReadConfig):
     """Maximum number of tokens per sequence, BOS included. A fact that was published for shorter sequences is measured
     on shorter ones."""
     facts: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
-    """JSON file of facts of your own, beside those that come with the package; repeat for several."""
+    """JSON file with facts of your own, used beside those of the package; repeat for several."""
     published_as: str | None = field(default=None, metadata={"option": "as", "metavar": "NAME"})
-    """Name under which the model is published, such as meta-llama/Llama-2-7b-hf. Default: its own."""
+    """Name under which the model is published, such as meta-llama/Llama-2-7b-hf. Default: the model's own name."""
     text_name: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """Name of the text that --text gives, as facts call it (wikitext, c4, lambada)."""
+    """Name of the text in --text, as facts call it (wikitext, c4, lambada)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +126,10 @@ class DiffConfig(ReadConfig):
     other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --by dtype: the type of the second model's weights."""
     batch: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """A .safetensors file with what the data collator gives (input_ids, attention_mask, position_ids, labels): it is
-    checked for BOS, packing and padding."""
+    """A .safetensors file with one batch of your data collator (input_ids, attention_mask, position_ids, labels), to
+    check for BOS, packing and padding."""
     most_loss: float = 0.25
-    """The loss of the second model may be above the first one's by this many nats."""
+    """Raise an alarm if the second model's loss is above the first model's by more than this many nats."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -150,9 +151,9 @@ class DecisionConfig(ReadConfig):
     sequences: int = 32
     """Number of sequences: the first half is to choose on, the second to judge on."""
     goal: float = 0.9
-    """Share of what can be gained that the chosen set must gain."""
+    """The chosen set should close at least this share of the gap in loss."""
     controls: int = 19
-    """Draws of as many random tokens or channels."""
+    """Number of random sets of as many tokens or channels, as controls."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -209,14 +210,14 @@ class StreamingConfig(DecisionConfig):
     length: int = field(default=256, metadata={"metavar": "T"})
     """Tokens per sequence, BOS included; the loss is read beyond the window."""
     window: int = 64
-    """Tokens that the cache holds, the kept ones and the query's own included."""
+    """Number of tokens that the cache holds, including the kept ones and the query's own."""
     keep: tuple[int, ...] = field(default=(0, 1, 2, 4, 8), metadata={"written": "commas", "metavar": "N,N"})
     """How many first tokens are never evicted, such as 0,1,2,4,8."""
     positions: Literal["stay", "reindexed"] = "stay"
-    """Whether a token stays at its position, or is at its place in the cache (arXiv 2309.17453; needs rotary
-    positions)."""
+    """Position of a cached token: stay is its position in the text, reindexed its place in the cache (arXiv 2309.17453;
+    needs rotary positions)."""
     controls: int = 5
-    """Draws of as many random tokens that are kept instead."""
+    """Number of random draws of as many tokens, kept instead as controls."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -226,6 +227,8 @@ class StreamingConfig(DecisionConfig):
         """
         DecisionConfig.__post_init__(self)
         if 0 not in self.keep or any(n < 0 for n in self.keep) or len(set(self.keep)) < max(2, len(self.keep)):
-            raise InputError(f"keep is {list(self.keep)}; need 0, which the others are compared with, and others once")
+            raise InputError(
+                f"keep is {list(self.keep)}; need 0, with which the others are compared, and each number once"
+            )
         if self.window <= max(self.keep):
             raise InputError(f"a window of {self.window} cannot keep {max(self.keep)} tokens; need a larger window")

@@ -143,7 +143,7 @@ def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase
             f"padding is {tuned.pad_token!r}, which also stands in texts, so whatever masks padding masks it there",
             f'tokenizer_config.json: "pad_token": "{base.pad_token or base.eos_token}"',
         )
-    return _no_alarm("padding_token", "padding is neither BOS nor a word of a text, or was so before")
+    return _no_alarm("padding_token", "padding is neither BOS nor a token of texts, or the first model's is the same")
 
 
 def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
@@ -155,7 +155,7 @@ def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Findi
             "the tokenizer puts EOS behind a text, the first model's does not: a prompt ends before it is continued",
             f'tokenizer.json: "post_processor": no "{tuned.eos_token}" behind the text, or "add_eos_token": false',
         )
-    return _no_alarm("eos", "no EOS is put behind a text, or was so before")
+    return _no_alarm("eos", "no EOS is put behind a text, or the first model's tokenizer puts it there too")
 
 
 def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
@@ -165,7 +165,7 @@ def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Find
     if lost:
         return _broken(
             "template_loses_messages",
-            f"the template leaves out {plural(len(lost), 'message')} of {len(_TURNS)}, as {lost[0]!r}",
+            f"the template leaves out {plural(len(lost), 'message')} of {len(_TURNS)}, such as {lost[0]!r}",
             "chat_template.jinja: write {{ message['content'] }} for every message",
         )
     ends = [_specials(one, text) for one, text in ((base, before), (tuned, now))]
@@ -185,7 +185,7 @@ def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Find
             "the template writes no generation prompt any more",
             "chat_template.jinja: end with {% if add_generation_prompt %}",
         )
-    return _no_alarm("chat", "a chat shows every message, ends and asks as before")
+    return _no_alarm("chat", "a chat shows every message, and ends its turns and asks for an answer as before")
 
 
 def _template_error(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -221,7 +221,7 @@ def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
     if beyond and known is not None:
         return _broken(
             "tokens_without_rows",
-            f"{plural(len(beyond), 'token')} of the tokenizer, as {known.convert_ids_to_tokens(beyond[0])!r}, "
+            f"{plural(len(beyond), 'token')} of the tokenizer, such as {known.convert_ids_to_tokens(beyond[0])!r}, "
             f"{'lies' if len(beyond) == 1 else 'lie'} beyond the {len(table)} rows of the embedding",
             "before training: model.resize_token_embeddings(len(tokenizer))",
         )
@@ -229,7 +229,10 @@ def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
     if zero and known is not None:
         return _broken(
             "rows_of_zeros",
-            f"the embedding of {plural(len(zero), 'token')}, as {known.convert_ids_to_tokens(zero[0])!r}, is zero",
+            (
+                f"the embedding of {plural(len(zero), 'token')}, such as {known.convert_ids_to_tokens(zero[0])!r}, is "
+                "zero"
+            ),
             "initialise new rows as their mean: model.resize_token_embeddings(n, mean_resizing=True)",
         )
     return _no_alarm("rows", "every token has an embedding")
@@ -259,7 +262,7 @@ def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> 
     if now > max(before, 1):
         return _broken(
             "template_doubles_bos",
-            f"a chat begins with {now} BOS tokens, before with {before}",
+            f"a chat begins with {now} BOS tokens; with the first model's template, with {before}",
             "chat_template.jinja: write {{ bos_token }} once, in front of the loop over messages",
         )
     had = getattr(base, "chat_template", None)
@@ -274,14 +277,17 @@ def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> 
         again_said = f", and with {again} where its text is tokenised again" if again > now else ""
         return _broken(
             "template_adds_bos",
-            f"a chat begins with {plural(now, 'BOS token')}, before with {before}{again_said}",
+            (
+                f"a chat begins with {plural(now, 'BOS token')}; with the first model's template, with "
+                f"{before}{again_said}"
+            ),
             f"chat_template.jinja: {line}",
         )
     inside, once = _bos_inside(tuned), _bos_inside(base) if had else 1
     if inside > max(once, 1):
         return _broken(
             "template_repeats_bos",
-            f"a chat of three turns has {inside} BOS tokens, before {once}",
+            f"a chat of three turns has {inside} BOS tokens; with the first model's template, {once}",
             "chat_template.jinja: write {{ bos_token }} once, in front of the loop over messages",
         )
     return _no_alarm("template", f"a chat begins with {plural(now, 'BOS token')} in both")
@@ -309,7 +315,9 @@ def checked_batch(batch: Mapping[str, Any], *, where: str) -> dict[str, Tensor]:
     try:
         found = {name: torch.as_tensor(batch[name]) for name in _FIELDS if batch.get(name) is not None}
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where} holds what is no tensor ({str(error)[:100]}); need tensors, or lists") from error
+        raise InputError(
+            f"{where} holds something that is not a tensor ({str(error)[:100]}); need tensors, or lists"
+        ) from error
     ids = found.get("input_ids")
     if ids is None or ids.ndim != 2 or len(ids) < 1 or ids.shape[1] < 2 or ids.is_floating_point() or ids.is_complex():
         raise InputError(
@@ -442,7 +450,7 @@ def _learned_places(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) 
     if bool(_far(_logits(lens, batch)[~pads], _logits(lens, moved)[~pads])):
         return _broken(
             "positions_begin",
-            f"positions begin at {int(first.max())} instead of 0, which the model's logits change with",
+            f"positions begin at {int(first.max())} instead of 0, and this changes the model's logits",
             "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or give none",
         )
     return _no_alarm("positions_begin", "positions begin above 0, which changes nothing in this model")

@@ -390,7 +390,9 @@ def sentence(found: Mapping[str, Any]) -> str:
             f"Keep no token: the heads have learned sink logits, which take {percent(sink['to_no_key']['value'])}"
         )
     elif rate["value"] is None:
-        parts.append("Sinks cannot be told at the first token: windows are too short, or sequences")
+        parts.append(
+            "Whether the first token is a sink cannot be told: the attention windows or the sequences are too short"
+        )
     else:
         parts.append(f"There is no sink to keep: {rated} attend to the first token")
     if outliers:

@@ -528,8 +528,8 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
     )
     if found["verdict"] == "nothing to keep":
         return (
-            f"Nothing to keep: {cost}. A cost counts from {WORTH_KEEPING_NATS} nats on, if its interval leaves 0 out "
-            "and the other half of the text shows it too."
+            f"Nothing to keep: {cost}. A cost counts if it is at least {WORTH_KEEPING_NATS} nats, its interval "
+            "excludes 0, and the other half of the text shows it too."
         )
     random = (
         f"{plural(found['controls'], 'random set')} of that size at most {percent(found['random_most'])}"
@@ -563,8 +563,8 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
         return begin
     interval = bounds(found["ignored_closed_low"], found["ignored_closed_high"], shown=percent)
     return (
-        f"{begin} A tool that keeps whole layers only: leave {found['ignored']} of {n_linear} inputs of linear layers "
-        f"unrounded, which closes {percent(found['ignored_closed_share'])} {interval}."
+        f"{begin} If your tool can keep only whole layers, leave {found['ignored']} of {n_linear} inputs of linear "
+        f"layers unrounded, which closes {percent(found['ignored_closed_share'])} {interval}."
     )
 
 

@@ -141,7 +141,7 @@ def _check_terms(seen: Observed, terms: Terms) -> None:
     for name, size in (("layer", seen.lens.n_layers), ("dimension", seen.lens.d_model)):
         value = terms.get(name)
         if value is not None and not 0 <= value < size:
-            raise AbsentError(f"the model has no {name} {value}, but 0 to {size - 1}")
+            raise AbsentError(f"the model has no {name} {value}; it has 0 to {size - 1}")
 
 
 def _middle(seen: Observed, terms: Terms) -> list[int]:
@@ -149,7 +149,7 @@ def _middle(seen: Observed, terms: Terms) -> list[int]:
     n = seen.lens.n_layers
     first, last = terms.get("layers") or (n // 4, max(n // 4, 5 * n // 6))
     if last >= n:
-        raise AbsentError(f"the model has no layer {last}, but 0 to {n - 1}")
+        raise AbsentError(f"the model has no layer {last}; it has 0 to {n - 1}")
     return list(range(first, last + 1))
 
 
@@ -237,7 +237,7 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
     if not dims:
         raise AbsentError("the model has no outlier dimension at the studied position")
     if max(dims) >= seen.lens.d_model:
-        raise AbsentError(f"the model has no dimension {max(dims)}, but 0 to {seen.lens.d_model - 1}")
+        raise AbsentError(f"the model has no dimension {max(dims)}; it has 0 to {seen.lens.d_model - 1}")
     weights = [attention_weights(seen.lens, layer=layer) for layer in range(seen.lens.n_layers)]
 
     def change(x: Tensor, at: Any) -> Tensor:
@@ -322,7 +322,7 @@ def site_max_activation(seen: Observed, terms: Terms) -> Tensor:
     """Largest magnitude at a site over layers, tokens and channels."""
     name = f"largest:{terms['site']}"
     if name not in seen.core.values:
-        raise UnmeasuredError(f"the site {terms['site']} is not read of this model")
+        raise UnmeasuredError(f"the site {terms['site']} cannot be read in this model")
     return seen.core.stacked(name)[..., 0].abs().amax(0)
 
 

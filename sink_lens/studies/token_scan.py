@@ -456,7 +456,7 @@ def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
         marked = found.scores[by] >= found.thresholds[by]
         statement = gap_text(gap, found.scores[by], by=by)
         if given[by] is not None:
-            statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the threshold asked for"
+            statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the given threshold"
         rows.append(
             {
                 "by": by,

@@ -128,7 +128,7 @@ class _Batches:
         if bos is not None and bos == ("with" if self.batch.bos else "without"):
             bos = config.bos
         if self.fixed and (bos not in (None, config.bos) or kind != config.tokens):
-            raise UnmeasuredError("the sequences were given, and the number is about others")
+            raise UnmeasuredError("the number is about other sequences than those given")
         if length > config.length and not self.fixed:
             raise UnmeasuredError(f"the number is about {length} tokens; give --length {length}")
         place = (bos or config.bos, kind, length)

@@ -72,8 +72,8 @@ class Job:
         lens = load(self.model, device=device, dtype=self.dtype)
         if weights_hash(lens) != self.weights:
             raise ModelError(
-                f"{self.model!r} gives other weights to a worker than those of the sweep; need the same. Save the "
-                "model (model.plain.save_pretrained) where every worker can read it, and load that folder"
+                f"{self.model!r} has other weights on a worker than in the sweep; need the same. Save the model "
+                "(model.plain.save_pretrained) where every worker can read it, and load that folder"
             )
         return self.engine(lens)
 
@@ -277,8 +277,8 @@ def _put(ray: Any, job: Job) -> Any:
     except TypeError as error:
         found = str(error.__cause__ or error).splitlines()[0]
         raise InputError(
-            f"a cell or a metric holds what cannot be sent to another process ({found}); need functions of plain "
-            "values and tensors, or engine='local'"
+            f"a cell or a metric holds something that cannot be sent to another process ({found}); need functions "
+            "of plain values and tensors, or engine='local'"
         ) from error
 
 

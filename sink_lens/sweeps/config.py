@@ -46,7 +46,7 @@ class SweepConfig:
     model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
     controls: int | None = None
-    """Random draws of as many units (heads, positions) for each cell; 0 for none. Default: 5."""
+    """Random controls per cell, each of as many units (heads, positions); 0 for none. Default: 5."""
     tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
     text: str | None = field(default=None, metadata={"metavar": "FILE"})
@@ -54,7 +54,7 @@ class SweepConfig:
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
     bos: BosCondition = "auto"
-    """The first token: what the tokenizer does, BOS, or no BOS."""
+    """First token of each sequence: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     sequences: int = 8
     """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})

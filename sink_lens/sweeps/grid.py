@@ -110,7 +110,7 @@ class EditGrid:
         if site.per_layer:
             sizes["layer"] = lens.n_layers
         elif self.layers not in ("each", "all"):
-            raise InputError(f"{site.name!r} is computed once, behind the layers; leave layers out")
+            raise InputError(f"{site.name!r} is computed once, after the last layer; leave layers out")
         axes: list[list[Any]] = []
         for name in AXES:
             given = getattr(self, f"{name}s")

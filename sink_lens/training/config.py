@@ -102,7 +102,7 @@ class TrainConfig:
     """A model, its data, and how the one is trained on the other; every field that a size sets may be given."""
 
     size: Size = "toy"
-    """toy (3M parameters), small (10M), medium (40M) or paper (152M): what the fields without a default are."""
+    """toy (3M parameters), small (10M), medium (40M) or paper (152M); it sets the fields without a default."""
 
     n_layers: int = _OF_SIZE
     """Number of layers."""
@@ -134,7 +134,7 @@ class TrainConfig:
     scales them by the root of how many they average."""
     value_norm_init: ValueNormInit = "first_token"
     """Initial gain of value_norm: first_token (the size of the first token's head output on noise, mean of 64 draws),
-    dummy_pass (the same by one draw and a biased deviation, as in the released code) or ones."""
+    dummy_pass (the same from one draw, with a biased deviation, as in the released code) or ones."""
 
     data: str = "bundled"
     """bundled, a text, JSONL or Parquet file, a folder of them, one that ``datasets`` saved, or one of the model hub
@@ -146,7 +146,7 @@ class TrainConfig:
     eval_frac: float = 0.02
     """Share of the sequences held out for evaluation."""
     eval_sequences: int = 64
-    """Largest number of held-out sequences in an evaluation."""
+    """Maximum number of held-out sequences in an evaluation."""
 
     length: int = _OF_SIZE
     """Tokens per sequence, BOS included; the model's context too."""
@@ -287,11 +287,12 @@ class WatchConfig:
     run: str = field(default="", metadata={"positional": True, "metavar": "FOLDER"})
     """Folder of a run of sink-lens train, or of any checkpoints (checkpoint-500, step_1000, ...)."""
     out: str | None = field(default=None, metadata={"metavar": "DIR"})
-    """Run folder, for checkpoints of others. Default: runs/watch-NAME."""
+    """Run folder, for checkpoints that sink-lens train did not write. Default: runs/watch-NAME."""
     step_tokens: int | None = field(default=None, metadata={"metavar": "N"})
-    """Tokens per step, for checkpoints of others. Default: as the Hugging Face Trainer counted, else none."""
+    """Tokens per step, for checkpoints that sink-lens train did not write. Default: what the Hugging Face Trainer
+    counted; without a count, tokens are unknown."""
     sequences: int = 32
-    """How many sequences of the run's own evaluation data, else of the bundled prose."""
+    """Number of sequences, from the run's own evaluation data if there are any, else from the bundled prose."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens per sequence, BOS included; the run's own context if that is shorter."""
     threshold: float = SINK_THRESHOLD
@@ -299,7 +300,7 @@ class WatchConfig:
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     resume: bool = field(default=True, metadata={"off": "again"})
-    """Keep what was measured before, or measure every checkpoint again."""
+    """Keep earlier measurements, or measure every checkpoint again."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.

@@ -243,8 +243,8 @@ class SinkMonitor:
         found = "the monitor was not listening" if sums is None else "the model was not called in it"
         self._warn(
             "a reading is left out",
-            f"step {self._step} was to be read and {found}; need a forward of the model that was given, between one "
-            "step() and the next, within `with SinkMonitor(model) as monitor:`",
+            f"step {self._step} should have been read, but {found}; need a forward of the given model between two "
+            "calls of step(), within `with SinkMonitor(model) as monitor:`",
         )
         return _NOTHING
 

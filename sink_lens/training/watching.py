@@ -333,10 +333,10 @@ def evaluation_tokens(
             why = f"{corpus.source} has changed since"
     if tokenizer is None:
         raise RunError(
-            f"the data of {run.folder} cannot be had ({why}) and it has no tokenizer for other text; need one of them. "
-            "Pass tokens=..."
+            f"the data of {run.folder} cannot be read ({why}), and it has no tokenizer for other text; need one of "
+            "them. Pass tokens=..."
         )
-    warnings.warn(f"{run.folder} is measured on the bundled prose: its own data cannot be had ({why})", stacklevel=3)
+    warnings.warn(f"{run.folder} is measured on the bundled prose: its own data cannot be read ({why})", stacklevel=3)
     return from_text(bundled_text(), tokenizer, sequences=sequences, length=length, name="moby_dick")
 
 

@@ -294,7 +294,7 @@ def test_the_share_of_the_cut_is_a_row_of_its_own():
     row = shares.iloc[0]
     assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
     assert (row["null_name"], bool(row["is_primary"])) == ("largest_control", False)
-    assert row["criterion"].endswith(", and that of the intervention over 25% and over its largest control")
+    assert row["criterion"].endswith(", and that of the intervention's share above 25% and above its largest control")
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
 
 

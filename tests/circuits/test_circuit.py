@@ -261,9 +261,12 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert list(nodes["node"]) == [one.name for one in whole.circuit.graph.writers]
     assert summary["patched_nodes"] == len(nodes)
     blind = summary.to_frame().T.assign(unseen_nodes="a1.h2 m0")
-    assert any("not to be believed at L1.H2 and MLP 0: a real patch" in one for one in record.told(blind))
+    assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in record.told(blind))
     seen = summary.to_frame().T.assign(unseen_nodes=np.nan)  # as an empty text comes back from a file
-    assert any(f"each of the {len(nodes)} nodes finds none" in one for one in record.told(seen))
+    assert any(
+        f"each of the {len(nodes)} nodes was really patched, and gradients miss none of them" in one
+        for one in record.told(seen)
+    )
     written = json.loads((tmp_path / "one" / "run.json").read_text())
     written["status"] = "running"
     for name in list(written["files"]):

@@ -175,7 +175,7 @@ def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):
 
 
 def test_held_values_must_be_there_for_every_layer():
-    with pytest.raises(InputError, match=r"no values of 'z' for layers \[0, 2\]; need one tensor a layer"):
+    with pytest.raises(InputError, match=r"no values of 'z' for layers \[0, 2\]; need one tensor per layer"):
         freeze("z", {1: torch.zeros(1, 1, 1, 1)}, layers=[0, 1, 2])
     with pytest.raises(InputError, match="'freeze z' chooses no layers"):
         freeze("z", {})

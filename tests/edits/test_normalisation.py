@@ -224,7 +224,7 @@ def test_a_sink_that_a_neuron_makes_outlives_them_and_their_effect_on_the_loss_i
         (lambda: variance_calibration(torch.tensor([1.0, float("inf")])), "need a finite number, or one for each head"),
         (
             lambda: variance_calibration(2.0, layers=[0, 1], centre={1: torch.zeros(4, 12)}),
-            r"no centre for layers \[0\]; need one tensor a layer",
+            r"no centre for layers \[0\]; need one tensor per layer",
         ),
         (lambda: head_rms_norm(float("inf")), "the target is inf; need a finite number, or layer -> tensor"),
         (lambda: head_rms_norm({0: torch.ones(4)}, layers=[2]), r"no target for layers \[2\]"),

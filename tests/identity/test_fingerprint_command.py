@@ -62,7 +62,7 @@ def test_lineages_that_are_known_are_scored(tmp_path):
     assert "2 of 6 pairs show a common lineage: model 0 with model 1 and model 2 with model 3" in found.headline
     assert "AUC 1" in found.headline
     assert found.matrix().loc["model 0", "model 1"] == 1.0
-    assert "too few unrelated ones for 1%" in found.headline
+    assert "unrelated pairs are too few for a rate of 1%" in found.headline
     assert any("the very same weights" in note for note in found.notes)
     assert set(read_run(tmp_path / "out").tables) >= {"models", "pairs", "nulls", "calibration", "scores"}
 

@@ -134,7 +134,7 @@ def test_states_that_do_not_belong_together_are_refused():
         ({"decides": "bayes"}, "need one of analytical"),
         ({"alpha": 0.0}, "alpha is 0.0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"coordinates": 3}, "3 coordinates a model; need at least 8"),
+        ({"coordinates": 3}, "3 coordinates per model; need at least 8"),
         ({"draws": 50}, "draws is 50; need 99 for a p under 0.01"),
         ({"seed": -1}, "seed is -1"),
     ],

@@ -468,7 +468,7 @@ def test_two_places_are_refused(folders):
 
 
 def test_a_place_or_a_type_of_a_model_object_is_refused():
-    with pytest.raises(InputError, match=r"device, dtype given with a model object; need them only for a name"):
+    with pytest.raises(InputError, match=r"device, dtype given with a model object; they go with a name only"):
         load(tiny("llama"), device="cpu", dtype="float32")
 
 

@@ -122,14 +122,14 @@ def test_an_edit_by_name_has_the_options_that_it_takes_and_no_others():
         patched(put="zero", factor=2.0)
     with pytest.raises(InputError, match="source takes no factor"):
         patched(factor=2.0)
-    with pytest.raises(InputError, match="need a site that has positions"):
+    with pytest.raises(InputError, match="need a site with positions"):
         patched(site="pattern", by=("layer", "head"), put="mean_all")
 
 
 def test_an_edit_of_another_site_is_refused():
     with pytest.raises(InputError, match="a part of 'z' made an edit of 'k'; need an edit of that site"):
         patched(site="z", put=lambda site, **where: edits.zero("k"))
-    with pytest.raises(InputError, match="leave out screen, or what is put in"):
+    with pytest.raises(InputError, match="leave out screen, or put"):
         patched(put="zero", screen=3)
 
 

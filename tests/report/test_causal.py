@@ -143,7 +143,7 @@ def test_the_direction_is_told_beside_its_loss_of_norm_and_only_where_it_was_ask
     assert direction_text(EFFECTS) == ""
     said = direction_text(EFFECTS.assign(edit=[SPAN, RESCALED]))
     assert "removes 47% [40%, 50%] of the sink, random spans at most 1%" in said
-    assert said.endswith("the same loss of norm without it removes 92% [90%, 94%]")
+    assert said.endswith("rescaling to the same norm without ablating it removes 92% [90%, 94%]")
 
 
 def test_without_interventions_nothing_is_said():

@@ -27,7 +27,7 @@ def test_the_makers_table_says_of_how_many_neurons_the_share_in_the_chain_is(tmp
     edit = {"link": "variance_neurons", "edit": f"mean ablation of {neurons}", "share": 0.91}
     run = a_run(tmp_path / "run", "trace", maker_sets=sets, effects=[edit | {"is_primary": True}])
     see, _ = trace_tables._maker_table(run)
-    said = "The 91% in the chain above is of 10 neurons: these 8 and the neurons among the makers."
+    said = "The 91% in the chain above comes from ablating 10 neurons: these 8 and the neurons among the makers."
     assert see.endswith(said) if told else "in the chain above" not in see
 
 

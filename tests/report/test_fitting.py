@@ -72,5 +72,5 @@ def test_what_cannot_be_read_is_found():
     axes.text(0.1, 0.8, "\ue0f0", fontsize=12)
     found = faults(figure)
     assert [one for one in found if "lies on" in one] == ["'one text' lies on 'another text'"]
-    assert any("too long for its place' reaches out of the figure" in one for one in found)
+    assert any("too long for its place' extends beyond the figure" in one for one in found)
     assert any(one.startswith("no character for Glyph 57584") for one in found)

@@ -203,7 +203,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path):
     with pytest.raises(InputError, match="3 sequences were given; need at least 4"):
         streaming(lens, out=tmp_path / "run", **(SMALL | {"sequences": 3}))
     for fields, said in (
-        ({"keep": (1, 2)}, "need 0, which the others are compared with"),
+        ({"keep": (1, 2)}, "need 0, with which the others are compared"),
         ({"window": 8}, "a window of 8 cannot keep 8 tokens"),
         ({"positions": "shift"}, "positions is 'shift'"),
         ({"goal": 0.0}, "goal is 0.0"),

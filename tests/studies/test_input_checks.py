@@ -110,7 +110,7 @@ def test_a_batch_is_read_from_a_file_and_refused_where_it_does_not_fit(lens, tmp
         check_batch(lens, {"labels": torch.ones(2, 4)})
     with pytest.raises(InputError, match="has no input_ids"):
         check_batch(lens, {"input_ids": torch.zeros(0, 12, dtype=torch.long)})
-    with pytest.raises(InputError, match="holds what is no tensor"):
+    with pytest.raises(InputError, match="holds something that is not a tensor"):
         check_batch(lens, {"input_ids": [[1, 2], [3]]})
     with pytest.raises(InputError, match="labels of the batch has the shape"):
         check_batch(lens, {"input_ids": torch.full((4, 8), BOS_ID), "labels": torch.tensor(3)})

@@ -358,7 +358,7 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
 def test_ray_refuses_other_weights_by_name(saved, tmp_path, two_workers):
     changed = wrap(tiny("llama", seed=1), name=str(saved))
     grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    with pytest.raises(ModelError, match="gives other weights to a worker than those of the sweep"):
+    with pytest.raises(ModelError, match="has other weights on a worker than in the sweep"):
         swept(changed, tmp_path / "run", what=grid, engine="ray", workers=1)
 
 
@@ -370,5 +370,5 @@ def test_what_cannot_be_sent_to_ray_is_refused(lens, tmp_path, two_workers):
             return run.loss
 
     grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    with pytest.raises(InputError, match="a cell or a metric holds what cannot be sent to another process"):
+    with pytest.raises(InputError, match="a cell or a metric holds something that cannot be sent to another process"):
         swept(lens, tmp_path / "run", what=grid, metrics=[guarded], engine="ray", workers=1)

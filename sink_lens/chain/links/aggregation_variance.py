@@ -110,7 +110,7 @@ AGGREGATION_VARIANCE = Link(
     target="variance discrepancy",
     sentence="Averaging over more tokens lowers the variance of what attention reads, so the first token keeps the "
     "most.",
-    question="is the aggregated value of the sink token of larger standard deviation than that of other tokens?",
+    question="does the sink token's aggregated value have a larger standard deviation than that of other tokens?",
     statistics=_statistics,
     floor=lambda config, length: 1.25,
     interventions=_interventions,
