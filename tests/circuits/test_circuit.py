@@ -252,7 +252,9 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert whole.tables["summary"]["completeness"].item() == pytest.approx(1, abs=0.5)
     assert any("bootstraps" in one for one in whole.sentences)
     summary = whole.tables["summary"].iloc[0]
-    bound = f"at most {summary['outside_at_most']:,} of {summary['all_edges'] - summary['edges']:,} outside do"
+    bound = (
+        f"at most {summary['outside_at_most']:,} of all {summary['all_edges'] - summary['edges']:,} edges outside do"
+    )
     assert any(bound in one for one in whole.sentences)
     page = (tmp_path / "one" / "report.html").read_text()
     assert "How faithful it is" in page
