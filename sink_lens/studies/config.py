@@ -151,7 +151,7 @@ class DecisionConfig(ReadConfig):
     sequences: int = 32
     """Number of sequences: the first half is to choose on, the second to judge on."""
     goal: float = 0.9
-    """The chosen set should close at least this share of the gap in loss."""
+    """The chosen set should recover at least this share of the loss that can be recovered."""
     controls: int = 19
     """Number of random sets of as many tokens or channels, as controls."""
 
