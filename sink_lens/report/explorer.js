@@ -425,8 +425,8 @@ window.exploreCircuits = async (packed) => {
     if (about.meaning) said.push(text(about.meaning, 400));
     if (!rows.length) return said.join(" ");
     const tell = (row) => `${percent(row.share)} of the edges: ${rounded(row.faithfulness)} [${rounded(row.low)}, ${rounded(row.high)}]`;
-    if (rows.every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model is not told from that of no edge.");
-    else if (state.which !== "all" && state.which !== "circuit") said.push("Faithfulness was measured of the largest edges, not of this choice of them.");
+    if (rows.every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model cannot be told from the metric with no edge.");
+    else if (state.which !== "all" && state.which !== "circuit") said.push("Faithfulness was measured for the largest edges, not for this selection.");
     else {
       const exact = rows.find((row) => row.n === state.n), below = rows.findLast((row) => row.n < state.n), above = rows.find((row) => row.n > state.n);
       said.push(`Faithfulness on other pairs, ${exact ? tell(exact) : [below, above].filter(Boolean).map(tell).join("; ")}.`);
@@ -514,7 +514,7 @@ window.exploreCircuits = async (packed) => {
     });
     go(...at);
     const why = d3.group(found.why ?? [], (row) => row.side, (row) => row.by), made = [element("h4", { textContent: "Where it looks in the first prompt" }), canvas, cell];
-    const over = Number.isFinite(found.advantage) ? `, whose score is ${number(found.advantage)} over the mean of the other keys` : "";
+    const over = Number.isFinite(found.advantage) ? `, whose score is ${number(found.advantage)} above the mean of the other keys` : "";
     if (why.size) made.push(element("h4", { textContent: `Why query ${token(found.query)} looks at key ${token(found.key)}${over}` }));
     for (const [side, kinds] of why)
       for (const [by, rows] of kinds) {

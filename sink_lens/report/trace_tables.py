@@ -274,7 +274,7 @@ def _beside_table(run: Run) -> tuple[str, PageTable]:
         if not row.primary
     ]
     heads = ("link", "statistic", "value", "interval", "compare", "verdict")
-    see = "What else was measured of each link, beside the statistic that its verdict rests on."
+    see = "Further statistics of each link, beside the one that its verdict rests on."
     numeric = (False, False, True, False, False, False)
     width = 6 if any(row[-1] for row in rows) else 5
     table = PageTable(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])

@@ -141,7 +141,7 @@ def test_the_slider_says_what_the_stored_curve_says(explored, run):
     partly = explored(Explorer(graphs=[graph]).save(run.parent / "partly.html")).page
     assert "10% of the edges: undefined [undefined" in partly.locator("[data-faithfulness]").inner_text()
     page.select_option("[data-which]", "core")
-    assert "measured of the largest edges, not of this choice" in page.locator("[data-faithfulness]").inner_text()
+    assert "measured for the largest edges, not for this selection" in page.locator("[data-faithfulness]").inner_text()
     page.uncheck("[data-connected]")
     assert {cells[6] for cells in listed(page)} == {"yes"}
     page.select_option("[data-which]", "contingent")
@@ -204,7 +204,7 @@ def test_a_head_shows_where_it_looks_and_why(explored):
     find(page, "5.1")
     panel = page.locator("[data-panel]")
     assert panel.locator(".cell").inner_text() == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
-    assert "whose score is 2.5 over the mean of the other keys" in panel.inner_text()
+    assert "whose score is 2.5 above the mean of the other keys" in panel.inner_text()
     rows = panel.locator("p", has_text="what its key reads, by writer").locator("+ ul li").all_inner_texts()
     assert [row.split() for row in rows] == [["MLP", "0", "2"], ["all", "else", "0.5"]]
     panel.locator("canvas").press("ArrowUp")
