@@ -100,6 +100,7 @@ _get, _known = _lazy.exported(__name__, _NAMES)
 
 
 def __getattr__(name: str) -> object:
+    """A public name, imported when it is first used."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -108,4 +109,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    """The public names."""
     return sorted({*_known(), "__version__"})

@@ -36,6 +36,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
+        """Check the arguments, then call the function."""
         try:
             bound = signature.bind(*args, **named).arguments
         except TypeError:  # the function says itself what is missing, and may take names of 0.1
@@ -117,6 +118,7 @@ def check_seeds(given: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The annotations; empty if one cannot be resolved."""
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that is there only for the type checker
@@ -180,6 +182,7 @@ def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
 
 def _all_fit(values: Any, of: Sequence[Any]) -> bool:
+    """True if every value has the type; long lists are not looked through."""
     return not of or len(values) > _MOST_ITEMS or all(fits(one, of[0]) for one in values)
 
 

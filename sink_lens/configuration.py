@@ -189,6 +189,7 @@ def check_least(config: Any, least: float, *names: str) -> None:
 
 
 def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
+    """A list from text with commas or ranges."""
     if how == "ranges":
         return tuple(ranges(text, name=name))
     if how != "commas":
@@ -201,6 +202,7 @@ def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
 
 
 def _single(name: str, value: Any, kind: Any) -> Any:
+    """A value of one type; refuses another."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")

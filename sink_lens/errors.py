@@ -48,6 +48,7 @@ class UndrawnError(RunError):
     """
 
     def __init__(self, message: str, *, folder: Path) -> None:
+        """Keep the folder beside the message."""
         super().__init__(message)
         self.folder = folder
         """Folder of the finished run, of which only the page is missing."""

@@ -58,6 +58,7 @@ def sentence(phrases: list[Phrase]) -> str:
 
 
 def _without_sink(tables: Tables) -> list[Phrase]:
+    """Phrases on a model without a sink."""
     found = [Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))]
     values = _summary(tables)
     if "strongest_position" in values:
@@ -72,6 +73,7 @@ def _without_sink(tables: Tables) -> list[Phrase]:
 
 
 def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
+    """Phrases on where the sink is."""
     values, text = _summary(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
@@ -95,6 +97,7 @@ def _name_carriers(tables: Tables) -> list[Phrase]:
         return []
 
     def yes(link: str, *questions: str) -> bool:
+        """True if every question on the link has the answer yes."""
         return link in answers and all(answers[link][name] == "yes" for name in questions)
 
     both = ("necessary_or_sufficient", "carries")
@@ -133,6 +136,7 @@ def _name_carriers(tables: Tables) -> list[Phrase]:
 
 
 def _no_part(tables: Tables) -> list[Phrase]:
+    """Say that averaging plays no part, if both answers are no."""
     answers = _answers(tables).get("aggregation_variance", {})
     if answers.get("necessary_or_sufficient") == answers.get("carries") == "no":
         rows = ("links: aggregation_variance, necessary_or_sufficient and carries",)
@@ -244,10 +248,12 @@ _SETS = {"all makers": "all makers, ", "super neurons": "super neurons, ", "upst
 
 
 def _whole(value: object) -> int:
+    """The value as a whole number."""
     return int(float(str(value)))
 
 
 def _summary(tables: Tables) -> dict[str, Any]:
+    """The values of the table ``summary`` by quantity."""
     table = tables.get("summary")
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
@@ -262,6 +268,7 @@ def _answers(tables: Tables) -> dict[str, dict[str, str]]:
 
 
 def _statistics(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
+    """A link's statistics by name."""
     table = tables.get("links")
     if table is None:
         return {}
@@ -270,6 +277,7 @@ def _statistics(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
 
 
 def _effects(tables: Tables) -> dict[str, dict[str, Any]]:
+    """The interventions by name."""
     table = tables.get("effects")
     if table is None or not len(table):
         return {}

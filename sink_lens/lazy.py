@@ -19,6 +19,7 @@ def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], An
     """
 
     def get(name: str) -> Any:
+        """Import a name when it is first used."""
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
         where, colon, own = names[name].partition(":")
@@ -29,6 +30,7 @@ def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], An
         return vars(sys.modules[package]).setdefault(name, value)
 
     def known() -> list[str]:
+        """The names of the package."""
         return sorted({*vars(sys.modules[package]), *names})
 
     return get, known

@@ -238,6 +238,7 @@ def paired_differences(
 
 
 def _check_draws(n_resamples: int, *, level: float) -> None:
+    """Refuse a level or number of draws that makes no interval."""
     if not 0 < level < 1:
         raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
     if n_resamples < 1:
@@ -245,6 +246,7 @@ def _check_draws(n_resamples: int, *, level: float) -> None:
 
 
 def _defined_units(units: np.ndarray) -> np.ndarray:
+    """The units without a nan."""
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]

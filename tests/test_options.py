@@ -215,7 +215,7 @@ def test_lists_paths_and_whole_numbers_from_python_are_taken(tmp_path):
 def test_docs_are_read_from_the_classes_a_class_is_made_from():
     docs = field_docs(TraceConfig)
     assert docs["sequences"] == "Number of sequences."
-    assert docs["controls"].startswith("Draws of every random control")
+    assert docs["controls"].startswith("Number of draws of every random control")
 
 
 # --- every command

@@ -124,6 +124,7 @@ def _observed_attention(
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "batch query head d_head"], None]:
+    """Attention in place of transformers' own, which hands on what is watched."""
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observed() only"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -166,6 +167,7 @@ def with_positions(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]
 
 
 def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
+    """What is watched under this name."""
     match name:
         case "mass":
             weights = _weights(score.columns(watch.keys), lse)

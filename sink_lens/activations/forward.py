@@ -105,6 +105,7 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 
 
 def _hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
+    """A site's hook point, with what hands its tensor on."""
     hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
     return hook_name, partial(_keep, place=(layer, name), put=put)
 
@@ -130,20 +131,24 @@ def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Pu
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
 
     def take(tensor: Tensor) -> None:
+        """Hand on the part of the tensor that the site names."""
         put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
 
     if address.side == "output":
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
+            """Take a module's output."""
             take(output[0] if isinstance(output, tuple) else output)
 
         return module.register_forward_hook(after)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take a module's input."""
         take(args[0] if args else kwargs["hidden_states"])
 
     return module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _keep(tensor: Tensor, hook: object, *, place: tuple[int, str], put: Put) -> None:
+    """Hand a tensor on."""
     put(*place, tensor)

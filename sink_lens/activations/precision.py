@@ -107,12 +107,14 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Within the block, each module computes with its weights widened to float32, one module's at a time."""
 
     def widen(module: nn.Module, args: Any) -> None:
+        """Put the module's half-precision weights into float32 for its call."""
         held = {name: own.data for name, own in module._parameters.items() if own is not None and own.dtype in HALF}
         kept.append(held)
         for name, data in held.items():
             module._parameters[name].data = data.float()  # type: ignore[union-attr]
 
     def give_back(module: nn.Module, args: Any, output: Any) -> None:
+        """Give the module its own weights again."""
         for name, data in kept.pop().items():
             module._parameters[name].data = data  # type: ignore[union-attr]
 

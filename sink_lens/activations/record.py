@@ -154,6 +154,7 @@ def capture(
     kept: dict[tuple[str, int], list[Tensor]] = {}
 
     def put(layer: int, name: str, tensor: Tensor) -> None:
+        """Keep a site's tensor of a layer."""
         if positions is not None:
             index = torch.tensor(list(positions), dtype=torch.int64, device=tensor.device)
             tensor = tensor.index_select(SITES[name].position_axis, index)
@@ -206,6 +207,7 @@ class _ReadingPass:
         rows: Tensor | None,
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
+        """Read one batch into what was found so far."""
         self.waiting = {layer: [one for one in readings if _reads(one, layer)] for layer in plan}
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
         self.lens, self.rows = lens, rows
@@ -213,6 +215,7 @@ class _ReadingPass:
         self.found = found
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
+        """Keep a tensor until a reading has all that it asks for, then call it."""
         held = self.held[layer]
         held[name] = tensor
         ready = [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]
@@ -247,10 +250,12 @@ class _ReadingPass:
 
 
 def _of_attention(names: Iterable[str], lens: LensModel) -> bool:
+    """True if a name is read in the attention function."""
     return any(in_attention(name, family=lens.family) for name in names)
 
 
 def _reads(reading: Reading, layer: int) -> bool:
+    """True if the reading asks for this layer."""
     return reading.layers is None or layer in reading.layers
 
 
@@ -301,12 +306,14 @@ def sequences_a_forward(asked: int | None, batch: TokenBatch) -> int:
 
 
 def _check_layers(layers: Iterable[int], lens: LensModel) -> None:
+    """Refuse layers that do not exist."""
     for layer in layers:
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
 
 
 def _check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
+    """Refuse positions outside the sequences."""
     for position in positions:
         if not 0 <= position < batch.n_positions:
             raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")

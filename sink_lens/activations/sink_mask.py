@@ -176,6 +176,7 @@ def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
     """
 
     def rate(view: LayerView) -> Tensor:
+        """Share of heads in which each key is a sink."""
         assert view.rows is not None
         rows = view.rows.to(view["rows"].device)
         keys = torch.arange(view["rows"].shape[-1], device=rows.device)
@@ -289,6 +290,7 @@ class Received:
         """The reading that adds each layer and keeps nothing else."""
 
         def take(view: LayerView) -> None:
+            """Add a layer."""
             self.add(view)
 
         return Reading(name="received", sites=("rows",), function=take)
@@ -323,6 +325,7 @@ class Norms:
         """The reading that adds each layer and keeps nothing else."""
 
         def take(view: LayerView) -> None:
+            """Add a layer."""
             self.add(view)
 
         return Reading(name="norms", sites=("resid_post",), function=take)

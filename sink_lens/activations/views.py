@@ -147,6 +147,7 @@ class Reading:
 
 
 def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:
+    """Keep the tokens that the bridge was given."""
     seen |= {"tokens": tokens, "valid": torch.ones_like(tokens, dtype=torch.bool)}
 
 
@@ -176,6 +177,7 @@ class Streamed:
     """Reading of the attention -> which layers of a hybrid it skipped, in words."""
 
     def _repr_html_(self) -> str:
+        """The readings in a notebook."""
         rows = [
             (name, len(by_layer), str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "")
             for name, by_layer in self.values.items()
@@ -236,6 +238,7 @@ class Captured:
     """``plain`` or ``bridge``."""
 
     def _repr_html_(self) -> str:
+        """The tensors in a notebook."""
         rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]
         size = sum(one.numel() * one.element_size() for one in self.tensors.values())
         frame = pd.DataFrame(rows, columns=["site", "layer", "shape", "dtype"])

@@ -80,6 +80,7 @@ def ids_of(token: str, *, lens: LensModel) -> tuple[int, ...]:
 
 
 def _text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """A token as a person reads it."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 

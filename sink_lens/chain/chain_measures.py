@@ -96,6 +96,7 @@ class _Rows:
     """The tidy table while it is filled."""
 
     def __init__(self) -> None:
+        """Start without rows."""
         self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
 
     def add(
@@ -126,6 +127,7 @@ class _Rows:
 
 
 def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
+    """Add the rows on attention to position 0."""
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)
@@ -156,6 +158,7 @@ def _state_rows(rows: _Rows, panel: Panel) -> None:
 
 
 def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
+    """Add the rows on growth steps and super neurons."""
     growing = panel.location.growth_layers
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):

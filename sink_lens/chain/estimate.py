@@ -69,6 +69,7 @@ def estimate(config: TraceConfig) -> RenderableType:
 
 
 def _of_header(header: Header, *, path: Path, config: TraceConfig) -> RenderableType:
+    """The estimate of a model whose headers were read."""
     gguf = path if path.suffix == ".gguf" else None
     sequences, length = len(config.prompts) or config.sequences, config.length
     tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)

@@ -147,17 +147,20 @@ def causal_tables(
 
     @functools.cache
     def place() -> Setting:
+        """The setting without makers."""
         found = setting_of(lens, batch, config=config, **at)
         keep_plan(found.baseline_run.plan, found.baseline_run.deviation)
         return found
 
     @functools.cache
     def setting() -> Setting:
+        """The setting with the makers that were found."""
         parts = makers.makers_in(frames["makers"])
         return with_makers(place(), parts)
 
     @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
+        """Find the makers and test their sets."""
         target, found = makers.target_of(place(), lacks_sink=lacks_sink), None
         if target is not None:
             chosen = sequences_to_choose_by(batch.n_sequences, config=config)
@@ -178,17 +181,21 @@ def causal_tables(
 
     @functools.cache
     def means() -> CentringMeans:
+        """The means of values on random tokens, measured once."""
         found = centring_means(lens, n_tokens=centring_tokens, seed=config.seed, progress=progress)
         keep_means(found)
         return found
 
     def curve_table() -> pd.DataFrame:
+        """The table ``amplification``."""
         return amplification.amplification_curve(setting(), means=means(), factors=factors, progress=progress)
 
     def effects() -> pd.DataFrame:
+        """The table ``effects``."""
         return effect_table(setting(), means=means(), curve=curve, links=links, progress=progress)
 
     def mediation() -> pd.DataFrame:
+        """The table ``mediation``."""
         amplified = amplification.strongest(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
@@ -202,6 +209,7 @@ def causal_tables(
 def _row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
+    """One intervention as a row of ``effects``, with its controls."""
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     # Quiet: an edit of a later layer may find its work done by that of an earlier one. ``outcome`` says what changed.
     baseline, whole = setting.baseline, setting.run(one.edits, loss=True, quiet=True)
@@ -209,6 +217,7 @@ def _row(
     at = {"target_position": target, "sink_position": sink}
 
     def share(run: Outcome, before: Outcome) -> Interval:
+        """Share of the sink that a run makes or removes."""
         if one.position == target:
             return made_share(before, run, **at, layers=reads, generator=rng)
         return removed_share(before, run, sink_position=sink, layers=reads, generator=rng)
@@ -268,4 +277,5 @@ def _row(
 
 
 def _mass(run: Outcome, position: int, layers: list[int]) -> float:
+    """Mean attention to a position in some layers."""
     return float(run.mass_at(position, layers=layers).nanmean())

@@ -131,6 +131,7 @@ def answers_of(
         )
 
     def answer(row: Mapping[Hashable, Any] | None, least: float) -> Answer:
+        """The answer of an intervention; no if the link has nothing to break."""
         if row is None:  # what is not there cannot make the sink that is
             return "no" if intervened and present == "no" else "undecided"
         return _ANSWER[intervention_verdict(row, floor=least)]
@@ -253,6 +254,7 @@ def link_table(
 
 
 def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) -> dict[str, Any]:
+    """An intervention as a row of the table ``links``."""
     return {
         "link": link,
         "statistic": "intervention_share",
@@ -269,10 +271,12 @@ def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) ->
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """The table's rows as dictionaries."""
     return frame.to_dict("records")
 
 
 def _criterion(primary: Statistic, *, floor: float) -> str:
+    """Say when the primary statistic makes the link hold."""
     text = f"holds if the interval of {primary.name} is above {floor:.3g}"
     if primary.nulls:
         text += f" and above {', '.join(primary.nulls)}"

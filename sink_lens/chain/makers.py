@@ -141,6 +141,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     removed = {frozenset[Maker](): 0.0}
 
     def measure(several: Sequence[Sequence[Maker]]) -> None:
+        """Ablate sets that were not ablated yet, and keep what each removes."""
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
         ordered = [[part for part in parts if part in chosen] for chosen in new]
         (before, *runs) = _runs(setting, [[], *ordered], target=target, loss=False)
@@ -150,11 +151,13 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
             removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
     def of(chosen: Sequence[Maker]) -> float:
+        """The share of the target that a set removes."""
         if frozenset(chosen) not in removed:
             measure([chosen])
         return removed[frozenset(chosen)]
 
     def alone(several: Sequence[Maker]) -> dict[Maker, float]:
+        """The share of the target that each part removes alone."""
         measure([[part] for part in several])
         return {part: of([part]) for part in several}
 
@@ -306,34 +309,42 @@ def ablation(setting: Setting, parts: Iterable[Maker]) -> Edits:
 
 
 def _neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
+    """Set neurons of a layer to their mean at the sink position."""
     return setting.keep_units("neurons", {layer: units}, position=setting.sink_position, mean=True)
 
 
 def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    """Set the outputs of heads of a layer to their mean at the sink position."""
     value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
     label = f"{len(units)} heads of layer {layer}, mean_ordinary"
     return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
 
 def _embedding(setting: Setting, kind: str) -> list[Edit]:
+    """Set an embedding to its mean at the sink position."""
     written = embeddings(setting)[kind]  # type: ignore[index]
     position = setting.sink_position
     over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
     def change(x: Tensor, at: At) -> Tensor:
+        """Take away what the embedding has beyond the mean."""
         return x - over[at.sequences].to(x.device, x.dtype)
 
     return [edit("resid_pre", change, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")]
 
 
 def _key_biases(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    """Take the key bias out of some heads."""
     bias = attention_weights(setting.lens, layer=layer).b_k[units]
     label = f"key biases of layer {layer} x 0"
     return [edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=units, label=label)]
 
 
 def _logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    """Give the sink logit's attention of some heads back to the keys."""
+
     def change(pattern: Tensor, at: At) -> Tensor:
+        """Scale each row of attention to a sum of 1."""
         return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
 
     return [edit("pattern", change, layers=[layer], heads=units, label=f"sink logits of layer {layer} removed")]
@@ -352,6 +363,7 @@ _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
 def _runs(
     setting: Setting, several: Sequence[Sequence[Maker]], *, target: Target, loss: bool, of: BaselineRun | None = None
 ) -> list[Outcome]:
+    """Run the ablation of each set, reading what the target needs."""
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation(setting, parts) for parts in several]
     return setting.runs(edits, layers=_reads(setting, target), loss=loss, of=of, quiet=True, **options)
@@ -423,6 +435,7 @@ def makers_in(table: pd.DataFrame) -> tuple[Maker, ...]:
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
+    """The table ``makers``: the first of the ranking, and all parts of a set."""
     members = {part for some in found.sets.values() for part in some} | set(supers)
     rows = []
     for row in found.ranking.to_dict("records"):
@@ -450,6 +463,7 @@ def _role(part: Maker, found: Makers) -> str:
 
 
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
+    """The table ``maker_sets``, with random sets as controls."""
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.seed)
     (baseline,) = _runs(setting, [[]], target=target, loss=True)
@@ -462,6 +476,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     done: dict[frozenset[Maker], tuple[str, Outcome]] = {}
 
     def row(parts: Sequence[Maker], name: str, control_of: str, run: Outcome) -> dict[str, object]:
+        """One set as a row."""
         compared = baseline_of_few if control_of else baseline
         before, after = (_value(setting, one, target) for one in (compared, run))
         share: Interval = share_removed(before, after, generator=rng)

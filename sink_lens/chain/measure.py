@@ -264,6 +264,7 @@ def scout_and_measure(
     """
 
     def measured(at: Location, label: str) -> Panel:
+        """Measure at a location."""
         plan = at.plan(lens.n_layers)
         return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
 

@@ -124,4 +124,5 @@ def mediation_table(
 
 
 def _mass(run: Outcome, position: int, layers: list[int]) -> float:
+    """Mean attention to a position in some layers."""
     return float(run.mass_at(position, layers=layers).nanmean())

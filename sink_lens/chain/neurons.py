@@ -191,6 +191,7 @@ def phase_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, supe
     rows: list[dict[str, object]] = []
 
     def add(phase: str, first: int, last: int, share: float, neurons: list[str]) -> None:
+        """Add a phase."""
         ends = {"ratio_before": float(ratio[first]), "ratio_after": float(ratio[last + 1])}
         where = {"phase": phase, "first_layer": first, "last_layer": last}
         rows.append(where | ends | {"share": share, "neurons": ", ".join(neurons)})

@@ -138,6 +138,7 @@ class Writings:
         return self._over(part)
 
     def _over(self, x: Tensor) -> Tensor:
+        """What a tensor has beyond its mean over ordinary tokens."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
@@ -246,6 +247,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     )
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
+        """Share of the attention to the sink that a run loses."""
         had, has = (float(one.mass_at(setting.sink_position, layers=layers).nanmean()) for one in (before, run))
         return (had - has) / had
 
@@ -361,8 +363,10 @@ def _controls(
 
 
 def _lists(units: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """The units of each layer as lists."""
     return {layer: list(some) for layer, some in units.items()}
 
 
 def _label(path: Path) -> str:
+    """The name of a path."""
     return f"{path.source.name} to {path.target.name}"

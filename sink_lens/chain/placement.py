@@ -71,6 +71,7 @@ def kind_of(table: pd.DataFrame) -> Kind:
     """
 
     def is_sink(*, first: bool, token: str) -> bool:
+        """True if this token makes a sink there without isolation."""
         chosen = table[
             ((table["position"] == 0) == first) & (table["token"] == token) & ~table["isolated"].astype(bool)
         ]
@@ -110,6 +111,7 @@ def _cases(setting: Setting) -> list[_Case]:
 
 
 def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
+    """A batch of these ids, without BOS."""
     return replace(
         tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_condition="without"
     )
@@ -145,6 +147,7 @@ def _others(case: _Case) -> list[int]:
 
 
 def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float) -> dict[str, object]:
+    """One case as a row of the table ``placement``."""
     assert found.loss is not None  # it was asked for
     mass = float(found.mass_at(cell.position, layers=setting.sink_layers).nanmean())
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())

@@ -80,7 +80,10 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
     """
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
+        """A reading of the columns of attention to each sink position."""
+
         def read(view: LayerView) -> Tensor:
+            """Read each column."""
             pairs = zip(view["mass"].unbind(-1), sink_positions, strict=True)
             at = {"valid": view.valid, "reach": view.reach}
             return torch.stack([function(column, key=key, **at) for column, key in pairs], dim=-1)
@@ -88,13 +91,16 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
         return read
 
     def score(view: LayerView) -> Tensor:
+        """The sink score; nan where the window is too short to tell."""
         found = by_key(attention.sink_score)(view)
         return found if attention.tells(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
+        """A reading of rows, averaged over the sampled queries."""
         return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
 
     def key_rank(view: LayerView) -> Tensor:
+        """How many keys draw more attention than each sink position."""
         ranks = []
         for key in sink_positions:
             later = _row_valid(view) & (_rows(view) > key)
@@ -104,6 +110,7 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
         return torch.stack(ranks, dim=-1)
 
     def gini(view: LayerView) -> Tensor:
+        """Gini coefficient of some of the sampled rows."""
         step = max(
             1, view["rows"].shape[-1] // _MOST_SAMPLED
         )  # every row of a short sequence, fewer long ones: they are sorted
@@ -111,6 +118,7 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
         return attention.mean_rows(per_row, row_valid=(_row_valid(view) & (_rows(view) > 0))[:, ::step])
 
     def sum_of_squares(view: LayerView) -> Tensor:
+        """Sum of squared attention weights of each sampled query, mean over heads."""
         squares = (1 / attention.effective_tokens(view["rows"])).mean(1)
         return squares.masked_fill(~_row_valid(view), math.nan)
 
@@ -133,6 +141,7 @@ def position_readings(
     for site in SITES_BY_POSITION:
 
         def std(view: LayerView, site: str = site) -> Tensor:
+            """S2 at each sampled position; adds to the moments from which S1 is made."""
             x, valid = _sample(view, site, positions)
             place = (site, view.layer)
             if place not in moments:
@@ -144,6 +153,7 @@ def position_readings(
         readings.append(norm_reading(site, positions=positions))
 
     def value_std(view: LayerView) -> Tensor:
+        """S2 of the value vectors, mean over positions from 8 on."""
         x, valid = _sample(view, "v", positions)
         return mean_where(variance.token_std(x), where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
 
@@ -155,6 +165,7 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
     """Norm of each sampled token at a site."""
 
     def norm(view: LayerView) -> Tensor:
+        """The norm at each sampled position."""
         x, valid = _sample(view, site, positions)
         return x.norm(dim=-1).masked_fill(~valid, math.nan)
 
@@ -166,6 +177,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     at_sinks = list(sink_positions)
 
     def ranks(view: LayerView) -> Tensor:
+        """Effective rank of the states, with and without the studied position."""
         x, valid = _sample(view, "resid_post", positions)
         place = int((positions == sink_positions[0]).nonzero())
         found = [rank.effective_rank(x, valid=valid, without=without) for without in (None, place)]
@@ -189,12 +201,14 @@ def output_readings(
     """Value-norm ratio of each sink position after W_O, and stable rank of each head's update, at sampled positions."""
 
     def value_norm_ratio(view: LayerView) -> Tensor:
+        """Norm of each sink's value after W_O over the mean of the others'."""
         w_o = attention_weights(lens, layer=view.layer).w_o
         v, valid = _at(view, "v", positions)
         places = [int((positions == sink).nonzero()) for sink in sink_positions]
         return torch.stack([outputs.value_norm_ratio(v, w_o=w_o, valid=valid, key=place) for place in places], dim=-1)
 
     def stable_rank(view: LayerView) -> Tensor:
+        """Stable rank of each head's outputs."""
         z, valid = _at(view, "z", positions)
         return outputs.stable_rank(z, w_o=attention_weights(lens, layer=view.layer).w_o, valid=valid)
 
@@ -227,18 +241,23 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
         return found
 
     def elsewhere(view: LayerView) -> Tensor:
+        """Mean magnitude of each neuron at positions without a sink."""
         others = view.valid.clone()
         others[:, sinks] = False
         return mean_where(view["neurons"].abs(), where=others[..., None], dim=1)
 
     def by_position(site: str) -> Reading:
+        """A reading of the neurons at the sampled positions."""
+
         def sampled(view: LayerView) -> Tensor:
+            """The neurons at the sampled positions."""
             x, valid = _sample(view, site, positions)
             return x.masked_fill(~valid[..., None], math.nan)
 
         return Reading(name=f"{site}_by_position", sites=(site,), function=sampled, layers=layers)
 
     def at_sinks(site: str) -> Reading:
+        """A reading of the neurons at the sink positions."""
         return Reading(
             name=f"{site}_at_sinks", sites=(site,), function=lambda view: view[site][:, sinks].float(), layers=layers
         )
@@ -258,6 +277,7 @@ def token_loss_reading(lens: LensModel) -> Reading:
     """Loss of each token after the first in nats, nan at padding, without the logits of all tokens."""
 
     def loss(view: LayerView) -> Tensor:
+        """The loss of every predicted token."""
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
         predicted = view.valid[:, 1:]
         found = torch.full(targets.shape, math.nan, device=hidden.device)
@@ -272,6 +292,7 @@ def loss_reading(lens: LensModel) -> Reading:
     by_token = token_loss_reading(lens).function
 
     def loss(view: LayerView) -> Tensor:
+        """The mean loss of each sequence."""
         found = by_token(view)
         assert found is not None  # it gives a tensor
         return found.nanmean(1)
@@ -283,6 +304,7 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
     """Median dominance ratio of the other tokens: the null of the studied token's."""
 
     def median(view: LayerView) -> Tensor:
+        """Median dominance ratio of the positions from 8 on."""
         x, valid = _sample(view, "resid_post", positions)
         ratio = dimensions.dominance_ratio(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return median_where(ratio, where=valid & (positions.to(valid.device) >= OTHERS_FROM))
@@ -311,11 +333,13 @@ def _sample(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool
 
 
 def _rows(view: LayerView) -> Int[Tensor, " row"]:
+    """The sampled query positions, which the reading asks for."""
     assert view.rows is not None
     return view.rows
 
 
 def _row_valid(view: LayerView) -> Bool[Tensor, "batch row"]:
+    """Which sampled queries are real tokens."""
     return view.valid[:, _rows(view)]
 
 
@@ -325,6 +349,7 @@ def _few(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callabl
     shapes: dict[int, torch.Size] = {}
 
     def limited(view: LayerView) -> Tensor:
+        """The function on the sequences of this layer that are still among the first."""
         n = len(view.valid)
         take = min(max(0, most - seen.get(view.layer, 0)), n)
         seen[view.layer] = seen.get(view.layer, 0) + n

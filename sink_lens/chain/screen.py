@@ -49,6 +49,7 @@ class _Effects:
     found: dict[tuple[Kind, int], Tensor]
 
     def add(self, kind: Kind, layer: int, values: Tensor) -> None:
+        """Add effects of the parts of one kind in a layer."""
         values = values.detach().double().cpu()
         place = kind, layer
         self.found[place] = self.found[place] + values if place in self.found else values
@@ -78,6 +79,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 
 
 def _table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
+    """The parts with their effects as a table, the strongest first."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects.found):
         columns = {
@@ -236,6 +238,7 @@ class _Run:
             return leaf.detach()
 
         def change(k: Tensor) -> Tensor:
+            """The key with a share of its bias, as a function of the leaf."""
             return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
@@ -246,6 +249,7 @@ class _Run:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
+        """How the cells' sequences lie in this run."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
@@ -303,6 +307,7 @@ class _Run:
 
 
 def _add(x: Tensor, *, zero: Tensor) -> Tensor:
+    """The tensor plus a zero whose gradient is taken."""
     return x + zero.to(x.dtype)
 
 

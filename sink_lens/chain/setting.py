@@ -171,6 +171,7 @@ class Setting:
         first = max(position + 1, min(OTHERS_FROM, length // 4))
 
         def change(scores: Tensor, at: At) -> Tensor:
+            """Mask these scores."""
             return torch.full_like(scores, torch.finfo(scores.dtype).min)
 
         masked = edit("scores", change, positions=range(first, length), keys=[position], label="sink masked")
@@ -327,6 +328,7 @@ class Setting:
         )
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
+        """The mean over ordinary tokens, or the value at the position."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 

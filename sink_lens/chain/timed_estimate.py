@@ -138,6 +138,7 @@ def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config:
 def _time_measuring(
     lens: LensModel, sample: TokenBatch, *, aim: Location, config: TraceConfig, only: frozenset[str] | None
 ) -> tuple[Panel, float]:
+    """Run the measuring pass on a sample; what it found, and its seconds."""
     started = now(lens.device)
     own = [link.readings for link in LINKS]
     panel = measure(lens, sample, plan=aim.plan(lens.n_layers), config=config, own=own, only=only)

@@ -128,6 +128,7 @@ class Trace:
         return display.page(self.folder)
 
     def _repr_html_(self) -> str:
+        """The trace in a notebook."""
         return display.trace(self.folder, links=self.links)
 
 
@@ -245,6 +246,7 @@ def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
 def _config_of(
     model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None, fields: dict[str, Any]
 ) -> TraceConfig:
+    """The configuration of a call, from a configuration, a model or a name."""
     if isinstance(model, TraceConfig):
         if given is not None:
             raise InputError("two configurations were given; need one, and a LensModel or a name before it")
@@ -265,14 +267,17 @@ def _run(
     links: Sequence[Link],
     there: Occurrences | None,
 ) -> tuple[dict[str, pd.DataFrame], Panel]:
+    """Measure, intervene and judge, each table written when it is made."""
     frames: dict[str, pd.DataFrame] = {}
     own = [link.readings for link in links]
 
     def keep(name: str, frame: pd.DataFrame) -> None:
+        """Write a table and keep it."""
         frames[name] = frame
         writer.write_table(name, frame)
 
     def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """The table, read if an earlier start has written it."""
         whole.begin(name)
         if writer.has(name):
             frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
@@ -372,6 +377,7 @@ class _Stages:
     """A bar that says what is being done and about how long the rest takes."""
 
     def __init__(self, config: TraceConfig, *, progress: bool) -> None:
+        """Count the stages that this configuration has."""
         asked = {"twin_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
         self._left = [name for name in _STAGES if asked.get(name, True)]
         total = sum(_STAGES[name][1] for name in self._left)
@@ -380,10 +386,12 @@ class _Stages:
         self._now = ""
 
     def __enter__(self) -> "_Stages":
+        """Begin with the measuring."""
         self.begin("measuring")
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Close the progress bar."""
         self._bar.close()
 
     def begin(self, name: str) -> None:
@@ -396,6 +404,7 @@ class _Stages:
 
 
 def _arrays(means: CentringMeans) -> dict[str, np.ndarray]:
+    """The means as arrays by name."""
     return {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
 
 
@@ -405,6 +414,7 @@ def _conditions(
     """The chosen BOS condition, and the other one where there is one."""
 
     def name(condition: TokenBatch) -> str:
+        """The name of a BOS condition."""
         return "with" if condition.bos else "without"
 
     rows = [tables.condition_row(panel, condition=name(batch), chosen=True, config=config)]

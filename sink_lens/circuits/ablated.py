@@ -71,6 +71,7 @@ class _Ablated:
         base: dict[tuple[str, int], Tensor],
         begin: int,
     ) -> None:
+        """Prepare one pass with these edges replaced."""
         self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
         part = runs.part(rows)
         shape = (part.n_sequences, len(runs.graph.writers), part.n_positions - begin, runs.graph.d_model)
@@ -126,9 +127,11 @@ class _Ablated:
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _embedded(self, x: Tensor, hook: object) -> None:
+        """Take how far the embedding is from its replacement."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _project(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
+        """Give queries, keys or values what their edges leave of the stream."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = normed(self._stream(("attention", layer), (kind,)), own.attn_norm)
@@ -136,10 +139,12 @@ class _Ablated:
         return self._late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
+        """Give the MLP what its edges leave of the stream."""
         own = self.runs.weights.layers[layer]
         return self._late(x, normed(self._stream(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _read_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
+        """Give the named neurons what their own edges leave of the stream."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             normed(self._stream(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
@@ -151,11 +156,13 @@ class _Ablated:
         return x
 
     def _read_last(self, x: Tensor, hook: object) -> Tensor:
+        """Give the final norm what its edges leave of the stream."""
         graph = self.runs.graph
         read = self._stream(("logits", graph.n_layers), ("logits",))
         return self._late(x, normed(read, self.runs.weights.final_norm)[:, 0])
 
     def _hold(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
+        """Keep a site's tensor."""
         self.kept[site, layer] = x[:, self.begin :]
 
     def _wrote(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:

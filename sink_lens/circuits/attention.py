@@ -109,4 +109,5 @@ def _parts(
 
 
 def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> None:
+    """Keep a tensor."""
     into[key] = x

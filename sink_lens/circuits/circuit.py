@@ -297,6 +297,7 @@ class Circuit:
         )
 
     def _some_pairs(self, pairs: int, generator: np.random.Generator) -> list[int]:
+        """So many pairs, drawn at random."""
         return np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
 
     def patched(
@@ -388,6 +389,7 @@ class Circuit:
         return display.figure("sketch", self.edges, group=self.graph.group, **named, style=style, width=width)
 
     def _repr_html_(self) -> str:
+        """The circuit in a notebook."""
         return display.html(repr(self), self.draw(most=40), self.frame.head(12))
 
 

@@ -125,6 +125,7 @@ def curve(
     masks: list[Bool[np.ndarray, " edge"]] = []
 
     def put(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
+        """Add a circuit to run."""
         used = connected(graph, mask, outputs=outputs)
         count = len(np.unique(graph.ends[1][used])) + 1
         rows.append({"by": by, "share": share, "n": n, "connected": int(used.sum()), "nodes": count, "draw": draw})

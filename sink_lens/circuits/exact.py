@@ -55,6 +55,7 @@ def exact_scores(
     every = slice(0, runs.n_pairs)
 
     def change(edge: int) -> Tensor:
+        """By how much the edge's reader moves if the edge alone is replaced."""
         moved = difference[:, int(writers[edge])]
         mask = runs.span_masks(every, begin=begin)[int(spans[edge])]
         return moved * mask[..., None]
@@ -98,6 +99,7 @@ def exact_node_scores(
         site, layer = sites[writer.kind], max(writer.layer, 0)
 
         def make(references: References, index: int = index, site: str = site, layer: int = layer) -> tuple[Edit, ...]:
+            """An edit that takes away what the node adds beyond its replacement."""
             without = streams[site, layer] - difference[:, index]
             return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
 
@@ -126,6 +128,7 @@ def _losses(runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], objec
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric])
 
     def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
+        """Keep a cell's metric by pair."""
         values[outcome.sequences, number] = evaluate(runs.metric, outcome).double().numpy()
 
     for block in engine.blocks:

@@ -161,6 +161,7 @@ def _spread(
 
 
 def _cfg(graph: Graph) -> dict[str, Any]:
+    """The graph's sizes as EAP-IG writes them."""
     sizes = {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "d_model": graph.d_model}
     return sizes | {"parallel_attn_mlp": graph.parallel}
 
@@ -231,6 +232,7 @@ def _gathered(cfg: Mapping[str, Any], n_kv_heads: int | None, scores: np.ndarray
 
 
 def _of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+    """The circuit of EAP-IG's JSON."""
     cfg, edges = held["cfg"], held["edges"]
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     plain = Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
@@ -246,6 +248,7 @@ def _of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
 
 
 def _of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+    """The circuit of EAP-IG's .pt file."""
     cfg = held["cfg"]
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     plain = Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))

@@ -185,6 +185,7 @@ class Graph:
 
     @cached_property
     def _before(self) -> tuple[int, ...]:
+        """For each reader, how many writers come before it."""
         stages = np.array([writer.stage for writer in self.writers])
         return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
 

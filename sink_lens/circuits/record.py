@@ -70,6 +70,7 @@ class CircuitRun:
         return display.page(self.folder)
 
     def _repr_html_(self) -> str:
+        """The run in a notebook."""
         return display.html(self.sentences, self.circuit.draw(most=40), self.frame.head(12), folder=self.folder)
 
 
@@ -217,6 +218,7 @@ class _Asked:
 def _asked(
     model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
 ) -> _Asked:
+    """The configuration, the model and what is known of the task."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
@@ -228,6 +230,7 @@ def _asked(
 
 
 def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
+    """The result of a finished run folder."""
     if report:
         display.page(folder)
     held = read_run(folder)
@@ -242,6 +245,7 @@ class _Described:
     config: CircuitConfig
 
     def __getattr__(self, name: str) -> Any:
+        """A field of the configuration."""
         return getattr(self.config, name)
 
 
@@ -302,6 +306,7 @@ def runs_of(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Abl
 def _written(
     lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
 ) -> tuple[Circuit, tuple[str, ...]]:
+    """Score, choose and judge the circuit, and write the tables."""
     runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
     _check_gap(runs, seed=config.seed)
     scores = _scores(runs, config=config, writer=writer, name="scores", progress=progress)
@@ -395,6 +400,7 @@ def _rows(n_pairs: int) -> list[range]:
 
 
 def _part(name: str, rows: range) -> str:
+    """The name of the file with these pairs' scores."""
     return f"{name}-{rows.start // _PART:03d}"
 
 
@@ -443,6 +449,7 @@ def _scores(
 
 
 def _circuit(runs: Runs, scores: Scores, *, task: Task, config: CircuitConfig) -> Circuit:
+    """The circuit that the configuration chooses."""
     choice = config.choice
     mask = pick(runs, scores, choice=choice, n=config.edges, threshold=config.threshold)
     return Circuit(
@@ -462,11 +469,15 @@ def size_of(scores: Scores, config: CircuitConfig) -> int:
 
 
 def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
+    """The table ``pairs``."""
+
     def text(batch: TokenBatch, row: int) -> str:
+        """A sequence as text; its ids without a tokenizer."""
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
         return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
 
     def answer(ids: tuple[int, ...], row: int) -> str:
+        """An answer as text; its id without a tokenizer."""
         if not ids or lens.tokenizer is None:
             return str(ids[row]) if ids else ""
         return str(lens.tokenizer.decode([ids[row]]))
@@ -534,6 +545,7 @@ def _core(
 
 
 def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
+    """Count the core edges whose real patch does at least 1% of the difference."""
     gap = abs(float(circuit.runs.gap.double().mean()))
     return int((np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * gap).sum())
 
@@ -554,6 +566,7 @@ def _summary(
     nodes: pd.DataFrame | None,
     core: pd.DataFrame | None,
 ) -> pd.DataFrame:
+    """The table ``summary``."""
     by = areas.loc[areas["by"].eq("edges")].to_dict("records")[0]
     errors = completeness["error"].abs().to_numpy(float)
     reached = curve.loc[curve["by"].eq("edges") & curve["faithfulness"].ge(0.8), "share"].to_numpy(float)

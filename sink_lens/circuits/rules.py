@@ -50,10 +50,12 @@ def _norms(weights: Weights) -> dict[str, Norm | None]:
 
 
 def _see(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
+    """Keep a tensor."""
     into[key] = x
 
 
 def _held(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
+    """The norm's output, whose gradient takes the size of its input as fixed."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()
@@ -61,6 +63,7 @@ def _held(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm:
 
 
 def _smoothed(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
+    """The pattern, whose gradient is that of a softmax at a higher temperature."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
     smooth = TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)
     return _through(pattern, smooth.to(pattern.dtype))

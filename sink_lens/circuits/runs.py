@@ -129,6 +129,7 @@ class Runs:
         index = torch.as_tensor(list(rows))
 
         def of(batch: TokenBatch) -> TokenBatch:
+            """These sequences of a batch."""
             return replace(batch, tokens=batch.tokens[index], lengths=batch.lengths[index])
 
         return replace(
@@ -219,6 +220,7 @@ class Runs:
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
 
     def _prepared(self, ordinary: Tensor | None) -> "Runs":
+        """The runs with their means and the metric of both runs."""
         found = self if self.ablation in ("resample", "zero") else replace(self, means=self._means(ordinary))
         clean, corrupted = [], []
         with torch.no_grad():
@@ -271,6 +273,7 @@ def check_metric(metric: Metric) -> None:
 
 
 def _keep(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int) -> None:
+    """Keep a tensor from the first position that differs."""
     into[key] = x.detach()[:, begin:]
 
 
@@ -278,6 +281,7 @@ def _of_rows(metric: Metric, rows: Tensor) -> Metric:
     """The metric on some of the pairs; what it holds for each pair is looked up by the pair's own number."""
 
     def function(run: Outcome) -> Tensor:
+        """The metric of each sequence by itself."""
         own = rows[run.sequences].tolist()
         return torch.cat([evaluate(metric, _row(run, at, number=number)) for at, number in enumerate(own)])
 

@@ -208,6 +208,7 @@ def _activations(
         change = difference[:, writers].sum(1)
 
         def moved(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
+            """The site at a point between the two runs."""
             late = x[:, begin:] - (1 - point) * change.to(x.dtype)
             return torch.cat([x[:, :begin], late], dim=1)
 
@@ -220,6 +221,7 @@ def _activations(
 
 
 def _embedding_hook(runs: Runs, embedding: Tensor) -> list[tuple[str, Callable[..., Any]]]:
+    """A hook that puts an embedding in."""
     return [(hook_of(runs.lens, "resid_pre", 0), lambda x, hook: embedding.to(x.device))]
 
 
@@ -239,6 +241,7 @@ class Gradients:
         rules: bool = False,
         keep: bool = True,
     ) -> None:
+        """Sum gradients at the readers, or their products with what writers change."""
         self.runs, self.difference, self.begin, self.rules, self.keep = runs, difference, begin, rules, keep
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
         shape = (len(difference), len(runs.graph.spans), len(runs.graph.writers), len(runs.graph.readers))
@@ -306,6 +309,7 @@ class Gradients:
         return self._scores[:, spans, writers, readers].float().cpu()
 
     def _contract(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
+        """Add the products with what each writer changes."""
         index = list(self.runs.graph.places[place])
         first = self.runs.graph.before(index[0])
         for span, mask in enumerate(self._masks):
@@ -323,6 +327,7 @@ def _streams(graph: Graph) -> list[tuple[str, int]]:
 
 
 def _stream_at(place: tuple[str, int], kept: dict[tuple[str, int], Tensor], *, graph: Graph) -> Tensor:
+    """The stream that a reader's norm reads."""
     name, layer = place
     if name == "logits":
         return kept["resid_post", layer - 1]
@@ -331,10 +336,12 @@ def _stream_at(place: tuple[str, int], kept: dict[tuple[str, int], Tensor], *, g
 
 
 def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int) -> None:
+    """Keep a tensor from the first position that differs."""
     into[key] = x.detach()[:, begin:]
 
 
 def _check_identity(total: Tensor, embedding: Tensor, *, runs: Runs) -> None:
+    """Check that the readers account for the gradient at the embedding."""
     off = float((total - embedding).norm()) / max(float(embedding.norm()), 1e-30)
     if not off <= _IDENTITY.get(runs.lens.dtype, 0.1):
         raise ModelError(

@@ -70,9 +70,11 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
     dtype = torch.promote_types(lens.dtype, torch.float32)
 
     def of(tensor: Tensor) -> Tensor:
+        """The tensor in the type of the scores."""
         return tensor.detach().to(lens.device, dtype)
 
     def norm(layer: int, which: NormName) -> Norm | None:
+        """A layer's norm in that type."""
         found = norm_weights(lens, layer=layer, which=which)
         return None if found is None else _in(found, dtype)
 
@@ -110,6 +112,7 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
 
 
 def _final_norm(lens: LensModel) -> Norm:
+    """The norm before the unembedding."""
     module = lens.plain.get_submodule(lens.family.final_norm)
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
@@ -126,6 +129,7 @@ def _final_norm(lens: LensModel) -> Norm:
 
 
 def _in(norm: Norm, dtype: torch.dtype) -> Norm:
+    """The norm in another type."""
     return Norm(
         gain=norm.gain.to(dtype), bias=norm.bias.to(dtype), eps=norm.eps, centred=norm.centred, divides=norm.divides
     )

@@ -266,9 +266,11 @@ def _tokens(
 
 
 def _batched(name: str, kept: Sequence[tuple[list[int], list[int], int, int, str]]) -> Task:
+    """The task with its prompts as batches."""
     lengths = torch.tensor([len(one[0]) for one in kept])
 
     def batch(which: int) -> TokenBatch:
+        """All clean, or all corrupted, prompts."""
         tokens: Tensor = torch.zeros(len(kept), int(lengths.max()), dtype=torch.int64)
         for row, one in enumerate(kept):
             ids = one[which]
@@ -289,6 +291,7 @@ def _batched(name: str, kept: Sequence[tuple[list[int], list[int], int, int, str
 
 
 def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw indirect objects, with a third name in place of the repeated one."""
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
         text = _TEMPLATES[number]
@@ -299,6 +302,7 @@ def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
         before, _, behind = text.rpartition("[B]")
 
         def filled(part: str, a: str = a, b: str = b) -> str:
+            """The text with its names."""
             return part.replace("[A]", a).replace("[B]", b)
 
         yield Pair(
@@ -311,6 +315,7 @@ def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw years, with 01 as the corrupted beginning."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
         century, tens, last = _NOUNS[noun], int(generator.integers(3, 8)), int(generator.integers(2, 9))
@@ -325,6 +330,7 @@ def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw subjects in singular and plural."""
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
         one, many = subjects[int(generator.integers(len(subjects)))]
@@ -341,6 +347,7 @@ def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw capitals of two countries."""
     countries = list(_CAPITALS)
     while True:
         first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))
@@ -357,6 +364,7 @@ def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
 def _induction(
     tokenizer: "PreTrainedTokenizerBase", d_vocab: int, generator: np.random.Generator, *, length: int = 10
 ) -> Iterator[Pair]:
+    """Draw random tokens whose second half repeats the first."""
     from ..data.tokens import ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

@@ -48,9 +48,12 @@ def _study(
     """
 
     def decorate(parts: "Callable[[Any], Iterable[RenderableType]]") -> None:
+        """Make the command of a study from its tables for the terminal."""
+
         def command(
             config: Any, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False, dry_run: DryRun = False
         ) -> Answer:
+            """Run the study, draw its page and print its tables."""
             hush(quiet)
             if dry_run:
                 return print_cost(config)
@@ -129,6 +132,7 @@ _MASS = (
 
 
 def _rows_of(study: "Study") -> dict[str, Any]:
+    """The study's rows for ``--json``."""
     table = study.tables.get("ablations", study.tables["summary"])
     return {"sentence": study.headline, "rows": rows(table)}
 

@@ -86,6 +86,7 @@ Exit codes: 0 all cells, 1 some cells failed, 2 bad input, 130 interrupted.
 
 
 def _config(settings: Mapping[str, Any], where: str) -> SweepConfig:
+    """The sweep's configuration, which needs a file."""
     if not where:
         raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
     return sweep_config(settings, where=where)
@@ -145,6 +146,7 @@ def sweep(
 
 
 def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, Any]]:
+    """Print the result; return what makes its JSON."""
     from ..sweeps.results import cell_name
 
     if not quiet:
@@ -157,6 +159,7 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
     echo(str(result.folder))
 
     def found() -> dict[str, Any]:
+        """The result for ``--json``."""
         metrics = dict.fromkeys(map(str, result.frame["metric"]))
         strongest = {metric: rows(result.top(_SHOWN, metric=metric)) for metric in metrics}
         answer = {"run": result.folder, "report": page, "sentence": result.headline, "failed": len(result.failed)}
@@ -171,6 +174,7 @@ def _strongest(result: "SweepResult", metric: str) -> "Table":
     from ..text import number
 
     def between(row: dict[Any, Any], low: str, high: str) -> str:
+        """The ends of an interval as text."""
         return "none" if math.isnan(float(row[low])) else f"{number(float(row[low]))} to {number(float(row[high]))}"
 
     heads = ("edit", "effect", "95%", "controls", "above controls, 95%")

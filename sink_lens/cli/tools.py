@@ -52,6 +52,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
             say("error" if NARROW in why else "warning", f"not drawn: {why}")
 
     def found() -> dict[str, Any]:
+        """The answer for ``--json``."""
         from ..report.html import conclusion
 
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
@@ -81,6 +82,7 @@ def status(
 
 
 def _status(folder: Path, *, quiet: bool) -> Answer:
+    """Print how far a run is."""
     from ..records import read_run, state_of
     from ..records.shards import progress_of
 
@@ -202,6 +204,7 @@ def measures(ctx: typer.Context, quiet: Quiet = False, as_json: Json = False) ->
 
 
 def _measures(*, quiet: bool) -> Answer:
+    """Print what is measured."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -99,6 +99,7 @@ def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Tabl
 def _headline(
     values: pd.DataFrame, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, location: Location
 ) -> Text:
+    """The first lines: sink, rate, dimensions, growth steps."""
     rate = values.loc["sink_rate"]
     text = Text()
     text.append(f"{config.model}", style="bold")
@@ -135,6 +136,7 @@ def _headline(
 
 
 def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
+    """The growth steps for the terminal."""
     table = _table("Growth steps and their super neurons (share of the layer's change)")
     for name in ("layers", "norm ratio", "dimension", "super neurons"):
         table.add_column(name, no_wrap=name != "super neurons")
@@ -158,6 +160,7 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
 
 
 def _of_expert(row: Mapping[Any, Any]) -> str:
+    """The neuron's expert, if it has one."""
     return f"expert {row['expert']}, " if "expert" in row else ""
 
 
@@ -199,6 +202,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _conditions(conditions: pd.DataFrame) -> Table:
+    """The two BOS conditions for the terminal."""
     table = _table("With and without BOS (* traced): where the sink is, and the loss in nats")
     for name in ("BOS", "position", "rate", "S2 ratio", "dimensions", "growth steps", "loss"):
         table.add_column(name)
@@ -281,6 +285,7 @@ def direction_text(effects: pd.DataFrame) -> str:
 
 
 def _percent_bounds(row: Mapping[Any, Any]) -> str:
+    """An interval in percent."""
     return interval_text(row["ci_low"], row["ci_high"], shown=percent)
 
 
@@ -296,6 +301,7 @@ def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
 
 
 def _matrix(table: pd.DataFrame) -> Table:
+    """What survives each freeze, for the terminal."""
     shown = _table("Share of the sink that survives while a link is frozen (random controls)")
     for name in ("sink by", "layers"):
         shown.add_column(name, no_wrap=True)
@@ -312,6 +318,7 @@ def _matrix(table: pd.DataFrame) -> Table:
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
+    """A surviving share with its control."""
     if np.isnan(row["surviving_share"]):
         return "-"
     control = row["control_surviving_share"]
@@ -356,4 +363,5 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """The table's rows as dictionaries."""
     return frame.to_dict("records")

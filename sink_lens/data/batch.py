@@ -132,6 +132,7 @@ class TokenBatch:
         _check(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
+        """The batch in a notebook."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 

@@ -100,10 +100,12 @@ class Texts:
     """Documents in a fixed order; every pass over them reads the source again."""
 
     def __init__(self, source: str, read: Callable[[], Iterable[str]]) -> None:
+        """Read texts anew each time they are gone through."""
         self.source = source
         self._read = read
 
     def __iter__(self) -> Iterator[str]:
+        """The texts from the beginning."""
         return iter(self._read())
 
 
@@ -205,6 +207,7 @@ def _refused(what: str) -> Iterator[None]:
 
 
 def _strings(rows: Iterable[Any], *, what: str) -> Iterator[str]:
+    """The texts of rows; refuses rows without one."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(
@@ -228,6 +231,7 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
+    """The texts of a JSONL file."""
     # datasets would refuse rows whose other columns differ in type, and name no line.
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
@@ -246,6 +250,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _rows(path: Path) -> Iterator[str]:
+    """The texts of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 

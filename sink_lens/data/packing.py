@@ -38,6 +38,7 @@ class Packed(Dataset[dict[str, Tensor]]):
     """Sequences of one split, read from disk: ``data[i]`` has ``input_ids`` and ``labels``, both int64."""
 
     def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
+        """Map one split of a pack."""
         self.folder = folder
         """Folder in the cache."""
         self.split = split
@@ -49,13 +50,16 @@ class Packed(Dataset[dict[str, Tensor]]):
         self._ids = np.load(folder / f"{split}.npy", mmap_mode="r", allow_pickle=False)
 
     def __len__(self) -> int:
+        """Number of sequences."""
         return len(self._ids)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """A sequence with itself as labels."""
         ids = torch.from_numpy(self._ids[index].astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone()}
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Send the folder's name to another process, not the tokens."""
         # A new worker process opens the file itself; the tokens are not sent to it.
         return _split_documents, (self.folder, self.split)
 
@@ -132,6 +136,7 @@ def read_pack(folder: Path) -> tuple[Packed, Packed]:
 
 
 def _split_documents(folder: Path, split: str) -> Packed:
+    """One split of the pack in a folder."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
@@ -266,6 +271,7 @@ def _batches(texts: Iterable[str], *, characters: int) -> Iterator[list[str]]:
 
 
 def _add(digest: Any, text: str) -> None:
+    """Add a text to a hash."""
     content = text.encode()
     digest.update(f"{len(content)}:".encode())
     digest.update(content)

@@ -71,6 +71,7 @@ def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     """
 
     def make(nouns: Sequence[str]) -> Example:
+        """Draw an example from these nouns."""
         head, *others = (nouns[at].split() for at in _draw(nouns, 3, generator))
         plural = _draw_one((0, 1), generator)
         between = (f"{_draw_one(_BETWEEN.split('|'), generator)} the {_draw_one(other, generator)}" for other in others)
@@ -91,6 +92,7 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     names, things = _parts(_NAMES, generator), _parts(_THINGS, generator)
 
     def make(words: tuple[list[str], list[str]]) -> Example:
+        """Draw an example from these names and things."""
         who, what = ([each[at] for at in _draw(each, 2, generator)] for each in words)
         asked = _draw_one((0, 1), generator)
         told = " ".join(f"{name} has the {thing}." for name, thing in zip(who, what, strict=True))
@@ -122,6 +124,7 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     choices = tuple(f" {genre}" for genre in texts)
 
     def make(cut: dict[str, list[list[str]]]) -> Example:
+        """Draw an example from these documents."""
         genre = _draw_one(list(cut), generator)
         words = _draw_one(cut[genre], generator)
         start = int(torch.randint(len(words) - _WORDS, (1,), generator=generator))
@@ -214,10 +217,12 @@ def answer_examples(
 
 
 def _logits(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+    """The model's logits in float32."""
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
 
 
 def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, held_out: int) -> Task:
+    """Draw the examples to train on, and others held out."""
     if min(train, held_out) < 1:
         raise InputError(f"{train} examples to train on and {held_out} held out; need at least 1 of each")
     known, kept = parts
@@ -226,6 +231,7 @@ def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, 
 
 
 def _parts(words: str, generator: torch.Generator) -> tuple[list[str], list[str]]:
+    """Words to train on, and words held out."""
     return _split_words(words.split("|"), generator)
 
 
@@ -237,8 +243,10 @@ def _split_words(items: Sequence[Any], generator: torch.Generator) -> tuple[list
 
 
 def _draw_one(items: Sequence[Any], generator: torch.Generator) -> Any:
+    """Draw one item."""
     return items[int(torch.randint(len(items), (1,), generator=generator))]
 
 
 def _draw(items: Sequence[Any], n: int, generator: torch.Generator) -> list[int]:
+    """Draw indices without repeats."""
     return torch.randperm(len(items), generator=generator)[:n].tolist()

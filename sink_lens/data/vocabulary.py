@@ -39,6 +39,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     seen = 0
 
     def pieces() -> Iterable[str]:
+        """The texts in pieces, counted."""
         nonlocal seen
         for text in texts:
             seen += len(text)
@@ -65,6 +66,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
 
 
 def _pieces(text: str) -> Iterable[str]:
+    """A text in pieces that end with a line."""
     start = 0
     while start < len(text):
         end = start + _PIECE

@@ -159,6 +159,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
     where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
+        """The given values of these sequences."""
         new = values[at.layer].to(x.device, x.dtype)
         whole = (at.n_sequences, *x.shape[1:])
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
@@ -222,6 +223,7 @@ def scalar(
     block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)
 
     def change(x: Tensor, at: At) -> Tensor:
+        """The output without these neurons' part in the dimensions, or with a multiple of it."""
         assert at.read is not None
         active = at.read[:, at.positions.to(at.read.device)][..., list(neurons)]
         return x - active @ block.T.to(x.dtype)

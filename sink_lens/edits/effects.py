@@ -33,6 +33,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
     rows = []
 
     def add(quantity: str, layer: int | None, position: int | None, before: Tensor, after: Tensor) -> None:
+        """Add a row with its paired difference."""
         found = paired_difference(after.numpy(), before.numpy(), generator=generator)
         numbers = (float(before.nanmean()), float(after.nanmean()), found.estimate, found.low, found.high, found.n)
         rows.append((quantity, layer, position, *numbers))
@@ -126,10 +127,12 @@ def change_of(
 
 
 def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
+    """A ratio of means with its interval."""
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 
 def _check_pair(baseline: Outcome, edited: Outcome) -> None:
+    """Refuse two runs that did not read the same."""
     there = (baseline.positions, baseline.layers, baseline.mass.shape[1])
     here = (edited.positions, edited.layers, edited.mass.shape[1])
     if there != here:

@@ -84,6 +84,7 @@ def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = Non
     point.name = name
 
     def change(x: Tensor, at: At) -> Tensor:
+        """What the hook function makes of a copy."""
         own = x.clone()
         new = function(own, hook=point)
         return own if new is None else new
@@ -122,6 +123,7 @@ class Applied:
         """
 
         def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
+            """Edit the tensor."""
             return act(tensor)
 
         return [
@@ -163,6 +165,7 @@ class Applied:
         valid: Tensor | None,
         held: Mapping[str, Tensor],
     ) -> Tensor | None:
+        """Edit the chosen part of a tensor; None if nothing of it is chosen."""
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
             valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
@@ -275,4 +278,5 @@ def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
 
 
 def _keep(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
+    """Keep what the edit reads."""
     held["read"] = tensor

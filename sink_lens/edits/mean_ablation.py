@@ -131,6 +131,7 @@ def mean_aligned(
 def _mean_ablation(
     lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, *, mean: Mean, where: Where
 ) -> Edit:
+    """An edit that sets a part of a site to a mean of this run."""
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     if site in SITES and not SITES[site].by_token:

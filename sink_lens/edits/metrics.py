@@ -109,6 +109,7 @@ def logit_difference(
     correct, incorrect = (_token_ids(one, tokenizer) for one in (correct, incorrect))
 
     def function(run: Outcome) -> Tensor:
+        """The difference of the two logits."""
         found = run.logits_at(_at(run, position)).float()
         rows = torch.arange(len(found))
         return found[rows, _ids(correct, run, found)] - found[rows, _ids(incorrect, run, found)]
@@ -126,6 +127,7 @@ def loss() -> Metric:
     """
 
     def function(run: Outcome) -> Tensor:
+        """The loss by sequence."""
         assert run.loss is not None
         return run.loss
 
@@ -143,6 +145,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
     given = logits.detach().float().cpu().log_softmax(-1)
 
     def function(run: Outcome) -> Tensor:
+        """The divergence by sequence."""
         assert run.logits is not None
         found = run.logits.float().log_softmax(-1)
         wanted = given[run.sequences]
@@ -172,6 +175,7 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
         raise InputError(f"there is no norm of a position at {site!r}; need one of {fit}")
 
     def function(run: Outcome) -> Tensor:
+        """The norm at the position."""
         _check_real(run, sink_position)
         return run.tensors[site, layer][:, sink_position].flatten(1).float().norm(dim=-1)
 
@@ -236,6 +240,7 @@ def _of_outcome(function: Callable[..., Any], name: str) -> Callable[[Outcome], 
 
     @wraps(function)
     def told(run: Outcome) -> Any:
+        """The user's function; an error about an Outcome says what it is given."""
         try:
             return function(run)
         except (TypeError, AttributeError) as error:
@@ -284,6 +289,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
 
 
 def _token_ids(given: Token | Sequence[Token], tokenizer: PreTrainedTokenizerBase | None) -> int | list[int]:
+    """The ids of tokens that are given as text or ids."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         return [single_token(one, tokenizer) for one in given]
     return single_token(given, tokenizer)
@@ -305,12 +311,14 @@ def single_token(given: Any, tokenizer: PreTrainedTokenizerBase | None, *, what:
 
 
 def _check_chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The layers, sorted; refuses an empty list."""
     if layers is not None and len(layers) == 0:
         raise InputError("sink mass was requested for no layers; need at least one, or None for all")
     return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
 
 
 def _check_real(run: Outcome, position: int) -> None:
+    """Refuse a position that is padding in some sequence."""
     if not bool(run.valid[:, position].all()):
         raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
 
@@ -328,6 +336,7 @@ def _at(run: Outcome, position: int) -> Tensor:
 
 
 def _ids(token: int | Sequence[int], run: Outcome, logits: Float[Tensor, "batch vocab"]) -> Tensor:
+    """One id per sequence, in the vocabulary."""
     n, d_vocab = logits.shape
     ids = torch.tensor([token] * n if isinstance(token, int) else list(token)[run.sequences])
     if ids.shape != (n,):

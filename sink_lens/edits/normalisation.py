@@ -59,6 +59,7 @@ def variance_calibration(
         layers = _layers_of(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
+        """Scale z's distance from the centre."""
         by_head = (
             given if given.dim() == 0 else _numbers_at(given[:, None], at=at, heads=heads, what="factor").to(z.device)
         )
@@ -104,6 +105,7 @@ def head_rms_norm(
         raise InputError(f"the target is {target}; need a finite number, or layer -> tensor")
 
     def change(z: Tensor, at: At) -> Tensor:
+        """Give each head's z the target's size."""
         wide = widen(z)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
@@ -142,6 +144,7 @@ def natural_rms(
         raise InputError("no layers were given; need at least one to measure, or None for all")
 
     def sums(view: LayerView) -> Tensor:
+        """Sum of each head's root mean squares over the positions."""
         size = widen(view["z_raw"]).square().mean(-1).sqrt()
         here = view.valid & (torch.arange(size.shape[1], device=size.device) >= first_position)
         return torch.where(here[..., None], size, 0.0).sum(1)
@@ -153,10 +156,12 @@ def natural_rms(
 
 
 def _edit(change: Any, **where: Any) -> Edit:
+    """An edit of z that knows the queries' positions."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 
 def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
+    """The layers to edit, which must have values."""
     if layers is None:
         return tuple(by_layer)
     if missing := sorted(set(layers) - set(by_layer)):

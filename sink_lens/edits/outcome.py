@@ -37,6 +37,7 @@ class Outcome:
     """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
 
     def _repr_html_(self) -> str:
+        """The outcome in a notebook."""
         means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
         loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
         said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."
@@ -65,6 +66,7 @@ class Outcome:
         return self.logits[torch.arange(len(index)), index]
 
     def _rows(self, layers: Sequence[int] | None) -> list[int]:
+        """Where these layers stand among those that were read."""
         return [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
 
 
@@ -73,6 +75,7 @@ def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:
+        """A quantity by layer, from the late run where it has the layer."""
         late, before = getattr(found, name), getattr(early, name)
         return torch.stack(
             [late[own[layer]][rows] if layer in own else before[index] for index, layer in enumerate(early.layers)]

@@ -175,6 +175,7 @@ def quantisation(
             raise InputError(f"layer {layer} keeps a channel of {site!r} twice: {list(units)}; need each once")
 
     def change(x: Tensor, at: At) -> Tensor:
+        """Round all but what is kept."""
         flat = x.flatten(2)
         keep = _keep_tokens(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return round_to(flat, chosen, keep=keep).view(x.shape)
@@ -185,6 +186,7 @@ def quantisation(
 def _keep_tokens(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
+    """Which values keep their precision; None if none does."""
     keep = None
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):

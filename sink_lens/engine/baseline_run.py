@@ -118,6 +118,7 @@ class BaselineRun:
         return self if every == 1 else self.under(self.edits, every=self.every * every)
 
     def _batch(self, start: int) -> BaselineBatch:
+        """Run the batch of prompts that starts here without the cells' edits."""
         prompts = next(prompts for prompts in self.prompts if prompts.start == start)
         part = self.part(prompts)
         if self.plan.path == "bridge":

@@ -47,6 +47,7 @@ def effect_table(
 
 
 def _add(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
+    """Add estimates and the ends of their intervals as three columns."""
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 

@@ -156,6 +156,7 @@ class Engine:
         failed: Callable[[int, Exception], _Found] | None,
         advance: Callable[[int], object],
     ) -> list[_Found]:
+        """Run all cells of a block, on several lanes if there are any."""
         packs = self._packs(block)
         if len(packs) == 1 or not self._has_lanes(block):
             share = self._share(packs, Event(), block=block, passes=self._passes, take=take, failed=failed)
@@ -167,6 +168,7 @@ class Engine:
         shares = self._even_shares(packs, block)
 
         def of_share(lens: LensModel, packs: Sequence[tuple[int, ...]], stop: Event) -> list[_Found]:
+            """Run one lane's share of the packs."""
             found, passes = [], replace(self._passes, lens=lens)
             for done, some in self._share(packs, stop, block=block, passes=passes, take=take, failed=failed):
                 with self._one_at_a_time:
@@ -194,11 +196,13 @@ class Engine:
         beside = [(block, pack) for block in self.blocks if self._has_lanes(block) for pack in self._packs(block)]
 
         def keep(block: Block, number: int, outcome: Outcome, which: list[bool]) -> None:
+            """Keep a cell's outcome on a batch of prompts, and which edits changed something."""
             found[number][block.prompts.start] = outcome
             is_run = block.first <= self.lens.n_layers  # else nothing is known of its edits
             changed[number].update(place for place, one in enumerate(which) if one or not is_run)
 
         def in_lane(lens: LensModel, work: Iterator[tuple[Block, tuple[int, ...]]], stop: Event) -> None:
+            """Run packs until none is left."""
             passes = replace(self._passes, lens=lens)
             while not stop.is_set():
                 with self._one_at_a_time:
@@ -267,6 +271,7 @@ class Engine:
         return sum(n - begin for pack in self._packs(block) for begin in self._first_positions(pack))
 
     def _blocks(self) -> tuple[Block, ...]:
+        """Cells that begin at one layer, cut into blocks that fit."""
         n = self.tokens.n_positions
         most = max(CELLS_A_BLOCK, self.plan.pack) * n
         groups: dict[int, list[int]] = {}
@@ -308,6 +313,7 @@ class Engine:
         return [self._earliest(number) for number in pack]
 
     def _first(self, touches: Touches) -> int:
+        """The layer at which a cell begins; above the last one if it changes nothing that is read."""
         n = self.lens.n_layers
         if not self.needs.reaches(touches, n_layers=n):
             return n + 1
@@ -315,12 +321,15 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _prompts(self) -> list[slice]:
+        """The batches of prompts."""
         return self._baseline_run.prompts
 
     def _part(self, prompts: slice) -> TokenBatch:
+        """The sequences of a batch of prompts."""
         return self._baseline_run.part(prompts)
 
     def _narrowed(self, start: int) -> BaselineBatch:
+        """The baseline run of a batch, with only what is needed."""
         return self._baseline_run.batch(start).narrowed(self.needs)
 
     def _even_shares(self, packs: Sequence[tuple[int, ...]], block: Block) -> list[list[tuple[int, ...]]]:
@@ -408,6 +417,7 @@ class Engine:
         return found
 
     def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
+        """A cell's metrics by sequence as rows."""
         more = {"cell": number, "changed": any(changed), "error": None}
         return [
             row | more
@@ -469,5 +479,6 @@ def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, 
 
 
 def _failed_row(number: int, error: Exception) -> dict[str, Any]:
+    """The row of a cell that failed."""
     text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
     return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

@@ -170,6 +170,7 @@ class RunCollector:
     def __init__(
         self, *, lens: LensModel, keys: tuple[int, ...], begin: int = 0, early: Early | None = None, keep: bool = False
     ) -> None:
+        """Collect what is read of one run; positions before ``begin`` come from ``early``."""
         self.lens, self.keys, self.begin, self.early, self.keep = lens, keys, begin, early, keep
         self.mass: dict[int, list[Tensor]] = {}
         self.columns: dict[int, list[Tensor]] = {}
@@ -219,6 +220,7 @@ class RunCollector:
         self.state.setdefault(layer, []).append(state)
 
     def _columns_before(self, layer: int) -> Iterator[tuple[int, Tensor | None]]:
+        """The baseline's attention to each key at the positions that are not computed."""
         for at, key in enumerate(self.keys):
             yield key, None if not self.begin or self.early is None else self.early.columns[layer][at]
 
@@ -227,6 +229,7 @@ class RunCollector:
         return late if before is None else torch.cat([before[..., : self.begin], late], dim=-1)
 
     def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
+        """Keep a tensor on the CPU, with the baseline's part in front."""
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
@@ -325,6 +328,7 @@ class RunCollector:
 
 
 def _read_sites(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
+    """Hand a tensor on."""
     take(x)
 
 
@@ -378,6 +382,7 @@ def bridge_pass(
 
 
 def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """The layers to read, sorted; refuses those that do not exist."""
     chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(asked)))
     for layer in chosen:
         if not 0 <= layer < lens.n_layers:
@@ -388,6 +393,7 @@ def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _check_positions(positions: Sequence[int], batch: TokenBatch) -> None:
+    """Refuse positions outside the sequences."""
     if not positions:
         raise InputError("no positions were given; need at least one to read")
     for position in positions:
@@ -398,6 +404,7 @@ def _check_positions(positions: Sequence[int], batch: TokenBatch) -> None:
 def _check_start(
     start: Start, *, lens: LensModel, batch: TokenBatch, edits: Sequence[Edit], read: Sequence[int]
 ) -> None:
+    """Refuse a start that does not fit the run."""
     if not 0 <= start.layer < lens.n_layers:
         raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
     shape = (batch.n_sequences, batch.n_positions, lens.d_model)

@@ -52,6 +52,7 @@ class Generated:
     """Token ids of ``plain``."""
 
     def _repr_html_(self) -> str:
+        """The continuations in a notebook."""
         said = f"Both continuations are the same for {self.same} tokens."
         return display.html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
 
@@ -136,6 +137,7 @@ def _continue(
     generator: torch.Generator | None,
     cached: bool = True,
 ) -> tuple[int, ...]:
+    """Token ids of the continuation under the edits."""
     ends, state = _end_ids(lens), None if generator is None else generator.get_state()
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     cache = _Cache(lens, edits) if cached and _allow_cache(edits, n_prompt=tokens.shape[1]) else None
@@ -170,6 +172,7 @@ def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
 
 
 def _agree(logits: Tensor, whole: Tensor) -> bool:
+    """True if logits with the cache equal those of a whole forward, within rounding."""
     return bool(torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())))
 
 
@@ -177,6 +180,7 @@ class _Cache:
     """Passes over the blocks that go on from the keys and values of the last one."""
 
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
+        """Start without keys and values."""
         self.lens, self.edits = lens, edits
         self.keys: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -244,6 +248,7 @@ def _last_logits(
 
 
 def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: BosCondition) -> TokenBatch:
+    """The prompt as a batch of one sequence."""
     if isinstance(prompt, str):
         if lens.tokenizer is None:
             raise InputError(
@@ -267,6 +272,7 @@ def _end_ids(lens: LensModel) -> set[int]:
 
 
 def _text(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
+    """The text of token ids; empty without a tokenizer."""
     if lens.tokenizer is None:
         return ""
     return str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))

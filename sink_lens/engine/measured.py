@@ -64,6 +64,7 @@ def _holds(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
+    """True for numbers, texts, None, and lists of them."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     return value is None or isinstance(value, str | int | float)

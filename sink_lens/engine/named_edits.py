@@ -126,24 +126,28 @@ def kind_of(name: str, *, site: str) -> Kind:
 
 
 def _zero(spec: EditSpec, refs: "References") -> "Edit":
+    """Set to zero."""
     from ..edits.constructors import zero
 
     return zero(spec.part.site, **spec.arguments)
 
 
 def _scale(spec: EditSpec, refs: "References") -> "Edit":
+    """Multiply by a factor."""
     from ..edits.constructors import scale
 
     return scale(spec.part.site, _factor(spec), **spec.arguments)
 
 
 def _set(spec: EditSpec, refs: "References") -> "Edit":
+    """Set to a number."""
     from ..edits.constructors import set_value
 
     return set_value(spec.part.site, _factor(spec), **spec.arguments)
 
 
 def _mean(spec: EditSpec, refs: "References") -> "Edit":
+    """Set to a mean of the baseline run."""
     from ..edits.constructors import freeze
 
     mean: Any = spec.kind
@@ -152,6 +156,7 @@ def _mean(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _resample(spec: EditSpec, refs: "References") -> "Edit":
+    """Set to another sequence's values."""
     from ..edits.constructors import resample
 
     values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers(spec, refs)}
@@ -160,6 +165,7 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _isolate(spec: EditSpec, refs: "References") -> "Edit":
+    """Let tokens attend to themselves alone."""
     from ..edits.isolation import isolate
 
     assert spec.part.positions is not None
@@ -167,6 +173,7 @@ def _isolate(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _amplify(spec: EditSpec, refs: "References") -> "Edit":
+    """Move aggregated values away from a mean."""
     from ..edits.amplification import amplify
 
     assert spec.part.positions is not None
@@ -183,12 +190,14 @@ def _amplify(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers(spec: EditSpec, refs: "References") -> tuple[int, ...]:
+    """The layers of the edit."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return tuple(range(refs.lens.n_layers)) if spec.part.layers is None else spec.part.layers
 
 
 def _factor(spec: EditSpec) -> float:
+    """The factor, which this kind has."""
     assert spec.factor is not None
     return spec.factor
 

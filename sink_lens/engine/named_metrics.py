@@ -56,6 +56,7 @@ class MetricSpec:
         return max(_layers(model, self.options.get("layers")) or range(model.n_layers)) if "layers" in known else None
 
     def _row(self) -> "tuple[_Make, tuple[str, ...], tuple[str, ...]]":
+        """The metric's entry in ``METRICS``; refuses options that do not fit it."""
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
         _, known, needed = METRICS[self.name]
@@ -69,12 +70,14 @@ class MetricSpec:
 
 
 def _layers(model: Sized, given: Any) -> list[int] | None:
+    """The layers of a metric; None for all."""
     values = values_of("all" if given is None else given, name="layers of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
 def _layer(model: Sized, options: Mapping[str, Any]) -> int:
+    """The one layer of a metric."""
     found = _layers(model, options["layer"])
     if found is None or len(found) != 1:
         raise InputError(f"the layer of a metric is {options['layer']!r}; need one number")
@@ -82,18 +85,21 @@ def _layer(model: Sized, options: Mapping[str, Any]) -> int:
 
 
 def _sink_mass(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    """Attention to a position."""
     from ..edits.metrics import sink_mass
 
     return sink_mass(whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers")))
 
 
 def _loss(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    """The next-token loss."""
     from ..edits.metrics import loss
 
     return loss()
 
 
 def _logit_difference(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    """The right token's logit minus the wrong one's."""
     from ..edits.metrics import logit_difference, single_token
 
     correct, incorrect = (single_token(options[name], lens.tokenizer) for name in ("correct", "incorrect"))
@@ -101,6 +107,7 @@ def _logit_difference(lens: "LensModel", options: Mapping[str, Any], tokens: "To
 
 
 def _norm(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    """The norm of a site at a position."""
     from ..edits.metrics import norm
 
     texts(options, ("site",), where="a metric")
@@ -109,12 +116,14 @@ def _norm(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | N
 
 
 def _dominance(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    """The dominance ratio at a position."""
     from ..edits.metrics import dominance
 
     return dominance(whole(options, "sink_position", 0), layer=_layer(lens, options))
 
 
 def _kl(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+    """Divergence from the predictions of the baseline run."""
     from ..edits.metrics import kl_to
     from .forward import run_with
 

@@ -109,6 +109,7 @@ def _places(site: str, layers: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def _layout(part: TokenBatch, begins: Sequence[int]) -> Layout:
+    """How the cells' sequences lie in a pass."""
     return Layout(n_sequences=part.n_sequences, n_positions=part.n_positions, begins=tuple(begins))
 
 
@@ -125,6 +126,7 @@ class _Pack:
         begins: Sequence[int],
         baseline: BaselineBatch | None,
     ) -> None:
+        """Prepare one pass over several cells."""
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
         self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
         self.layout = _layout(part, begins)
@@ -236,4 +238,5 @@ class _Pack:
 
 
 def _is_at(one: Edit, layer: int, *, n_layers: int) -> bool:
+    """True if the edit touches this layer."""
     return SITES[one.site].per_layer and layer in one.over(n_layers)

@@ -22,6 +22,7 @@ class References:
     def __init__(
         self, lens: LensModel, tokens: TokenBatch, *, known: Mapping[tuple[str, int], Tensor] | None = None
     ) -> None:
+        """Compute what edits refer to when it is asked for, and keep it."""
         self.lens = lens
         self.tokens = tokens
         self._known = known or {}
@@ -45,4 +46,5 @@ class References:
         return self.averaged(mean).of(self.values(site, layer))
 
     def _centring(self) -> CentringMeans:
+        """The means of values on random tokens."""
         return centring_means(self.lens, seed=0)

@@ -30,6 +30,7 @@ class CosineSums:
     """CosineSums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
 
     def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
+        """Start with empty sums for every place."""
         self.places: list[Place] = [(-1, "embedding")]
         self.places += [(layer, name) for layer in range(n_layers) for name in ("attention", "mlp")]
         self.places.append((n_layers, "final"))
@@ -49,12 +50,14 @@ class CosineSums:
         self._seen: dict[Place, int] = {}
 
     def _blocks(self, start: int, n: int) -> Tensor:
+        """The block of the jackknife that each sequence belongs to."""
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
         """Readings for ``stream``; each adds to its own sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
+            """A reading that adds states at a place."""
             layers = None if layer is None else frozenset({layer})
             function = partial(self._read, name=name, states=states)
             return Reading(name=name, sites=sites, function=function, layers=layers)
@@ -67,6 +70,7 @@ class CosineSums:
         ]
 
     def _read(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
+        """Add a layer's states."""
         self.add((-1 if name == "embedding" else view.layer, name), states(view))
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
@@ -125,6 +129,7 @@ class Ends:
     """Counts of what the last position's state ends in: the most and least probable token, the smallest dimension."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
+        """Start with empty counts."""
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
         self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
         self.smallest = torch.zeros(d_model, dtype=torch.int64)

@@ -228,10 +228,12 @@ def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
 
 
 def _cache_folder_of(of: Facts, inputs: Inputs) -> Path:
+    """The cache's folder for these weights and inputs."""
     return cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
 
 
 def _read_features(folder: Path) -> np.ndarray | None:
+    """The features in the cache; None if they are not whole."""
     manifest = read_manifest(folder)
     if manifest is None or fault(folder, manifest) is not None:
         return None
@@ -239,8 +241,10 @@ def _read_features(folder: Path) -> np.ndarray | None:
 
 
 def _digest(value: object) -> str:
+    """The hash of a value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _commas(values: Sequence[object] | dict[str, Facts]) -> str:
+    """The values with commas between them."""
     return ", ".join(map(str, values))

@@ -70,6 +70,7 @@ class Fingerprint:
         return self.pairs
 
     def _repr_html_(self) -> str:
+        """The fingerprint in a notebook."""
         return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)
 
     @property
@@ -215,10 +216,12 @@ def _labels(
 
 
 def _opener(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
+    """Return what opens the model."""
     return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
 
 
 def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
+    """The inputs that all models share."""
     for one in known.values():
         config.n_coordinates(one.width)
     return shared_inputs(
@@ -288,6 +291,7 @@ _NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_
 
 
 def _wide(pair: ModelPair) -> dict[str, float]:
+    """Z and p of every null as columns."""
     rows = {row["null"]: row for row in pair.rows()}
     return {
         f"{column}_{name}": rows[name][source] if name in rows else math.nan  # type: ignore[misc]
@@ -297,6 +301,7 @@ def _wide(pair: ModelPair) -> dict[str, float]:
 
 
 def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintConfig) -> list[str]:
+    """The warnings that belong to these pairs."""
     said = []
     if config.inputs != "tokens":
         said.append(

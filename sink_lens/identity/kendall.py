@@ -53,6 +53,7 @@ def tau(x: np.ndarray, y: np.ndarray, *, threads: int | None = None) -> np.ndarr
     found = np.empty(x.shape[1])
 
     def fill(start: int) -> None:
+        """Compute some columns."""
         part = slice(start, start + _PER_TASK)
         first, second = _rows(x[:, part]), _rows(y[:, part])
         found[part] = _tau(first, second, _inversions_of_both(*_extreme_rows(first), *_extreme_rows(second)))
@@ -86,6 +87,7 @@ def tau_matrix(
     found = np.empty((len(first), len(second)))
 
     def fill(row: int) -> None:
+        """Compute one row."""
         count = _against(places[row], order_too)
         count[~(plain[row] & plain_too)] = -1
         found[row] = _tau(np.broadcast_to(first[row], second.shape), second, count)
@@ -97,6 +99,7 @@ def tau_matrix(
 
 
 def _check(values: np.ndarray) -> None:
+    """Refuse arrays without samples and columns."""
     if np.ndim(values) != 2 or len(values) < 2:
         raise InputError(f"Kendall's tau of an array of shape {np.shape(values)}; need two samples or more, by columns")
 

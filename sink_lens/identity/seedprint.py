@@ -95,6 +95,7 @@ class Simulated:
     """The published nulls, which depend on sizes alone: each is simulated when it is first asked for."""
 
     def __init__(self, config: FingerprintConfig, *, n: int, advance: Callable[[int], object] | None = None) -> None:
+        """Start without simulated nulls."""
         self._config, self._n, self._advance = config, n, advance
         self._made: dict[tuple[str, int, int], Null] = {}
 
@@ -203,6 +204,7 @@ def _decide(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
 
 
 def _pair_without_answer(a: str, b: str, *, why: str, shared: int, expected: float) -> ModelPair:
+    """A pair that cannot be compared, and why."""
     return ModelPair(
         a=a,
         b=b,

@@ -72,6 +72,7 @@ class Contraction:
         return self.summary
 
     def _repr_html_(self) -> str:
+        """The contraction in a notebook."""
         return display.html((), self.summary)
 
 
@@ -184,10 +185,12 @@ def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFram
 
 
 def _share(count: int, n: int) -> tuple[float, float, float]:
+    """A share with its Wilson interval."""
     return count / n, *wilson(count, n)
 
 
 def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
+    """A measure's cosines, excesses and gains by place."""
     value, low, high = jackknife(found)
     excess, excess_low, excess_high = jackknife(found - found[:, :1])
     return pd.DataFrame(
@@ -208,6 +211,7 @@ def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.Data
 
 
 def _by_position(sums: CosineSums) -> pd.DataFrame:
+    """The table ``positions``."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:

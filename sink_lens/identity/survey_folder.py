@@ -61,6 +61,7 @@ class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
 
     def __init__(self, folder: Path, *, model: str, begin: Callable[[], None], every: float) -> None:
+        """Keep a model's unfinished sums, at most so often."""
         self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
         self._begin, self._every = begin, every
 
@@ -175,6 +176,7 @@ def write_survey(
 
 
 def _draw_figures(folder: Path) -> Survey:
+    """The result of a finished folder, with its page."""
     return Survey(folder=folder, tables=read_run(folder).tables, report=display.page(folder))
 
 
@@ -182,6 +184,7 @@ class _Done:
     """The tables of a survey while they grow, on disk after each model."""
 
     def __init__(self, writer: RunWriter, *, tables: Sequence[str]) -> None:
+        """Read what earlier starts have finished."""
         self._writer, self._tables = writer, tables
         earlier = read_run(writer.folder).tables
         models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))
@@ -237,6 +240,7 @@ class _Done:
         return {name: self._whole(name) for name in self.frames}
 
     def _whole(self, name: str) -> pd.DataFrame:
+        """A table with the models of all starts."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]
@@ -246,5 +250,6 @@ class _Done:
         return whole
 
     def _write(self, name: str) -> None:
+        """Write a table."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._whole(name))

@@ -114,6 +114,7 @@ def estimate(config: SurveyConfig) -> pd.DataFrame:
 
 
 def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
+    """The configuration of a survey that may be given by its name."""
     if not isinstance(config, str):
         return with_fields(type(config), config, fields)
     kinds: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}
@@ -123,6 +124,7 @@ def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> Sur
 
 
 def _draws(config: SurveyConfig) -> RandomSequences:
+    """The random sequences of a survey."""
     return RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos)
 
 
@@ -133,6 +135,7 @@ def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
 
 
 def _models(config: SurveyConfig) -> list[ModelToMeasure]:
+    """The models of a survey."""
     return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
@@ -172,12 +175,16 @@ Step = Callable[[TokenBatch], None]
 
 
 def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
+    """Return one step of counting predictions."""
     votes = Votes.of(lens, seed=draws.seed)
     return lambda part: votes.add(last_logits(lens, part))
 
 
 def _contraction_step(lens: LensModel, draws: RandomSequences, *, times: int = 1) -> Step:
+    """Return one step of measuring cosines."""
+
     def step(part: TokenBatch) -> None:
+        """Stream these sequences."""
         for _ in range(times):
             stream(lens, part, passes(lens, draws)[2])
 
@@ -247,11 +254,13 @@ def _directions_by_layer(places: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def _text(lens: LensModel, token: int) -> str:
+    """A token as text; its id if no tokenizer knows it."""
     known = lens.tokenizer is not None and token < len(lens.tokenizer)
     return str(lens.tokenizer.decode([token])) if known and lens.tokenizer is not None else f"<{token}>"
 
 
 def _sequences(lens: LensModel, draws: RandomSequences) -> TokenBatch:
+    """Sequences for the sink measures: prose, or random ids without a tokenizer."""
     if lens.tokenizer is None:
         return from_tensor(torch.cat([chunk.tokens for chunk in draws.chunks(lens)]))
     size = {"sequences": draws.sequences, "length": draws.length, "bos": draws.bos}

@@ -48,6 +48,7 @@ class Votes:
         return cls(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
 
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
+        """Start with empty counts."""
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
         self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
         self.probability = torch.zeros(n_vocab, dtype=torch.float64)
@@ -130,6 +131,7 @@ class Preference:
         return self.summary
 
     def _repr_html_(self) -> str:
+        """The preference in a notebook."""
         said = f"What follows {self.n:,} random sequences of {self.length} tokens."
         return display.html(said, self.summary)
 

@@ -84,6 +84,7 @@ class UntrainedConfig:
     """Whether the MLP does."""
 
     def __post_init__(self) -> None:
+        """Fill in what the style decides, and refuse what cannot be built."""
         check_types(self)
         for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
             if getattr(self, name) is None:
@@ -96,6 +97,7 @@ class UntrainedConfig:
         self._check()
 
     def _check(self) -> None:
+        """Refuse values that do not fit together."""
         if _activation(self.activation) not in ACT2FN:
             raise InputError(
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
@@ -152,6 +154,7 @@ def read_untrained(text: str) -> UntrainedConfig:
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
+    """The value of a field from text."""
     kinds = get_args(kind) or (kind,)
     if bool in kinds:
         words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -200,6 +203,7 @@ class PositionedEmbedding(nn.Embedding):
     """Tokens and their learned positions, added: for a class that has none of its own."""
 
     def __init__(self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]) -> None:
+        """Add learned positions to an embedding of tokens."""
         super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)
         self.weight = tokens.weight  # the same parameter, which may be tied
         self.positions = nn.Parameter(positions)
@@ -237,6 +241,7 @@ def _hugging_face(config: UntrainedConfig) -> PreTrainedConfig:
 
 
 def _activation(name: str | None) -> str:
+    """The activation's name in transformers."""
     return "linear" if name == "identity" else str(name)
 
 

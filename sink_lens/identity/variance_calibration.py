@@ -35,7 +35,10 @@ _TOKENS_A_FORWARD = 1024
 
 
 def _by_position(lens: LensModel, tokens: TokenBatch, *, over: float) -> list[Edit]:
+    """Multiply z by the root of how many values it averages."""
+
     def change(z: Tensor, at: At) -> Tensor:
+        """Z times its position's factor."""
         factor = ((at.positions.to(z.device) + 1) / over).sqrt()
         return (widen(z) * factor[:, None, None]).to(z.dtype)
 
@@ -43,14 +46,17 @@ def _by_position(lens: LensModel, tokens: TokenBatch, *, over: float) -> list[Ed
 
 
 def _amplify(lens: LensModel, tokens: TokenBatch) -> list[Edit]:
+    """Give every position the size of the first one's average."""
     return _by_position(lens, tokens, over=1.0)
 
 
 def _attenuate(lens: LensModel, tokens: TokenBatch) -> list[Edit]:
+    """Give every position the size of the last one's average."""
     return _by_position(lens, tokens, over=float(tokens.n_positions))
 
 
 def _head_rms(lens: LensModel, tokens: TokenBatch) -> list[Edit]:
+    """Give every head one size at all positions."""
     target = {layer: size[:, None] for layer, size in natural_rms(lens, tokens).items()}
     return [head_rms_norm(target, eps=1e-12)]
 
@@ -122,6 +128,7 @@ def calibration(
 
 
 def _run(lens: LensModel, tokens: TokenBatch, edits: list[Edit], *, bar: tqdm) -> _Variant:
+    """Run the model under a calibration, and take every measure."""
     variant = _Variant(
         sums=CosineSums(lens.n_layers, sequences=tokens.n_sequences, length=tokens.n_positions),
         ends=Ends(lens.d_vocab, lens.d_model),

@@ -160,4 +160,5 @@ def _check_default(gguf: Path, *, digest: str) -> None:
 
 
 def _models() -> Path:
+    """The cache's folder of converted models."""
     return cache_folder() / "models"

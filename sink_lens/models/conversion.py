@@ -102,6 +102,7 @@ def _save_whole(loaded: Any, *, folder: Path, name: str) -> None:
 
 
 def _unreadable(gguf: Path, error: Exception) -> ModelError:
+    """The error for a GGUF file that cannot be read."""
     return ModelError(
         f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line(error)}); need a whole GGUF "
         "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
@@ -110,6 +111,7 @@ def _unreadable(gguf: Path, error: Exception) -> ModelError:
 
 
 def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:
+    """The error for a conversion without room on the disk."""
     return ModelError(
         f"{gguf.name} cannot be converted in {folder.parent}: {found}; "
         f"need about {(needed + _ROOM) / 1e6:,.0f} MB. "

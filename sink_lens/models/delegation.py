@@ -87,6 +87,7 @@ def has_own_hooks(point: HookPoint) -> bool:
 
 
 def _remove(point: HookPoint, handle: LensHandle) -> None:
+    """Remove a hook from its point."""
     handle.hook.remove()
     point.fwd_hooks.remove(handle)
 
@@ -146,6 +147,7 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
     entry = blocks[layer] if layer < len(blocks) else inner_model(lens).get_submodule(lens.family.final_norm)
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give the block this stream instead of its input."""
         return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
 
     with contextlib.ExitStack() as stack:
@@ -171,6 +173,7 @@ def ending_after(module: nn.Module) -> Iterator[None]:
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:
+    """End the forward here."""
     raise _EndedError
 
 
@@ -208,6 +211,7 @@ def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: An
 
 
 def _part(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
+    """The part of a module's tensor that the site names."""
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
     return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
 

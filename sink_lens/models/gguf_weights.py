@@ -93,6 +93,7 @@ class GgufWeights:
                 file.write(self._read(name, shape=shape).data)
 
     def _read(self, name: str, *, shape: tuple[int, ...]) -> np.ndarray:
+        """A tensor of the file in float32, in the model's layout."""
         held = self.tensors[name]
         values = np.empty([int(size) for size in reversed(held.shape)], dtype="<f4")
         for begin in range(0, len(values), _ROWS):  # gguf itself has all rows twice

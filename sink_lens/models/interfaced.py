@@ -55,6 +55,7 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention; its products are in float32 whatever the type of the weights."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Attention through transformers' interface."""
         attend = _attend_of(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -65,6 +66,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Attention through transformers' interface, with a window in local layers."""
         attend = _attend_of(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -197,6 +199,7 @@ class InterfacedAttentionBridge(AttentionBridge):
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
+        """Let the attention inside this block go through the hook points."""
         token = _HOOKED.set(self._attend)
         try:
             yield
@@ -220,6 +223,7 @@ class InterfacedAttentionBridge(AttentionBridge):
 
 
 def _with_hooks_inside(mapping: Any) -> None:
+    """Put our attention bridge in place of the stock one."""
     stock = mapping["blocks"].submodules["attn"]
     mapping["blocks"].submodules["attn"] = InterfacedAttentionBridge(
         name=stock.name, config=stock.config, submodules=stock.submodules
@@ -257,20 +261,24 @@ class _RowsOfFused(nn.Module):
     """A linear map whose weight is a block of rows of a shared projection."""
 
     def __init__(self, fused: nn.Module, *, rows: slice) -> None:
+        """Stand for some rows of a fused projection."""
         super().__init__()
         self.rows = rows
         self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
 
     @property
     def weight(self) -> Tensor:
+        """The rows of the fused weight."""
         return self._fused[0].weight[self.rows]  # type: ignore[index, return-value]
 
     @property
     def bias(self) -> Tensor | None:
+        """The rows of the fused bias."""
         bias = self._fused[0].bias
         return None if bias is None else bias[self.rows]  # type: ignore[index, return-value]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Project with these rows."""
         return nn.functional.linear(x, self.weight, self.bias)
 
 
@@ -278,6 +286,7 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
+        """Queries, keys and values as rows of the fused projection."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
         return tuple(_RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))

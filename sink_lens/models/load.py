@@ -227,6 +227,7 @@ def _without_conversion() -> Iterator[None]:
 
 
 def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
+    """The local folder of a name, and notes on how it came there; None for a hub name."""
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
         return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
@@ -248,10 +249,12 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
 
 
 def _first_line(error: Exception) -> str:
+    """The first line of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
+    """Say why a model cannot be loaded, and what is needed."""
     first_line = _first_line(error)
     if folder is None:
         return (
@@ -284,6 +287,7 @@ def _wrong_config(folder: Path) -> str:
 
 
 def _revision(revision: str | None) -> dict[str, str]:
+    """The argument for a revision; empty without one."""
     return {} if revision is None else {"revision": revision}
 
 
@@ -310,6 +314,7 @@ def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokeniz
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    """The type of a name; refuses others."""
     if dtype == "auto":
         return "auto"
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
@@ -336,6 +341,7 @@ def _placement(
     n_devices: int | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
+    """The arguments that say where the weights go; refuses what does not go together."""
     if sum(choice is not None for choice in (device, device_map, n_devices)) > 1:
         raise InputError("more than one of device, device_map and n_devices was given; need at most one")
     if max_memory is not None and device_map is None:

@@ -63,4 +63,5 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
+    """The C library's function that gives memory back; None where there is none."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

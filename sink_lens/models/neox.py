@@ -42,6 +42,7 @@ class PartOfFused(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
     def _of_heads(self, tensor: Tensor) -> Tensor:
+        """The rows of this part, head by head."""
         by_part = rearrange(tensor, "(head part d_head) x -> part (head d_head) x", part=3, head=self.n_heads)
         return by_part[self.part]
 

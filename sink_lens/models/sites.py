@@ -76,17 +76,22 @@ class Site:
 
 
 def _join(*parts: str | None) -> str:
+    """Paths joined by dots, without empty ones."""
     return ".".join(part for part in parts if part)
 
 
 def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
+    """Return what gives the address of the query, key or value projection."""
+
     def address(family: Family) -> Address:
+        """The address in this family."""
         return Address(module=_join(family.attention, getattr(family, part)), side="output", part=part)
 
     return address
 
 
 def _gate(family: Family) -> Address | None:
+    """Where the gate's pre-activation is."""
     if family.gate is None:
         return None
     part = "gate" if family.gate_up_fused else "whole"
@@ -94,6 +99,7 @@ def _gate(family: Family) -> Address | None:
 
 
 def _up(family: Family) -> Address | None:
+    """Where the up-projection is."""
     if family.up is None:
         return None
     part = "up" if family.gate_up_fused else "whole"
@@ -101,6 +107,7 @@ def _up(family: Family) -> Address | None:
 
 
 def _neurons(family: Family) -> Address | None:
+    """Where the input of the down-projection is."""
     if family.experts is not None:
         return Address(module=_join(family.mlp, family.experts, EXPERTS_HOOK), side="output")
     if family.down is None:
@@ -109,6 +116,7 @@ def _neurons(family: Family) -> Address | None:
 
 
 def _attn_out(family: Family) -> Address:
+    """Where the attention's output is."""
     module = family.attn_post_norm or family.attention
     if family.adds_inside:
         module = _join(family.attention, family.o)
@@ -116,14 +124,17 @@ def _attn_out(family: Family) -> Address:
 
 
 def _mlp_in(family: Family) -> Address:
+    """Where the MLP's input is."""
     return Address(module=family.mlp or _join(family.up), side="input")
 
 
 def _down_out(family: Family) -> Address:
+    """Where the down-projection's output is."""
     return Address(module=_join(family.mlp, family.down), side="output")  # of all experts together, the MLP's
 
 
 def _mlp_out(family: Family) -> Address:
+    """Where the MLP's output is."""
     module = family.mlp_post_norm or family.mlp or _join(family.down)
     if family.adds_inside:
         module = _join(family.mlp, family.down)
@@ -131,10 +142,12 @@ def _mlp_out(family: Family) -> Address:
 
 
 def _of_head(family: Family) -> Address:
+    """Where the input of W_O is, by heads."""
     return Address(module=_join(family.attention, family.o), side="input", part="heads")
 
 
 def _aggregated_values(family: Family) -> Address | None:
+    """Where the aggregated values are before a head norm or gate."""
     if family.gated_q:
         return None
     if family.head_out is None:
@@ -143,7 +156,8 @@ def _aggregated_values(family: Family) -> Address | None:
 
 
 def _no_module(family: Family) -> None:
-    return None
+    """No address: no module gives this site."""
+    return
 
 
 _LIST = (

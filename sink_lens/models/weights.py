@@ -79,6 +79,7 @@ class Norm:
 
 
 def _linear(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
+    """Weight (out, in) and bias of a linear layer."""
     weight = weight_of(module, dtype=lens.dtype)
     with in_memory(module):
         bias = getattr(module, "bias", None)
@@ -96,6 +97,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
+        """Weight and bias of one of the attention's projections."""
         return _linear(module.get_submodule(name), lens)
 
     if family.qkv_layout == "separate":
@@ -169,6 +171,7 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
 
 
 def _norm(module: nn.Module, family: Family, *, width: int | None = None) -> Norm:
+    """Gain, bias and eps of a norm."""
     with in_memory(module):
         weight: Any = module.weight
         bias = getattr(module, "bias", None)

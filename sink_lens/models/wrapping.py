@@ -171,6 +171,7 @@ def _measured_only(
 def _bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
+    """TransformerLens's bridge of the model, with our adapters registered."""
     opt.register()
     neox.register()
     interfaced.register()
@@ -259,9 +260,11 @@ def _unwrap(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _plain_name(key: str) -> str:
+    """A parameter's name in the Hugging Face model."""
     return key.replace("._original_component", "").replace("_original_component.", "")
 
 
 def _assign(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Put a tensor at a path of the model."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

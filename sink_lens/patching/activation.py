@@ -144,6 +144,7 @@ class PatchResult:
         )
 
     def _repr_html_(self) -> str:
+        """The patches in a notebook."""
         said = (
             f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
             f"{self.source:.4g} in the source run."
@@ -248,12 +249,14 @@ def patch_shard(
     plans: list[Plan | None] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
+        """Plan the patches; the number of each block's."""
         kept = Kept(writer, only=())
         request.measure(kept, progress=False)
         plans.append(kept.plan)
         return kept.sizes
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
+        """Compute these blocks."""
         request.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
 
     return in_shard(
@@ -491,6 +494,7 @@ class RunPair:
         references = References(self.lens, self.run, known=self.held)
 
         def make(site: str, **where: Unpack[Where]) -> Edit:
+            """The edit of a part."""
             return put_spec(config, Part.at(site, where)).edit(references)
 
         return make
@@ -529,6 +533,7 @@ class RunPair:
         rows: list[Row] = []
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
+            """Keep a patch's metric by sequence."""
             values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
             first = 0 if self._is_whole else outcome.sequences.start
             rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))
@@ -595,6 +600,7 @@ def _result(
     controls: Sequence[Sequence[Part]],
     seed: int,
 ) -> PatchResult:
+    """The result from the metric of every patch and control."""
     values = torch.stack([found[identity_of(part)].values for part in grid]) if grid else runs.baseline.repeat(0, 1)
     before = runs.baseline.double().numpy()
     drawn = [[found[identity_of(part)].values.double().numpy() for part in some] for some in controls]

@@ -105,6 +105,7 @@ class AttributionResult:
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
+        """The approximation in a notebook."""
         said = (
             f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
         )
@@ -173,6 +174,7 @@ def attribution_patch(
 
 
 def _spearman(both: pd.DataFrame) -> float:
+    """Rank correlation of approximation and effect."""
     found: Any = spearmanr(both["approximation"], both["effect"])
     return float(found.statistic)
 
@@ -186,6 +188,7 @@ def _result(
     direction: Direction,
     grid: list[Part],
 ) -> AttributionResult:
+    """The result from the approximation by sequence."""
     by_sequence = len(runs.baseline) == runs.run.n_sequences
     frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
     undefined = runs.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)

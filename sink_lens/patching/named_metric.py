@@ -51,6 +51,7 @@ def spec_of(config: PatchConfig, *, token: Callable[..., int] = lambda text, *, 
 
 
 def _token(lens: "LensModel", text: str, *, option: str) -> int:
+    """The id of the one token that an option gives."""
     from ..edits.metrics import single_token
 
     if lens.tokenizer is None:

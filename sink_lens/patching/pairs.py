@@ -79,6 +79,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
 
 
 def _labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:
+    """Labels of the positions; * marks those that differ."""
     differing = set(differences["position"].tolist())
     texts = dict.fromkeys(range(n_positions), "")
     if len(set(clean["sequence"].tolist())) == 1:
@@ -96,6 +97,7 @@ def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
 
 
 def _batch(lens: LensModel, given: Sequences, *, bos: BosCondition) -> TokenBatch:
+    """Texts, ids or a batch as a batch."""
     if isinstance(given, TokenBatch):
         return given
     if isinstance(given, Tensor):

@@ -119,6 +119,7 @@ def drawn_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, 
 
 
 def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
+    """The chosen indices of an axis; refuses those that do not exist."""
     if given is None:
         return tuple(range(size))
     if not given:

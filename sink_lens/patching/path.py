@@ -83,6 +83,7 @@ class PathResult:
         return {"paths": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
+        """The paths in a notebook."""
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
         return display.html(said, self.frame)
 
@@ -231,15 +232,18 @@ def _part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
 
 
 def _chosen(part: Part) -> dict[str, Any]:
+    """Where the part is, as arguments of an edit."""
     return {**part.where}
 
 
 def _layer(part: Part) -> int:
+    """The one layer of a part."""
     assert part.layers is not None  # ``_part`` refuses it
     return part.layers[0]
 
 
 def _place(part: Part) -> tuple[str, int]:
+    """The part's site and layer in the order of computation."""
     return place(part.site, _layer(part))
 
 
@@ -256,4 +260,5 @@ def _moment(part: Part, lens: LensModel) -> tuple[int, int]:
 
 
 def _words(part: Part) -> str:
+    """The part in words."""
     return f"{part.site} of layer {_layer(part)}"

@@ -69,4 +69,5 @@ def page(folder: Path) -> Path:
 
 
 def _of_report(module: str, name: str) -> Any:
+    """A function of the report, imported when it is needed."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

@@ -108,6 +108,7 @@ class RunLog:
         return last + 1
 
     def _write(self, content: bytes) -> None:
+        """Append to the file, or leave it as it was."""
         before = os.fstat(self._file).st_size
         try:
             done = 0
@@ -195,12 +196,14 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
 
 
 def _is_tables(value: Any) -> bool:
+    """True if a line holds blocks of rows by table."""
     return isinstance(value, dict) and all(
         isinstance(blocks, list) and all(isinstance(one, dict) for one in blocks) for blocks in value.values()
     )
 
 
 def _json(text: bytes) -> Any:
+    """The value of a JSON text."""
     try:
         return json.loads(text)
     except RecursionError as error:

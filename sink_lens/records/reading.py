@@ -43,6 +43,7 @@ class Tables(Mapping[str, pd.DataFrame]):
     """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+        """List the tables of a folder; none is read yet."""
         self._kind = kind
         self._files = files
         self._kept: dict[str, pd.DataFrame] | None = None
@@ -70,6 +71,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         return same
 
     def __getitem__(self, name: str) -> pd.DataFrame:
+        """The table, read when it is asked for."""
         if self._kept is None:
             return self._read(name)
         if name not in self._kept:
@@ -77,6 +79,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         return self._kept[name]
 
     def _read(self, name: str) -> pd.DataFrame:
+        """Read a table, and check it against the run's record and the schema."""
         path = self._paths[name]
         try:
             if not whole(path, self._files[path.name]):
@@ -88,12 +91,15 @@ class Tables(Mapping[str, pd.DataFrame]):
             raise damaged_file(path, error) from error
 
     def __iter__(self) -> Iterator[str]:
+        """The names of the tables."""
         return iter(self._paths)
 
     def __len__(self) -> int:
+        """Number of tables."""
         return len(self._paths)
 
     def __contains__(self, name: object) -> bool:
+        """True if the folder has the table."""
         return name in self._paths
 
 
@@ -123,6 +129,7 @@ class Run:
     """Files that a finished run of this kind has and this run lacks or has lost."""
 
     def _repr_html_(self) -> str:
+        """The run in a notebook."""
         model = self.provenance.get("model") or "no model"
         said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
         said |= {"missing": ", ".join(self.missing)} if self.missing else {}

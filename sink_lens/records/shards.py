@@ -53,6 +53,7 @@ class Shard:
 
     @classmethod
     def _of_array(cls, environment: Mapping[str, str]) -> "Shard":
+        """The shard of this task of a SLURM array."""
         names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
         found = [environment.get(name, "") for name in names]
         if not all(one.isdecimal() for one in found):
@@ -66,6 +67,7 @@ class Shard:
         return cls(task - first + 1, count)
 
     def __str__(self) -> str:
+        """The shard as 3/8."""
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:
@@ -196,6 +198,7 @@ def progress_of(run: Path) -> pd.DataFrame:
 
 
 def _row(run: Path, shard: Shard) -> dict[str, Any]:
+    """How far a shard is, as a row."""
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}

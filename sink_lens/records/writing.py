@@ -34,6 +34,7 @@ class RunWriter:
     def __init__(
         self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path], adding: bool = False
     ) -> None:
+        """Write to a folder that this process has locked."""
         self.folder = folder
         self._record = record
         self._lock = lock
@@ -93,11 +94,13 @@ class RunWriter:
             (self.folder / file).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunWriter":
+        """Go on inside the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Note how the run ended, and give the folder free."""
         try:
             self._close(error)
         finally:
@@ -108,6 +111,7 @@ class RunWriter:
                 error.add_note(f"what is finished is in {self.folder}; the same command goes on from there")
 
     def _open(self, *, overwrite: bool, reopen: bool) -> None:
+        """Begin the record, or go on with an earlier one."""
         self._put_back()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
@@ -136,6 +140,7 @@ class RunWriter:
         self._write_record()
 
     def _close(self, error: BaseException | None) -> None:
+        """Write how the run ended."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
@@ -170,6 +175,7 @@ class RunWriter:
         aside.rmdir()
 
     def _write(self, filename: str, payload: bytes) -> Path:
+        """Write a file whole, and note its size and hash."""
         self._wrote = True
         shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
         path = self._replace(filename, payload)
@@ -179,10 +185,12 @@ class RunWriter:
         return path
 
     def _write_record(self) -> None:
+        """Write ``run.json``."""
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
         self._replace(RUN_FILE, f"{text}\n".encode())
 
     def _replace(self, filename: str, payload: bytes) -> Path:
+        """Put a file in place whole, or not at all."""
         path = self.folder / filename
         try:
             write_whole(path, payload)
@@ -191,6 +199,7 @@ class RunWriter:
         return path
 
     def _unwritten(self, path: Path, *, size: int, error: OSError) -> RunError:
+        """The error for a file that cannot be written."""
         complete = ", ".join(self._record["files"]) or "none"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return RunError(f"{path} cannot be written ({error.strerror}). Complete in this run: {complete}.")
@@ -307,6 +316,7 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
 
 
 def _taken_text(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """Say that the folder holds a finished run."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."
@@ -347,6 +357,7 @@ def state_of(folder: Path) -> str:
 
 
 def _is_locked(folder: Path) -> bool:
+    """True if another process writes to the folder."""
     lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
     if not Path(lock.lock_file).exists():
         return False
@@ -358,17 +369,20 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
+    """Remove the folders that were made for nothing."""
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
 def _release(lock: FileLock) -> None:
+    """Give the folder free."""
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 
 
 def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds other files."""
     held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
     if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
@@ -379,6 +393,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
+    """Refuse a folder that holds another run."""
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
@@ -398,4 +413,5 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
 
 
 def _now() -> str:
+    """The time, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -220,6 +220,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
 
 
 def _first_tokens(run: Run) -> tuple[str, ...]:
+    """The texts of the first sequence's tokens; empty if the run has none."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
     if table is None or not len(table):
         return ()
@@ -259,6 +260,7 @@ def _kinds(joined: Sequence[NamedLink]) -> list[str]:
 
 
 def _id(kind: str, step: int | None) -> str:
+    """The id of a node of this kind and growth step."""
     return f"{kind}:{step}" if kind in _BY_STEP else kind
 
 
@@ -306,6 +308,7 @@ def _lanes(run: Run) -> list[_Lane]:
 
 
 def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
+    """One row of the table of nodes; what is not given is empty or nan."""
     row = dict.fromkeys(NODE_COLUMNS, "") | {"value": math.nan, "frozen_share": math.nan}
     row["input_share"] = math.nan
     return row | {"id": kind if step is None else f"{kind}:{step}", "kind": kind, "step": step} | values
@@ -543,6 +546,7 @@ def _named_layers(listed: str) -> str:
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as dictionaries with text keys."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 

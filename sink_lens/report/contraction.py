@@ -199,6 +199,7 @@ _BESIDE = (
 
 
 def _title(run: Run) -> str:
+    """Head the page with the variant that makes different sequences most alike."""
     variants, summary = variant_tables(run)
     if not len(variants):
         rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
@@ -217,6 +218,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """Say how each variant's and each training's cosines change, and how far directions agree between seeds."""
     variants, summary = variant_tables(run)
     names = variants_of(variants)
     sentences = shared(names) if names else []
@@ -260,6 +262,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _by_layer(run: Run) -> tuple[str, Figure]:
+    """Draw the excess cosine by layer, between sequences and between positions."""
     layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
@@ -270,6 +273,7 @@ def _by_layer(run: Run) -> tuple[str, Figure]:
 
 
 def _dots(run: Run) -> tuple[str, Figure]:
+    """Draw every seed's excess cosine between sequences."""
     see = (
         "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
     )
@@ -277,10 +281,12 @@ def _dots(run: Run) -> tuple[str, Figure]:
 
 
 def _intra_dots(run: Run) -> tuple[str, Figure]:
+    """Draw every seed's excess cosine between positions."""
     return "As in the figure above, for two positions of one sequence.", dots(*variant_tables(run), _INTRA)
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
+    """Draw cosine and norm by position after the last layer."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
@@ -290,12 +296,14 @@ def _positions(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement(run: Run) -> tuple[str, Figure]:
+    """Draw the cosines between contraction directions of pairs of models."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
     return see, agreement(pairs, run.need("models", columns=["model", "variant", "seed"]))
 
 
 def _direction_course(run: Run) -> tuple[str, Figure]:
+    """Draw how far the contraction direction stays that of the first checkpoint."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = (
         "Cosine of each checkpoint's contraction direction with the first checkpoint's. Grey: the cosine of "
@@ -305,11 +313,13 @@ def _direction_course(run: Run) -> tuple[str, Figure]:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
+    """Draw the contraction along a training, beside the sink measures."""
     see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
     return see, along(run.need("summary", columns=SUMMARY), _BESIDE)
 
 
 def _beside(run: Run) -> tuple[str, PageTable]:
+    """The table of contraction and sink measures, model by model."""
     summary = run.need("summary", columns=SUMMARY)
     wide = (
         with_short_names(summary)
@@ -324,6 +334,7 @@ def _beside(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment(run: Run) -> tuple[str, PageTable]:
+    """The table of tokens and dimensions that the contraction direction is compared with."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

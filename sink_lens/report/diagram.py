@@ -102,6 +102,7 @@ class _Form:
 
 
 def _form(style: Style, width: float) -> _Form:
+    """The sizes and fonts of a diagram of this style and width."""
     if style == "talk":
         scale = width / 13.33
         sizes = {"height": width * 9 / 16, "largest": round(34 * scale), "smallest": max(5, round(15 * scale))}
@@ -319,6 +320,7 @@ def _arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
 
 
 def _small(form: _Form, size: int) -> float:
+    """Font size of the numbers and small words beside text of this size."""
     return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
 
@@ -372,6 +374,7 @@ def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[li
 
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
+    """Draw a diagram whose boxes have their places."""
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
@@ -407,6 +410,7 @@ def _is_formula(text: str) -> bool:
 def _write(
     axes: Axes, x: float, y: float, text: str, *, form: _Form, size: float, bold: bool = False, **style: Any
 ) -> Text:
+    """Write a text at a point, with W_O, z, q, k and v as symbols."""
     if not form.bold and "$" not in text:
         text = re.sub(r"\b(W_O|[zqkv])\b", lambda found: _SYMBOLS[found[0]], text)
     given: dict[str, Any] = {
@@ -483,6 +487,7 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
 
 
 def _straight(start: _Point, end: _Point) -> _Piece:
+    """The straight line between two points as a curve's piece."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
 
@@ -502,6 +507,7 @@ def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: b
     beside = [one for one in beside if one is arrow or not _leads_past(one, placed)]
 
     def end(one: Arrow) -> float:
+        """Where the other box of an arrow stands along the side."""
         box = placed.boxes[one.target if out else one.source]
         return box.x0 if down else (box.y0 + box.y1) / 2
 
@@ -527,6 +533,7 @@ def _head(arrow: Arrow, *, em: float) -> tuple[float, float]:
 
 
 def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> None:
+    """Draw an arrow along its curve, as wide and dashed as it says."""
     colour, line = _KINDS.get(arrow.kind, (QUIET, "dotted"))
     width = _width(arrow, em=em)
     unit = max(width, 1.0)

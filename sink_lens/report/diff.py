@@ -40,6 +40,7 @@ def loss_change_by_position(positions: pd.DataFrame) -> Figure:
 
 
 def _title(run: Run) -> str:
+    """Head the page with the number of alarms and the change of the loss."""
     table = run.optional("summary", columns=["alarms", "by"])
     if table is None or table.empty:
         return "Two models compared"
@@ -66,10 +67,12 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """The verdict in the run's own words."""
     return [visible(text, limit=1500) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 
 def _by_position(run: Run) -> tuple[str, Figure]:
+    """Draw the change of the loss by position."""
     see = (
         "Paired over sequences, with 95% intervals. A rise at the first positions alone is a lost BOS or sink; a rise "
         "everywhere is damage to the weights, or a different text."
@@ -79,6 +82,7 @@ def _by_position(run: Run) -> tuple[str, Figure]:
 
 
 def _numbers(run: Run) -> tuple[str, PageTable]:
+    """The table of quantities that are numbers."""
     table = run.need("changes", columns=[*_CHANGES, "unit"])
     table = table.loc[table["unit"] != "index"].sort_values("alarm", ascending=False, kind="stable")
     shown = table.assign(
@@ -91,6 +95,7 @@ def _numbers(run: Run) -> tuple[str, PageTable]:
 
 
 def _indices(run: Run) -> tuple[str, PageTable]:
+    """The table of quantities that are indices."""
     table = run.need("changes", columns=["quantity", "first_indices", "second_indices", "alarm", "unit"])
     table = table.loc[table["unit"] == "index"]
     texts = {
@@ -107,6 +112,7 @@ def _indices(run: Run) -> tuple[str, PageTable]:
 
 
 def _checks(run: Run) -> tuple[str, PageTable]:
+    """The table of checks of the inputs, the alarms first."""
     table = run.need("checks", columns=["check", "alarm", "said", "line"])
     shown = table.sort_values("alarm", ascending=False, kind="stable")
     shown = shown.assign(

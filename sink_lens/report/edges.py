@@ -67,6 +67,7 @@ class Drawable:
         return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
 
     def _repr_png_(self) -> bytes:
+        """The picture in a notebook."""
         return file_of(cast("Any", self).draw(), "png")
 
 
@@ -318,6 +319,7 @@ def _order(node: str) -> tuple[int, int, int]:
 
 
 def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
+    """What a row of the picture is called: input, a layer's attention or MLP, or logits."""
     layer, sublayer = row
     if layer < 0:
         return "input"
@@ -414,12 +416,14 @@ def _faithful(row: Mapping[str, Any]) -> str:
 
 
 def _carry(share: float) -> str:
+    """Say which share of the edges carries 80%."""
     return (
         f"{percent(share)} of the edges carry 80% of" if np.isfinite(share) else "no size that was run carries 80% of"
     )
 
 
 def _title(run: Run) -> str:
+    """Head the page with the share of the edges that carries the task."""
     task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
     table = run.optional("summary", columns=["cpr", "share_at_80", "metric"])
@@ -432,6 +436,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """The result in sentences, with the heads of the largest scores."""
     sentences = list(circuit_told(run.need("summary", columns=["edges", "cpr", "completeness"])))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     if nodes is not None and len(nodes):
@@ -444,6 +449,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _picture(run: Run) -> tuple[str, Figure]:
+    """Draw the circuit's largest edges."""
     circuit = edge_circuit(run)
     see = (
         f"The {min(_MOST, len(circuit.edges))} largest edges. Read upwards: what a node writes is read by the nodes "
@@ -459,6 +465,7 @@ def sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
 
 
 def _curve(run: Run) -> tuple[str, Figure]:
+    """Draw faithfulness by the share of edges kept."""
     table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
@@ -469,6 +476,7 @@ def _curve(run: Run) -> tuple[str, Figure]:
 
 
 def _edge_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the circuit's edges."""
     table = run.need("circuit", columns=["edge", "score", "low", "high", "inclusion"])
     heads = {
         "edge": "edge",
@@ -482,18 +490,21 @@ def _edge_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _node_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the circuit's nodes."""
     table = run.need("nodes", columns=["node", "score", "edges_in", "edges_out"])
     heads = {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"}
     return "Nodes by the summed score of the edges that leave them." + more(len(table), "nodes"), _named(table, heads)
 
 
 def _check_table(run: Run) -> tuple[str, PageTable]:
+    """The table of scores beside real patches of edges."""
     table = run.need("check", columns=["edge", "score", "exact"])
     heads = {"edge": "edge", "score": "score", "exact": "real patch", "error": "error", "drawn": "drawn from"}
     return "Scores beside real patches of the same edge." + more(len(table), "check"), _named(table, heads)
 
 
 def _node_check_table(run: Run) -> tuple[str, PageTable]:
+    """The table of scores beside real patches of nodes, unseen nodes first."""
     table = run.need("check_nodes", columns=["node", "score", "exact", "unseen"])
     table = table.sort_values(["unseen", "exact"], key=lambda one: one.abs(), ascending=False, ignore_index=True)
     heads = {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"}
@@ -502,6 +513,7 @@ def _node_check_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _core_table(run: Run) -> tuple[str, PageTable]:
+    """The table of core, undecided and contingent edges."""
     table = run.need("core", columns=["edge"])
     see = "Core edges first, then undecided ones, then contingent ones."
     return see + more(len(table), "core"), _named(table, {str(name): words(str(name)) for name in table.columns})
@@ -514,6 +526,7 @@ def _named(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the prompts."""
     table = run.need("pairs", columns=["clean", "corrupted", "correct", "incorrect"])
     heads = {
         "clean": "clean",

@@ -61,6 +61,7 @@ class Explorer:
         return views.save_page(self.html, path)
 
     def _repr_html_(self) -> str:
+        """The explorer in a notebook, in a frame of its own."""
         return views.framed(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 
@@ -202,6 +203,7 @@ def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[st
 def _graph(
     nodes: list[dict[str, Any]], links: list[dict[str, Any]], *, model: str, tokens: Sequence[str] = (), **about: Any
 ) -> dict[str, Any]:
+    """Nodes and links as Neuronpedia's JSON, with the data that its pages show."""
     slug = re.sub(r"[^a-z0-9]+", "-", f"{about.get('title', 'circuit')}-{model}".lower()).strip("-")
     settings = {name: about[name] for name in ("method", "ablation") if name in about}
     return {
@@ -222,6 +224,7 @@ def _graph(
 
 
 def _id(name: str, span: str) -> str:
+    """A node's name, with its span of positions if it has one."""
     return f"{name}@{span}" if span else name
 
 

@@ -80,6 +80,7 @@ def save_figures(
 
 
 def _figure(run: Run, drawn: Drawn) -> Figure:
+    """The figure without its caption."""
     return drawn.make(run)[1]
 
 
@@ -97,17 +98,20 @@ def check_figures(*, formats: Sequence[str], width: str | None, font: str | None
 
 
 def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
+    """Refuse names of figures that the page does not have."""
     if unknown := [name for name in only if name not in keys]:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(dict.fromkeys(keys))}")
 
 
 def _file(folder: Path, name: str) -> Path:
+    """The path of a file to write, which must not belong to a run."""
     path = folder / name
     check_not_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path
 
 
 def _inches(width: str) -> float:
+    """A width such as 3.25in or 8cm in inches."""
     match = re.fullmatch(r"([0-9.]+)\s*(in|cm|mm|pt)", width.strip())
     size = float(match[1]) * _INCHES[match[2]] if match and match[1].count(".") < 2 and match[1] != "." else 0.0
     if not 1.0 <= size <= 40.0:
@@ -116,6 +120,7 @@ def _inches(width: str) -> float:
 
 
 def _check_font(font: str | None) -> None:
+    """Refuse a font that this machine does not have."""
     if font is None or font in _GENERIC:
         return
     try:

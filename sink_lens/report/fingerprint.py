@@ -54,6 +54,7 @@ def sentences(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFra
 
 
 def _pair(row: dict) -> str:
+    """The verdict on a pair in a sentence."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == _NO_ANSWER:
         return f"{pair}: no answer ({row['why']})"
@@ -65,6 +66,7 @@ def _pair(row: dict) -> str:
 
 
 def _reasons(pairs: pd.DataFrame) -> set[str]:
+    """The reasons for which pairs have no answer."""
     return {str(why) for why in pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]}
 
 
@@ -87,6 +89,7 @@ def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
 
 
 def _scored(scores: pd.DataFrame, *, decides: str) -> str:
+    """Say how well z under the deciding null tells related from unrelated pairs."""
     rows = scores.loc[scores["score"] == f"z_{decides}"]
     parts = []
     for measure, name in (("auc", "AUC"), ("tpr", "TPR at 1% FPR")):
@@ -201,6 +204,7 @@ def brief(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _title(run: Run) -> str:
+    """Head the page with the verdict on the pair, or with how many pairs share a lineage."""
     if "pairs" not in run.tables:
         return "Fingerprints"
     pairs = run.tables["pairs"]
@@ -215,6 +219,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """The result in sentences, with short names of the models."""
     if "pairs" not in run.tables:
         return []
     empty = pd.DataFrame()
@@ -227,10 +232,12 @@ def _headline(run: Run) -> list[str]:
 
 
 def _renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """The table with short names in place of the models' own."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
 def _figure(run: Run) -> tuple[str, Figure]:
+    """Draw the pairs' effects beside their nulls."""
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
@@ -247,11 +254,13 @@ def _figure(run: Run) -> tuple[str, Figure]:
 
 
 def _against_nulls(run: Run) -> pd.DataFrame:
+    """Every pair's effect with its nulls, one row per null."""
     pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 
 
 def _pairs(run: Run) -> tuple[str, PageTable]:
+    """The table of pairs."""
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
@@ -275,6 +284,7 @@ def _pairs(run: Run) -> tuple[str, PageTable]:
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
+    """The table of pairs under every null."""
     nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}

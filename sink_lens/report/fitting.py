@@ -122,6 +122,7 @@ def _laid(figure: Figure, engine: Any) -> list[str]:
 
 
 def _wrong(figure: Figure) -> list[str]:
+    """What is wrong with a figure: its faults, text too small to read, panels too small."""
     problems = faults(figure)
     smallest = min((float(text.get_fontsize()) for text in _texts(figure)), default=FONT)
     if smallest < _UNREADABLE - 0.01:
@@ -134,6 +135,7 @@ def _wrong(figure: Figure) -> list[str]:
 
 
 def _texts(figure: Figure) -> list[Text]:
+    """The texts that a figure shows."""
     return [one for one in figure.findobj(Text) if isinstance(one, Text) and one.get_visible() and one.get_text()]
 
 
@@ -248,5 +250,6 @@ def _thin_ticks(figure: Figure, _: float) -> bool:
 
 
 def _taller(figure: Figure, _: float) -> bool:
+    """Make the figure 30% taller; always possible."""
     figure.set_figheight(figure.get_figheight() * 1.3)
     return True

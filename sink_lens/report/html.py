@@ -131,7 +131,10 @@ def belongs(run: Run, of: Drawn | Listed) -> bool:
 
 
 def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
+    """Return what makes a page's table of all columns of a run's table."""
+
     def make(run: Run) -> tuple[str, PageTable]:
+        """The table with all its columns."""
         frame = run.tables[name]
         return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
 
@@ -147,9 +150,11 @@ def run_name(run: Run) -> str:
 
 
 def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
+    """A figure as the page shows it, or why it cannot be drawn."""
     key = f"{prefix}{of.key}"
 
     def make() -> Shown:
+        """Draw the figure, with its numbers as CSV."""
         see, figure = of.make(run)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = attempt(run, lambda: of.data(run))
@@ -167,6 +172,7 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
 
 
 def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
+    """A table as the page shows it, or why it cannot be made."""
     key = f"{prefix}{of.key}"
     made, missing = attempt(run, lambda: of.make(run))
     if made is None:
@@ -180,6 +186,7 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 
 def _notes(run: Run) -> list[object]:
+    """The notes and warnings of a run."""
     notes = run.provenance.get("notes") or []
     notes = list(notes) if isinstance(notes, list) else [notes]
     summary = run.optional("summary", columns=["quantity", "note"])
@@ -194,6 +201,7 @@ def _notes(run: Run) -> list[object]:
 
 
 def _incomplete(run: Run) -> str:
+    """Say what the folder lacks; empty if nothing."""
     missing = [visible(name) for name in run.missing if name not in _OF_THE_PAGE]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
@@ -207,6 +215,7 @@ def _incomplete(run: Run) -> str:
 
 
 def _provenance(run: Run) -> dict[str, str]:
+    """What the run was made from, as text by name."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
     rows = [*_flat(run_itself), *_flat(run.provenance), *_flat(run.config, "config.")]
     shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}
@@ -347,6 +356,7 @@ def _views(part: Content) -> dict[str, tuple[str, views.View]]:
 
 
 def _numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
+    """The CSV of every figure and table that has one, by its key."""
     shown = [one for part in parts for one in (*part.figures, *part.tables)]
     return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
 

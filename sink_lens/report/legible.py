@@ -25,6 +25,7 @@ def faults(figure: Figure) -> list[str]:
     real = renderer.draw_text
 
     def draw_text(gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **named: Any) -> None:
+        """Note the text that is drawn, then draw it."""
         text = named.get("mtext")
         if text is not None and s.strip():
             drawn[id(text)] = text
@@ -47,10 +48,12 @@ def faults(figure: Figure) -> list[str]:
 
 
 def _outside(box: Bbox, width: float, height: float) -> bool:
+    """True if the box extends beyond a figure of this size."""
     return bool(box.x0 < -_SLACK or box.y0 < -_SLACK or box.x1 > width + _SLACK or box.y1 > height + _SLACK)
 
 
 def _overlaps(boxes: list[tuple[str, Bbox]]) -> list[str]:
+    """Say which pairs of texts overlap."""
     if not boxes:
         return []
     ends = np.array([box.extents for _, box in boxes])

@@ -70,6 +70,7 @@ def row_of(run: Run) -> dict[str, Cell]:
 
 
 def _of_trace(run: Run) -> dict[str, Cell]:
+    """One model's row from the summary of a trace."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high"])
     row = {}
     for one in table.to_dict("records"):
@@ -84,6 +85,7 @@ def _of_trace(run: Run) -> dict[str, Cell]:
 
 
 def _of_card(run: Run) -> dict[str, Cell]:
+    """One model's row from its card."""
     try:
         card = json.loads((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
@@ -113,14 +115,17 @@ def _of_card(run: Run) -> dict[str, Cell]:
 
 
 def _cell(found: Mapping[str, Any]) -> Cell:
+    """A cell from a number with its interval."""
     return Cell(value=found.get("value"), low=found.get("low"), high=found.get("high"))
 
 
 def _join(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
+    """Values of one key of several rows, joined by commas."""
     return Cell(value=", ".join(str(row[name]) for row in rows))
 
 
 def _number(value: Any) -> Any:
+    """The value as a number if it is one; None for nan."""
     if isinstance(value, Real):
         return None if value != value else value  # nan
     try:
@@ -172,6 +177,7 @@ def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: TableFormat
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """The rows as CSV, with columns for the ends of intervals."""
     bounded = {name for name in columns if any(interval(row[name].low, row[name].high) for row in rows if name in row)}
     heads = [one for name in columns for one in ([name, f"{name}_low", f"{name}_high"] if name in bounded else [name])]
     out = io.StringIO()
@@ -187,6 +193,7 @@ def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def _latex(text: str) -> str:
+    """The text with the characters that LaTeX reads otherwise escaped."""
     return "".join(_LATEX.get(character, character) for character in text.replace("−", "-"))
 
 

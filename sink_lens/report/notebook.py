@@ -43,6 +43,7 @@ def result(
 
 
 def _part(part: object) -> str:
+    """A text, table, mapping or figure as HTML."""
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):
@@ -128,23 +129,28 @@ def image_html(figure: Any) -> str:
 
 
 def _text(text: object) -> str:
+    """A text escaped for HTML, at most 400 characters."""
     return escape(visible(text, limit=400))
 
 
 def _verdict(word: str, *, measured: str = "") -> str:
+    """A verdict as HTML, with its sign and colour."""
     colour = _COLOURS.get(word, _QUIET)
     shown = f"<b style='color: {colour}; white-space: nowrap'>{VERDICTS.get(word, '?')} {_text(word)}</b>"
     return f"{shown}<br>measured: {_text(measured)}" if measured and word == "not applicable" else shown
 
 
 def _row(link: str, verdict: str, *cells: str) -> str:
+    """The cells of a link's row as HTML."""
     shown = [f"<b>{_text(link)}</b>", verdict, *(_text(cell) for cell in cells)]
     return "".join(f"<td style='{_CELL} text-align: left'>{cell}</td>" for cell in shown)
 
 
 def _rows(rows: Iterable[str]) -> str:
+    """Rows of cells as table rows."""
     return "".join(f"<tr>{row}</tr>" for row in rows)
 
 
 def _scrolled(inside: str) -> str:
+    """A table that scrolls sideways."""
     return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{inside}</table></div>"

@@ -96,6 +96,7 @@ def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> 
 
 
 def _cell(value: Any, *, is_number: bool) -> str:
+    """A value as text; undefined for a missing number."""
     if pd.isna(value):
         return "undefined" if is_number else ""
     return number(value)
@@ -125,6 +126,7 @@ def csv(frame: pd.DataFrame) -> str:
 
 
 def _is_formula(value: Any) -> bool:
+    """True if a spreadsheet would take the text for a formula."""
     return isinstance(value, str) and value.startswith(_FORMULA)
 
 
@@ -142,6 +144,7 @@ def about(run: Run) -> str:
 
 
 def _always(_: Run) -> bool:
+    """The check that every run passes."""
     return True
 
 
@@ -149,6 +152,7 @@ def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataF
     """Return the code that reads a table of a run, or some of its columns: the numbers behind a figure."""
 
     def read(run: Run) -> pd.DataFrame:
+        """The table, or the columns of it that were asked for."""
         table = run.need(name, columns=())
         return table.filter(items=columns) if columns else table
 
@@ -203,6 +207,7 @@ def listed_table(
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
+        """The caption and the table of this run."""
         frame = run.need(name, columns=need or list(heads))
         return see + more(len(frame), name, most=most), shown_table(frame, heads, most=most)
 

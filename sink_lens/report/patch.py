@@ -172,6 +172,7 @@ def _changed(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
+    """Head the page with the place where the metric is decided."""
     title = (
         f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
     )
@@ -208,6 +209,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
+    """The patches, those of the largest effect first."""
     return table.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
@@ -250,6 +252,7 @@ def _prompts(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
+    """The prompts, the largest effect, and how many patches were made."""
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
     prompts = "; ".join(_prompts(run))
     sentences = [f"{capital(prompts)}."] if prompts else []
@@ -270,6 +273,7 @@ def _put_words(run: Run) -> str:
 
 
 def _map(run: Run) -> tuple[str, Figure]:
+    """Draw the effects by the axes that were swept."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
@@ -287,6 +291,7 @@ def _map(run: Run) -> tuple[str, Figure]:
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
+    """The table of patches with their intervals and controls."""
     table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
@@ -300,6 +305,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
+    """The table of tokens that differ between the prompts."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(
         clean=[token(text) for text in table["clean"]], corrupted=[token(text) for text in table["corrupted"]]
@@ -309,6 +315,7 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
+    """Return what draws the strongest patches in a style."""
     return lambda run: ("The strongest patches, one number each.", patch_circuit(run).draw(style))
 
 

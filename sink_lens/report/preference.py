@@ -70,6 +70,7 @@ _PREFERRED = (
 
 
 def _title(run: Run) -> str:
+    """Head the page with how often the most frequent prediction comes, beside chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
@@ -89,6 +90,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """Say for each variant what it predicts, and how far that is from chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null", "null_high"])
     variants = list(dict.fromkeys(summary["variant"].tolist()))
     sentences = shared(variants)
@@ -106,6 +108,7 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
     """The sentence of a variant, or of a checkpoint."""
 
     def mean(measure: str, column: str = "value") -> str:
+        """Mean of a measure over the variant's models, as text."""
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
     return (
@@ -117,6 +120,7 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
+    """Draw the share of predictions that go to the most frequent tokens."""
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
@@ -126,6 +130,7 @@ def _coverage(run: Run) -> tuple[str, Figure]:
 
 
 def _dots(run: Run) -> tuple[str, Figure]:
+    """Draw every seed's measures of preference."""
     variants, summary = variant_tables(run)
     see = (
         "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: the "
@@ -135,10 +140,12 @@ def _dots(run: Run) -> tuple[str, Figure]:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
+    """Draw the preference along a training."""
     return "Preference along training.", along(run.need("summary", columns=SUMMARY), _PREFERRED)
 
 
 def _tokens(run: Run) -> tuple[str, PageTable]:
+    """The table of the tokens that each model predicts most often."""
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )

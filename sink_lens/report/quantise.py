@@ -91,6 +91,7 @@ def noise_by_layer(sqnr: pd.DataFrame) -> Figure:
 
 
 def _title(run: Run) -> str:
+    """Head the page with the verdict on the format and what it costs."""
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"
@@ -125,11 +126,13 @@ def _tried(run: Run) -> bool:
 
 
 def _judged_rows(run: Run) -> pd.DataFrame:
+    """The conditions on the half of the text that judges."""
     conditions = run.need("conditions", columns=_COLUMNS)
     return conditions.loc[conditions["part"] == "judge"]
 
 
 def _loss_curve(run: Run) -> tuple[str, Figure]:
+    """Draw the loss by the number of channels kept."""
     see = (
         "Loss on the half of the text that was not used to choose. Lines that fall to the dashed one give back all "
         "that the format costs; crosses are random tokens and channels of the chosen number, and should stay where "
@@ -139,6 +142,7 @@ def _loss_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _noise(run: Run) -> tuple[str, Figure]:
+    """Draw the signal-to-noise ratio by layer."""
     see = (
         "Signal-to-noise ratio of rounding ordinary tokens, 6 dB per bit. Where the two lines part, the sink token "
         "sets the scale with which all others are rounded."
@@ -147,6 +151,7 @@ def _noise(run: Run) -> tuple[str, Figure]:
 
 
 def _what(row: Mapping[Any, Any]) -> str:
+    """Describe what a condition keeps."""
     names = {
         "clean": "nothing is rounded",
         "weights": "only the weights are rounded",
@@ -160,6 +165,7 @@ def _what(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
+    """The table of conditions, with the random sets in a sentence."""
     judged = _judged_rows(run)
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
@@ -181,6 +187,7 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _channel_table(run: Run) -> tuple[str, PageTable]:
+    """The table of each site's and layer's largest channel."""
     names = ["site", "layer", "tokens", "rank", "channel", "largest", "over_median"]
     table = run.need("channels", columns=names)
     top = table.loc[table["rank"] == 1].sort_values("over_median", ascending=False, kind="stable")

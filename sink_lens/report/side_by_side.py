@@ -114,6 +114,7 @@ class Beside:
         )
 
     def _table(self, rows: Sequence[Row]) -> PageTable:
+        """Rows of the comparison as a table of the page."""
         heads = ("", *self.names)
         return PageTable(
             heads=heads,
@@ -123,6 +124,7 @@ class Beside:
 
 
 def _set_to(text: str) -> str:
+    """A setting's value in words."""
     return "not set" if text == "–" else visible(text, limit=40)
 
 
@@ -183,10 +185,12 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
 
 
 def _of(run: Run, name: str, where: str) -> Any:
+    """A value of the run's provenance or configuration."""
     return (run.provenance if where == "provenance" else run.config).get(name)
 
 
 def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
+    """The error that names what makes runs incomparable."""
     parts = []
     for name, values in differing.items():
         said = ", ".join(f"{visible(value, limit=60)} ({run.folder})" for run, value in zip(runs, values, strict=True))
@@ -206,6 +210,7 @@ def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _row(name: str, texts: Sequence[str]) -> Row:
+    """A row whose cells are marked where they differ from the first run."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
@@ -231,6 +236,7 @@ def _verdicts(link: str, parts: Sequence[Content], *, name: str) -> Row:
 
 
 def _summary(run: Run) -> dict[str, str]:
+    """The run's summary as text by quantity."""
     table = run.need("summary", columns=["quantity", "value"])
     shown = {}
     for row in table.to_dict("records"):

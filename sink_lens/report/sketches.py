@@ -292,6 +292,7 @@ def plateaus(frame: pd.DataFrame, *, by: Sequence[str], column: str) -> list[dic
 
 
 def _alike(one: float, other: float) -> bool:
+    """True if two effects have one sign and about one size."""
     return one * other > 0 and min(abs(one), abs(other)) >= _PLATEAU * max(abs(one), abs(other))
 
 

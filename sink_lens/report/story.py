@@ -333,6 +333,7 @@ def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1)
 
 
 def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
+    """Names of the super neurons of a position, the strongest first."""
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
@@ -422,6 +423,7 @@ def edit_name(edit: object) -> str:
 
 
 def _known(share: float) -> str:
+    """A share as a percentage; empty if it is undefined."""
     return "" if math.isnan(share) else percent(share)
 
 
@@ -481,6 +483,7 @@ def _tells(row: Mapping[str, Any]) -> bool:
 
 
 def _text(value: Any) -> str:
+    """A text made safe to show; empty for anything else."""
     return visible(value, limit=400) if isinstance(value, str) else ""
 
 

@@ -70,6 +70,7 @@ def loss_by_position(positions: pd.DataFrame, *, window: int) -> Figure:
 
 
 def _title(run: Run) -> str:
+    """Head the page with the number of first tokens to keep, and what that closes."""
     table = run.optional("summary", columns=["recommended", "window"])
     if table is None or table.empty:
         return "A cache that evicts"
@@ -89,11 +90,13 @@ def _title(run: Run) -> str:
 
 
 def _judged_rows(run: Run) -> pd.DataFrame:
+    """The losses on the half of the text that judges."""
     losses = run.need("losses", columns=_COLUMNS)
     return losses.loc[losses["part"] == "judge"]
 
 
 def _headline(run: Run) -> list[str]:
+    """The decision, and what keeping the sink tokens would give."""
     table = run.need("summary", columns=["sentence", "positions", "sink_mask_tokens", "sink_mask_loss_nats"])
     if table.empty:
         return []
@@ -114,6 +117,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _kept_curve(run: Run) -> tuple[str, Figure]:
+    """Draw the loss by the number of first tokens kept."""
     see = (
         "Loss at the positions where the cache has evicted something, on the half of the text that was not used "
         "to choose. All caches have the same size, so that keeping more first tokens leaves room for fewer of the "
@@ -123,6 +127,7 @@ def _kept_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _position_curve(run: Run) -> tuple[str, Figure]:
+    """Draw the loss by position."""
     see = (
         "Loss by position. The vertical line is the size of the cache; before it nothing is evicted and all lines "
         "coincide."
@@ -132,6 +137,7 @@ def _position_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:
+    """The table of held-out losses beyond the window."""
     every = _judged_rows(run)
     judged, random = every.loc[every["kept"] != "random"], every.loc[every["kept"] == "random", "loss_nats"]
     see = "Held-out loss beyond the window, compared with a full cache at the same positions."

@@ -133,10 +133,12 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
 
 
 def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
+    """The run's table ``summary``."""
     return run.need("summary", columns=columns)
 
 
 def _sentence(row: dict[Any, Any], what: str) -> str:
+    """Say what an edit did to attention at both positions."""
     return (
         f"{what}: attention there {number(row['baseline_target_mass'])} → {number(row['target_mass'])}, at the sink "
         f"position {number(row['baseline_sink_mass'])} → {number(row['sink_mass'])} (layers {row['read_layers']}): "
@@ -145,16 +147,19 @@ def _sentence(row: dict[Any, Any], what: str) -> str:
 
 
 def _isolated(run: Run) -> list[str]:
+    """Say what isolating each position did."""
     rows = _summary(run, ["target_position", *_MASSES]).to_dict("records")
     return [_sentence(row, f"Position {row['target_position']} isolated in {_in(row)}") for row in rows]
 
 
 def _in(row: dict[Any, Any]) -> str:
+    """The layers of an edit in words."""
     layers = row.get("layers", "all")
     return "all layers" if layers == "all" else f"layer{'s' * (not str(layers).isdecimal())} {layers}"
 
 
 def _outcomes(run: Run) -> str:
+    """Head the page with what isolation did to the sink."""
     table = run.optional("summary", columns=["target_position", "outcome"])
     if table is None:
         return "Isolation by the attention mask"
@@ -175,6 +180,7 @@ def _attention(table: pd.DataFrame) -> str:
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
+    """Draw attention to the isolated position and to the sink by layer."""
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer")
     which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
@@ -195,6 +201,7 @@ def _strongest(run: Run) -> pd.DataFrame:
 
 
 def _strongest_curves(run: Run) -> tuple[str, Figure]:
+    """Draw the same for the amplification that makes the largest sink."""
     layers = _strongest(run)
     first = layers.iloc[0]
     centre = figures.NAMES[first["centre"]]
@@ -206,6 +213,7 @@ def _strongest_curves(run: Run) -> tuple[str, Figure]:
 
 
 def _amplified(run: Run) -> list[str]:
+    """Say what the best factor from each centre did."""
     table = _summary(run, ["centre", "factor", "times", *_MASSES])
     sentences = []
     for centre in figures.CENTRES:
@@ -218,6 +226,7 @@ def _amplified(run: Run) -> list[str]:
 
 
 def _most_amplified(run: Run) -> str:
+    """Head the page with what the strongest amplification did to the sink."""
     title = f"Position {run.config.get('amplify_target_position', 'unknown')} amplified"
     table = run.optional("summary", columns=["centre", "factor", *_MASSES])
     if table is None or not len(table):
@@ -242,10 +251,12 @@ def _shift_words(centre: str) -> str:
 
 
 def _centre(centre: str) -> str:
+    """The name of a centre."""
     return visible(figures.NAMES.get(centre, centre))
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:
+    """Draw the attention that amplification adds by factor."""
     table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
@@ -256,12 +267,14 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _factor_losses(run: Run) -> tuple[str, Figure]:
+    """Draw what amplification does to the loss by factor."""
     columns = ["centre", "factor", "loss_change_nats", "loss_change_low", "loss_change_high"]
     see = "What the same edits do to the loss, with 95% intervals over sequences."
     return see, loss_by_factor(_summary(run, columns))
 
 
 def _removal_sentences(run: Run) -> list[str]:
+    """Say for each growth step what ablating its neurons removes."""
     table = _summary(run, ["step", "neurons", "size", "removes", "removed_share", "random_mean", "random_max"])
     sentences = []
     for row in table.to_dict("records"):
@@ -280,6 +293,7 @@ def _removal_sentences(run: Run) -> list[str]:
 
 
 def _carriers(run: Run) -> str:
+    """Head the page with the neurons that remove most of the sink."""
     columns = ["neurons", "size", "removed_share", "random_max"]
     table = run.optional("summary", columns=columns)
     if table is None or not len(table):
@@ -292,6 +306,7 @@ def _carriers(run: Run) -> str:
 
 
 def _removed_shares(run: Run) -> tuple[str, Figure]:
+    """Draw the share of the sink that every ablation removes."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
         "Each mark is one ablation (zero or mean, at the sink or everywhere) with its interval over sequences. A set "
@@ -302,6 +317,7 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
+    """The table of every ablation."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     shown = table.assign(interval=intervals(table))
@@ -309,6 +325,7 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
+    """The table of what each edit or set did."""
     table = _summary(run, [])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))

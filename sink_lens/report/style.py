@@ -89,6 +89,7 @@ class Picture(Figure):
         return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
+        """The figure in a notebook."""
         return file_of(self, "png")
 
 
@@ -220,6 +221,7 @@ def map_panel(
 
 
 def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
+    """Label an axis of positions, layers or other indices."""
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
@@ -298,6 +300,7 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
 
 
 def _plain(value: float, _: int | None = None) -> str:
+    """A number as an axis shows it, as 10^n only if it is very small or large."""
     return f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}"
 
 
@@ -383,6 +386,7 @@ def svg(figure: Figure, *, name: str) -> str:
 
 
 def _in_page(key: str, value: str, *, name: str) -> str:
+    """An attribute of an SVG whose ids are made unique in the page."""
     local = key.rpartition("}")[2]
     if local == "id":
         return f"{name}-{value}"

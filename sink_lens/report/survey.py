@@ -187,6 +187,7 @@ def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
+    """The table of variants with their intervals and differences."""
     variants = run.need("arms", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "calibration": "calibration", "measure": "measure", "n": "seeds", "mean": "mean"}
@@ -236,6 +237,7 @@ def rows_by_step(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], p
 
 
 def _of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
+    """The rows of ``summary`` of these measures."""
     summary = run.need("summary", columns=SUMMARY)
     return summary.loc[summary["measure"].isin([name for name, *_ in measures])]
 
@@ -262,12 +264,14 @@ _CALIBRATED = (
 
 
 def _calibration_title(run: Run) -> str:
+    """Head the page with the first calibration's effects."""
     title = "What variance calibration does to contraction, preference, sink and loss"
     sentences = _calibration_headline(run)
     return sentences[0].rstrip(".") if sentences else title
 
 
 def _calibration_headline(run: Run) -> list[str]:
+    """Say what each calibration does to each variant."""
     variants = run.need("arms", columns=[*VARIANTS, "calibration", "difference"])
     sentences = []
     grouped: Any = variants.groupby(["variant", "calibration"], sort=False)
@@ -286,10 +290,12 @@ def _calibration_headline(run: Run) -> list[str]:
 
 
 def _change(row: dict) -> str:
+    """A difference with its interval as text."""
     return interval_text(*(float(row[f"difference{end}"]) for end in ("", "_low", "_high")))
 
 
 def _calibration_dots(run: Run) -> tuple[str, Figure]:
+    """Draw every seed with and without calibration."""
     variants, summary = variant_tables(run)
     both = [frame.assign(variant=frame["variant"] + ", " + frame["calibration"]) for frame in (variants, summary)]
     see = "Every dot is a seed. The first line is the model as it is."

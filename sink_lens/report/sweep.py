@@ -116,6 +116,7 @@ def _height(rows: pd.DataFrame, axes: list[str]) -> float:
 
 
 def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
+    """Draw a value along one swept axis."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -139,18 +140,22 @@ _EACH = 15
 
 
 def _cells(run: Run) -> pd.DataFrame:
+    """The run's table ``cells``."""
     return run.need("cells", columns=_CELLS)
 
 
 def _metrics(table: pd.DataFrame) -> list[str]:
+    """The metrics of the table, in their order."""
     return list(dict.fromkeys(one for one in table["metric"].tolist() if isinstance(one, str) and one))
 
 
 def _failed(table: pd.DataFrame) -> int:
+    """Count the cells that failed."""
     return len(set(table["cell"].loc[table["error"].notna()]))
 
 
 def _title(run: Run) -> str:
+    """Head the page with the strongest cell of the first metric."""
     table = run.optional("cells", columns=_CELLS)
     if table is None:
         return "A sweep of edits"
@@ -176,6 +181,7 @@ def _told_apart(table: pd.DataFrame, metric: str) -> list[dict[Any, Any]]:
 
 
 def _effect(row: Mapping[Any, Any]) -> str:
+    """An effect with its interval as text."""
     return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}"
 
 
@@ -210,6 +216,7 @@ def cell_name(row: Mapping[Any, Any]) -> str:
 
 
 def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
+    """The parts of a cell's name that the row holds, as text."""
     return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
 
 
@@ -282,10 +289,12 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
     """The figures of the metric of that number: every cell with its interval, and maps over what was swept."""
 
     def of(run: Run) -> pd.DataFrame:
+        """The cells of this metric."""
         table = _cells(run)
         return table.loc[table["metric"] == _metrics(table)[which]]
 
     def every(run: Run) -> tuple[str, Figure]:
+        """Draw the effect of every cell."""
         rows = of(run)
         metric = visible(rows["metric"].iloc[0])
         known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
@@ -299,6 +308,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
         return see, forest(rows, metric=metric)
 
     def mapped(run: Run) -> tuple[str, Figure]:
+        """Draw the effects as a map of where the edit was made."""
         rows = of(run)
         blank = rows.assign(effect=np.where(stands_out(rows), rows["effect"].to_numpy(float), np.nan))
         see = (
@@ -308,6 +318,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
         return see, effect_figure(blank)
 
     def there(run: Run) -> bool:
+        """True if the run has so many metrics."""
         return "cells" not in run.tables or len(_metrics(run.tables["cells"])) > which
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
@@ -329,6 +340,7 @@ def _has_map(rows: pd.DataFrame) -> bool:
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
+    """The table of each metric's strongest cells."""
     table = _cells(run)
     rows = pd.concat(
         [
@@ -351,6 +363,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
+    """The table of cells that failed."""
     table = _cells(run)
     rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(

@@ -184,6 +184,7 @@ def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
 
 
 def _title(run: Run) -> str:
+    """Head the page with how many sinks and massive activations there are."""
     table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
     if table is None:
         return "Sink tokens"
@@ -198,6 +199,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """The thresholds, their agreement, and the gradient at marked tokens in sentences."""
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
@@ -219,6 +221,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _agreed(agreement: pd.DataFrame) -> list[str]:
+    """Say how far sinks and massive activations are the same tokens."""
     rows = {str(row["kind"]): row for row in agreement.to_dict("records")}
     row = rows["all"]
     if not row["sinks"] and not row["massive"]:
@@ -235,6 +238,7 @@ def _agreed(agreement: pd.DataFrame) -> list[str]:
 
 
 def _histogram(run: Run) -> tuple[str, Figure]:
+    """Draw the histogram of both scores with their thresholds."""
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
@@ -246,11 +250,13 @@ def _histogram(run: Run) -> tuple[str, Figure]:
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
+    """Draw the share of marked tokens by position."""
     table = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     return "Where in the sequence the marked tokens are.", rate_by_position(table)
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
+    """Draw the coverage of each outlier dimension by layer."""
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if table.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
@@ -263,12 +269,14 @@ def _coverage(run: Run) -> tuple[str, Figure]:
 
 
 def _kurtosis(run: Run) -> tuple[str, Figure]:
+    """Draw the kurtosis of each kind of token by layer."""
     table = run.need("layers", columns=["layer", "kind", "kurtosis"])
     see = "Kurtosis is 0 if a token's dimensions are Gaussian. A mean over all tokens hides which tokens raise it."
     return see, kurtosis_by_layer(table)
 
 
 def _gradient(run: Run) -> tuple[str, Figure]:
+    """Draw the gradient's norm by layer and position."""
     table = run.need("gradients", columns=["layer", "position", "marked", "gradient_ratio"])
     see = (
         "Gradient of the mean loss with respect to each token's stream, relative to the median of its sequence; "
@@ -278,6 +286,7 @@ def _gradient(run: Run) -> tuple[str, Figure]:
 
 
 def _marked(run: Run) -> tuple[str, PageTable]:
+    """The table of marked tokens."""
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -288,6 +297,7 @@ def _marked(run: Run) -> tuple[str, PageTable]:
 
 
 def _ids(run: Run) -> tuple[str, PageTable]:
+    """The table of token ids, the most often marked first."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
@@ -302,6 +312,7 @@ def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _dimensions(run: Run) -> tuple[str, PageTable]:
+    """The table of outlier dimensions, each in the layer of its largest coverage."""
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage", "value", "ratio"])
     best = table.loc[table.groupby(["kind", "dimension"])["coverage"].idxmax()]
     best = best.sort_values(["kind", "coverage"], ascending=[True, False], kind="stable")
@@ -312,6 +323,7 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
 
 
 def _maxima(run: Run) -> tuple[str, PageTable]:
+    """The table of each site's largest value."""
     table = run.need("maxima", columns=["layer", "site", "max_abs", "position", "text"])
     best = table.loc[table.groupby("site", sort=False)["max_abs"].idxmax()]
     heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}
@@ -322,6 +334,7 @@ def _maxima(run: Run) -> tuple[str, PageTable]:
 
 
 def _agreement(run: Run) -> tuple[str, PageTable]:
+    """The table of how far sinks and massive activations agree."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
     return see, shown_table(table, AGREEMENT)

@@ -34,6 +34,7 @@ _MOST_POSITIONS = 200
 
 
 def _sink_scores(run: Run) -> tuple[str, Figure]:
+    """Draw every head's sink score."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     position = studied(story)
@@ -48,6 +49,7 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
 
 
 def _sink_mass(run: Run) -> tuple[str, Figure]:
+    """Draw attention to the sink by layer, with its onset."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied(story), story.threshold or 0.3
@@ -62,6 +64,7 @@ def _sink_mass(run: Run) -> tuple[str, Figure]:
 
 
 def _norms(run: Run) -> tuple[str, Figure]:
+    """Draw the sink token's norm by layer, with the growth steps."""
     story = find_story(run)
     steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
     curve = _curve(run, studied(story))
@@ -105,6 +108,7 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
 
 
 def _variance(run: Run) -> tuple[str, Figure]:
+    """Draw S1 and S2 of z by position in the layers before the sink."""
     story = find_story(run)
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
@@ -141,6 +145,7 @@ def _thinned(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _neurons(run: Run) -> tuple[str, Figure]:
+    """Draw every neuron of the growth layers at the sink token."""
     story = find_story(run)
     columns = [
         "layer",
@@ -171,6 +176,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
 
 
 def _dimensions(run: Run) -> tuple[str, Figure]:
+    """Draw the sink token's largest values in the layer where one dimension dominates most."""
     story = find_story(run)
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
@@ -200,6 +206,7 @@ def _patterns(run: Run) -> tuple[str, Figure]:
 
 
 def _pattern_rows(run: Run) -> pd.DataFrame:
+    """The kept patterns, one row per head, query and key."""
     patterns = kept_patterns(run)
     query, key = np.tril_indices(patterns.shape[-1])
     return pd.concat(
@@ -219,6 +226,7 @@ def _pattern_rows(run: Run) -> pd.DataFrame:
 
 
 def _columns(run: Run) -> tuple[str, Figure]:
+    """Draw the largest entries of each super neuron's column."""
     story = find_story(run)
     table = run.need("columns", columns=["layer", "neuron", "dimension", "weight"])
     if not len(table):
@@ -243,6 +251,7 @@ def _strongest_first(run: Run, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _qk(run: Run) -> tuple[str, Figure]:
+    """Draw the parts of the sink's key and of its logit by layer."""
     table = run.need("key_split", columns=["layer", "key_cosine_sink", "logit_advantage_sink"])
     if not len(table):
         raise RunError("no outlier dimension enters any layer, so there is no key to split.")
@@ -257,6 +266,7 @@ def _qk(run: Run) -> tuple[str, Figure]:
 
 
 def _circuit(run: Run) -> tuple[str, Figure]:
+    """Draw the chain as a circuit."""
     see = (
         "The chain as it is in this model. Arrows are measured paths, as wide as the share of the sink that is lost "
         "without them; dashed ones lower it. Every node and path, the small ones too, is in the explorer below."
@@ -268,6 +278,7 @@ def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
     """The numbers behind a figure: some columns of a table, of the studied position."""
 
     def rows(run: Run) -> pd.DataFrame:
+        """The rows of the studied position."""
         table = run.need(name, columns=["sink_position"])
         return table.loc[table["sink_position"] == studied(find_story(run))].filter(items=columns)
 
@@ -283,21 +294,25 @@ def _mass_rows(run: Run) -> pd.DataFrame:
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
+    """The 500 neurons of the largest contribution at the studied position."""
     table = run.need("neurons", columns=["sink_position", "contribution"])
     return largest_first(table.loc[table["sink_position"] == studied(find_story(run))], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
+    """The rows of z that the figure of variance draws."""
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
     return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
 def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
+    """Return what draws the circuit in a style."""
     return lambda run: ("The circuit, one number per arrow.", circuit.chain_circuit(run).draw(style))
 
 
 def _edges(run: Run) -> pd.DataFrame:
+    """The edges of the circuit."""
     return circuit.chain_circuit(run).edges
 
 
@@ -338,6 +353,7 @@ _FIGURES = (
 
 
 def _amplification(run: Run) -> tuple[str, Figure]:
+    """Draw the attention that amplification adds by factor."""
     table = causal_table(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )
@@ -355,6 +371,7 @@ def _amplification(run: Run) -> tuple[str, Figure]:
 
 
 def _matrix(run: Run) -> tuple[str, Figure]:
+    """Draw the share of the sink that survives each freeze."""
     columns = [
         "intervention",
         "frozen",
@@ -379,6 +396,7 @@ def _matrix(run: Run) -> tuple[str, Figure]:
 
 
 def _costs(run: Run) -> tuple[str, Figure]:
+    """Draw what each intervention does to the loss."""
     table = causal_table(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
     before = table["baseline_loss_nats"].iloc[0]
     see = (

@@ -42,6 +42,7 @@ def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
+    """The table of paths, the largest share first."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = causal_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
@@ -50,6 +51,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
     table = largest_first(table.loc[table["read_step"] == read], "share")
 
     def end(name: str, step: float) -> str:
+        """The name of a path's end, with its growth step if it has one."""
         return name if step < 0 else f"{name}, step {step:.0f}"
 
     shown = table.assign(
@@ -78,6 +80,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
+    """The table of interventions with their controls."""
     table = causal_table(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     titles = {link.name: link.words for link in chain(run)}
     shown = table.assign(
@@ -165,6 +168,7 @@ def _with_makers(run: Run, sets: pd.DataFrame) -> str:
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:
+    """The table of attention by kind of token and position."""
     table = causal_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
@@ -194,6 +198,7 @@ def _has_makers(run: Run) -> bool:
 
 
 def _has_paths(run: Run) -> bool:
+    """True if the run measured paths."""
     return "paths" in run.tables and has_interventions(run)
 
 
@@ -205,6 +210,7 @@ def has_interventions(run: Run) -> bool:
 
 
 def _step_table(run: Run) -> tuple[str, PageTable]:
+    """The table of growth steps."""
     heads = ("step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension")
     table = run.need("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
     factor = real(setting(run, "growth_factor"))
@@ -214,6 +220,7 @@ def _step_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _super_table(run: Run) -> tuple[str, PageTable]:
+    """The table of super neurons."""
     heads = {
         "layer": "layer",
         "neuron": "neuron",
@@ -235,6 +242,7 @@ def _super_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _outlier_table(run: Run) -> tuple[str, PageTable]:
+    """The table of outlier dimensions with the layers that have them."""
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
@@ -253,6 +261,7 @@ def _outlier_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the run's numbers."""
     table = run.need("summary", columns=["quantity", "value"])
     if {"ci_low", "ci_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table))
@@ -268,6 +277,7 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _beside_table(run: Run) -> tuple[str, PageTable]:
+    """The table of further statistics of the links."""
     rows = [
         (row.title, row.statistic, row.value, row.interval, "; ".join(" ".join(null) for null in row.nulls), row.own)
         for row in link_rows(run)

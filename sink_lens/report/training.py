@@ -58,6 +58,7 @@ def course(
     places = iter(range(1, 9))
 
     def add(ylabel: str) -> Axes:
+        """Add the next panel."""
         place = next(places)
         return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
@@ -185,6 +186,7 @@ class _Tokens:
     """Tokens on a logarithmic axis; 0 stands one step before the smallest other, and says so."""
 
     def __init__(self, tokens: np.ndarray) -> None:
+        """Set the scale for these numbers of tokens; 0 gets a place of its own on the left."""
         known = np.unique(tokens[np.isfinite(tokens)])
         positive = known[known > 0]
         self._least = float(positive[0]) if len(positive) else 1.0
@@ -217,22 +219,26 @@ class _Tokens:
 
 
 def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """The rows of a measure of the whole model, by tokens."""
     rows = frame.loc[frame["measure"] == measure]
     rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
 
 
 def _most(rows: pd.DataFrame) -> float:
+    """The largest value of the rows; 0 without any."""
     return float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))
 
 
 def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
+    """Draw a measure by tokens."""
     rows = rows.sort_values("tokens")
     style = {"markersize": 3.5, "linewidth": 1.5} | style
     axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"], **style)
 
 
 def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
+    """Draw the training and the held-out loss."""
     if log is not None and "loss" in log.columns:
         tokens, loss = log["tokens"].to_numpy(float), log["loss"].to_numpy(float)
         there = np.isfinite(loss)
@@ -247,11 +253,13 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
 
 
 def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
+    """Draw a measure with one line per layer; return the colours of the layers."""
     rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
     return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
 
 
 def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
+    """Draw the effective rank with and without token 0."""
     for measure, label, colour, mark in (
         ("effective_rank", "with token 0", BLUE, "o"),
         ("effective_rank_without", "without", ORANGE, "s"),
@@ -262,6 +270,7 @@ def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
 
 
 def _counts(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
+    """Draw the numbers of growth steps and super neurons."""
     for measure, label, colour, mark in (
         ("growth_steps", "growth steps", GREEN, "^"),
         ("super_neurons", "super neurons", PURPLE, "D"),
@@ -290,6 +299,7 @@ def _band(
 
 
 def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
+    """Draw each seed's difference to the baseline."""
     rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
         own = rows.loc[rows["seed"] == seed]
@@ -321,6 +331,7 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str
 
 
 def _nothing(axes: Axes, why: str) -> None:
+    """Write into an empty panel why it is empty."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -334,6 +345,7 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _title(run: Run) -> str:
+    """Head the page with the attention, the value norm, and how the training ended."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
@@ -341,6 +353,7 @@ def _title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
+    """Head the page with what was watched, and how it ended."""
     return f"{visible(_source(run))}: {_end(run) or 'checkpoints watched'}"
 
 
@@ -397,6 +410,7 @@ def _sink(watch: pd.DataFrame) -> str:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
+    """Draw the measures of the chain at the checkpoints."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     watch = run.need("watch", columns=_WATCH)
@@ -410,6 +424,7 @@ def _course(run: Run) -> tuple[str, Figure]:
 
 
 def _loss(run: Run) -> tuple[str, Figure]:
+    """Draw the loss by tokens."""
     log = run.need("log", columns=_LOG)
     held_out = "eval_loss" in log.columns and bool(np.isfinite(log["eval_loss"].to_numpy(float)).any())
     see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * held_out
@@ -417,12 +432,14 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
+    """The rows of the whole model at each checkpoint."""
     watch, _ = _with_steps(run.tables["watch"])
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the whole model at each checkpoint."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     rows = _watched_rows(run)
@@ -434,6 +451,7 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
+    """The table of what was logged, newest first."""
     log = run.need("log", columns=_LOG)
     return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
 
@@ -467,12 +485,14 @@ def _source(run: Run) -> str:
 
 
 def _variants(run: Run) -> list[str]:
+    """The variants, the baseline first."""
     variants = list(run.config.get("runs") or {})
     base = run.config.get("baseline")
     return sorted(variants, key=lambda variant: variant != base)
 
 
 def _compare_title(run: Run) -> str:
+    """Head the page with the difference of the final loss."""
     names = ["learning rate" if name == "lr" else words(str(name)) for name in run.config.get("by") or ["variants"]]
     title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variants(run))))}"
     table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
@@ -491,6 +511,7 @@ def _compare_title(run: Run) -> str:
 
 
 def _findings(run: Run) -> list[str]:
+    """The findings as written in the folder, with measures in words."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
@@ -509,6 +530,7 @@ def _findings(run: Run) -> list[str]:
 
 
 def _comparison(run: Run) -> tuple[str, Figure]:
+    """Draw the variants' curves, differences and attention side by side."""
     tables = {
         "curves": run.need("curves", columns=["variant", "seed", "curve", "tokens", "difference"]),
         "bands": run.need("bands", columns=["variant", "curve", "quantity", "tokens", "mean", "low", "high"]),
@@ -528,6 +550,7 @@ def _comparison(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
+    """The table of every run's final loss."""
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
@@ -568,6 +591,7 @@ def measures_side_by_side(table: pd.DataFrame) -> PageTable:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
+    """The table of measures of the last checkpoints."""
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, measures_side_by_side(table)

@@ -12,6 +12,7 @@ _COLUMNS = ["id", "quantity", "verdict", "published", "measured", "condition", "
 
 
 def _title(run: Run) -> str:
+    """Head the page with how many published facts agree."""
     table = run.optional("summary", columns=["agree", "disagree", "not_comparable"])
     if table is None or table.empty:
         return "Published facts"
@@ -24,6 +25,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """The verdict, and the meaning of each quantity that was compared."""
     facts = run.need("facts", columns=["quantity", "verdict"])
     if "meaning" not in facts:  # a run of an earlier version
         facts = facts.assign(meaning="")
@@ -36,6 +38,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _facts(run: Run) -> tuple[str, PageTable]:
+    """The table of facts, those that disagree first."""
     table = run.need("facts", columns=_COLUMNS)
     order = [_ORDER[one] for one in table["verdict"]]
     table = table.assign(order=order, verdict=[_SIGNS[one] for one in table["verdict"]]).sort_values(

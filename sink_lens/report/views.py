@@ -86,6 +86,7 @@ class View:
         return save_page(self.html, path)
 
     def _repr_html_(self) -> str:
+        """The view in a notebook, in a frame of its own."""
         return framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:
@@ -305,6 +306,7 @@ def unpacking(bundle: str, *, name: str, then: str) -> str:
 
 @cache
 def _packed(bundle: str) -> str:
+    """The script, compressed and as text."""
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 
@@ -536,6 +538,7 @@ def _existing(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
 
 
 def _bounded(found: np.ndarray) -> np.ndarray:
+    """The array, if a browser can take so many numbers."""
     if found.size > MOST_NUMBERS:
         raise InputError(
             f"{found.size:,} numbers are too many for a browser; need {MOST_NUMBERS:,} at most. "
@@ -552,12 +555,14 @@ def _texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: A
 
 
 def _names(names: Sequence[str], n: int) -> list[str]:
+    """The names of heads, one each, made safe to show."""
     if len(names) != n:
         raise InputError(f"there are {len(names)} names for {n} heads; need one each")
     return [_harmless(name, limit=16) for name in names]
 
 
 def _id(name: str) -> str:
+    """The name, if it can be an element's id."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
         raise InputError(f"{name!r} can be no id of an element; need a letter, then letters, digits, - and _")
     return name

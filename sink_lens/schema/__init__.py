@@ -193,6 +193,7 @@ def _tables(kind: str) -> tuple[Table, ...]:
 
 
 def _columns(name: str, text: str) -> list[Column]:
+    """The columns of one line; two for the ends of an interval."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}
@@ -207,14 +208,17 @@ class _Tables(Mapping[str, tuple[Table, ...]]):
     """The tables of each kind, whose file is read when they are first asked for."""
 
     def __getitem__(self, kind: str) -> tuple[Table, ...]:
+        """The tables of a kind of run."""
         if kind not in KINDS:
             raise KeyError(kind)
         return _tables(kind)
 
     def __iter__(self) -> Iterator[str]:
+        """The kinds of run."""
         return iter(KINDS)
 
     def __len__(self) -> int:
+        """Number of kinds."""
         return len(KINDS)
 
 

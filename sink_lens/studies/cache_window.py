@@ -101,6 +101,7 @@ def streaming(
         for name, part in parts(batch).items():
 
             def run(kept: Tensor, *, part: TokenBatch = part) -> Tensor:
+                """The loss of every token with these tokens kept."""
                 bar.update()
                 cache = Cache(size=config.window, kept=kept, reindexed=reindexed)
                 return token_losses(lens, part, cache=cache, batch_size=config.batch_size)
@@ -223,6 +224,7 @@ def token_losses(
 
 
 def _losses(lens: LensModel, part: TokenBatch, *, change: Any) -> Float[Tensor, "batch position"]:
+    """The loss of every token, with attention changed."""
     ids = part.tokens.to(lens.device)
     with observed(lens.plain, watch=_watch(change=change)), evaluating(lens.plain), torch.no_grad():
         logits = lens.plain(input_ids=ids, use_cache=False).logits
@@ -232,10 +234,11 @@ def _losses(lens: LensModel, part: TokenBatch, *, change: Any) -> Float[Tensor, 
 
 
 def _ignore(layer: int, name: str, tensor: Tensor) -> None:
-    pass
+    """Keep nothing of what is read."""
 
 
 def _watch(*, change: Any = None, names: Sequence[str] = (), put: Put = _ignore) -> Watch:
+    """What to read and change in the attention of a pass."""
     wanted = frozenset(names)
     return Watch(kernel="eager", names=lambda _: wanted, keys=(), rows=None, put=put, change=change)
 
@@ -293,6 +296,7 @@ def _check_rotation(lens: LensModel, batch: TokenBatch, frequencies: Sequence[Te
         queries: dict[int, Tensor] = {}
 
         def put(layer: int, name: str, tensor: Tensor, *, queries: dict[int, Tensor] = queries) -> None:
+            """Keep a layer's queries."""
             queries[layer] = tensor
 
         places = torch.arange(length, device=lens.device)[None] + shift
@@ -315,6 +319,7 @@ class _Evicting:
     """A cache in one forward pass, as changes of the scores of each layer."""
 
     def __init__(self, lens: LensModel, cache: Cache, *, frequencies: Sequence[Tensor]) -> None:
+        """Find which keys each query has lost, and where the kept ones stand."""
         self.lens, self.frequencies = lens, frequencies
         kept = cache.kept.cpu()
         self.hidden = ~seen_keys(kept, size=cache.size)[:, None]
@@ -345,6 +350,7 @@ class _Evicting:
             columns.append((place, closer > 0, column.masked_fill(far.to(column.device)[:, None], -math.inf)))
 
         def changed(block: Tensor, rows: Tensor) -> Tensor:
+            """The scores with evicted keys masked, and kept keys at their place in the cache."""
             at = rows.cpu()
             for place, moved, column in columns:
                 index = place.to(block.device)[:, None, None, None].expand(-1, *block.shape[1:3], 1)
@@ -367,6 +373,7 @@ def _recommend(means: Mapping[str, Tensor], *, config: StreamingConfig) -> int:
 
 
 def _by_position(kept: str, losses: Float[Tensor, "batch position"]) -> pd.DataFrame:
+    """Mean loss by position."""
     known = losses[:, :-1]
     counts = (~known.isnan()).sum(0).numpy()
     mean = known.double().nanmean(0).numpy()
@@ -419,6 +426,7 @@ def _decision(
 
 
 def _sentence(found: Mapping[str, Any], *, tried: Sequence[int]) -> str:
+    """The decision in a sentence."""
     full = f"a full cache has {number(found['full_loss_nats'])}"
     where = f"beyond a cache of {found['window']} tokens, on held-out text"
     if not found["chosen"]:

@@ -210,6 +210,7 @@ def _losses(a: Observed, b: Observed) -> tuple[Tensor, Tensor]:
 
 
 def _pair(a: Tensor, b: Tensor, *, seed: int) -> Interval:
+    """The second minus the first, paired by sequence."""
     return paired_difference(b.double().numpy(), a.double().numpy(), generator=np.random.default_rng(seed))
 
 
@@ -280,6 +281,7 @@ def _sinks(seen: Observed) -> list[int]:
 
 
 def _writing(seen: Observed) -> list[str]:
+    """Names of the neurons that write the outlier dimension; empty if they cannot be read."""
     try:
         return [f"{layer}.{neuron}" for layer, neuron in measure("writing_neurons", seen).indices]
     except UnmeasuredError:
@@ -341,6 +343,7 @@ def _numbers(
 
 
 def _indices(name: str, first: Sequence[Any], second: Sequence[Any], *, alarm: bool) -> dict[str, Any]:
+    """A quantity of indices as a row of ``changes``."""
     return {
         "quantity": name,
         "unit": "index",
@@ -410,6 +413,7 @@ def _replaced_tensors(tensors: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def _positions(first: Tensor, second: Tensor, *, seed: int) -> pd.DataFrame:
+    """The change of the loss at each position."""
     rows = []
     for at in range(first.shape[1]):
         change = _pair(first[:, at], second[:, at], seed=seed) if len(first) > 1 else _only(first[:, at], second[:, at])
@@ -427,10 +431,12 @@ def _positions(first: Tensor, second: Tensor, *, seed: int) -> pd.DataFrame:
 
 
 def _only(first: Tensor, second: Tensor) -> Interval:
+    """The change of a single sequence."""
     return interval((second - first).numpy(), generator=np.random.default_rng(0))
 
 
 def _names(first: LensModel, second: LensModel, config: DiffConfig, *, bos: bool) -> tuple[str, str]:
+    """The names of the two that are compared."""
     names = (shown_name(first.name), shown_name(second.name))
     if config.by == "dtype":
         return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"
@@ -441,6 +447,7 @@ def _names(first: LensModel, second: LensModel, config: DiffConfig, *, bos: bool
 
 
 def _type(lens: LensModel) -> str:
+    """The name of the weights' type."""
     return str(lens.dtype).removeprefix("torch.")
 
 
@@ -453,6 +460,7 @@ def _decision(
     config: DiffConfig,
     n: int,
 ) -> dict[str, Any]:
+    """The verdict with its numbers."""
     rows = changes.to_dict("records")
     loss = rows[0]
     wrong = [row for row in rows if row["alarm"]]
@@ -479,6 +487,7 @@ def _sentence(
     lines: Sequence[Finding],
     tensors: pd.DataFrame | None,
 ) -> str:
+    """The verdict in a sentence."""
     second = found["second"]
     if not wrong and not lines:
         sink = next(row for row in rows if row["quantity"] == "sink_rate")
@@ -506,6 +515,7 @@ def _sentence(
 
 
 def _change(row: Mapping[Any, Any]) -> str:
+    """A change in words."""
     name = str(row["quantity"]).replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if math.isnan(row["first"]) and math.isnan(row["second"]):

@@ -32,6 +32,7 @@ def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interva
     """Mean of what was gained over the mean of the whole, with its 95% interval over sequences."""
 
     def ratio(rows: np.ndarray) -> float:
+        """Mean gain over mean cost."""
         below = rows[:, 1].mean()
         return float(rows[:, 0].mean() / below) if below else float("nan")
 

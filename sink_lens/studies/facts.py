@@ -106,6 +106,7 @@ def facts_of(path: str | Path) -> list[Fact]:
 
 
 def _fact(row: Any, *, where: str) -> Fact:
+    """A row of a file as a fact; refuses what is not one."""
     if not isinstance(row, dict):
         raise InputError(f"{where} is {row!r}; need an object with id, model, quantity and value")
     check_known(row, _FIELDS, where=where)
@@ -142,11 +143,13 @@ def _fact(row: Any, *, where: str) -> Fact:
 
 
 def _check_number(value: Any, *, what: str, where: str) -> None:
+    """Refuse what is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
         raise InputError(f"{where} has the value {value!r:.60}; {what} is a number")
 
 
 def _check_value(value: Any, name: str, *, where: str) -> None:
+    """Refuse a value that is not of the quantity's kind."""
     kind = QUANTITIES[name].kind
     if kind == "number":
         _check_number(value, what=name, where=where)
@@ -161,4 +164,5 @@ def is_about(fact: Fact, names: Sequence[str]) -> bool:
 
 
 def _bare(name: str) -> str:
+    """A model's name without its owner, in lower case."""
     return name.rstrip("/").replace("\\", "/").rpartition("/")[2].lower().removesuffix("-hf")

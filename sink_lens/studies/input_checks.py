@@ -45,10 +45,12 @@ class Finding:
 
 
 def _no_alarm(check: str, said: str) -> Finding:
+    """A check that found nothing wrong."""
     return Finding(check=check, alarm=False, said=said)
 
 
 def _broken(check: str, said: str, line: str) -> Finding:
+    """A check that found a fault, with the line to change."""
     return Finding(check=check, alarm=True, said=said, line=line)
 
 
@@ -89,6 +91,7 @@ def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedToke
 
 
 def _same_ids(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    """Check that BOS and the vocabulary are the first model's."""
     if bos_id(base) != bos_id(tuned):
         return _broken(
             "bos_token",
@@ -105,6 +108,7 @@ def _same_ids(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> 
 
 
 def _plain_bos(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    """Check that a plain text begins with BOS as often as in the first model."""
     token = bos_id(tuned)
     before, now = (leading_bos(list(one("a", verbose=False)["input_ids"]), bos_id(one)) for one in (base, tuned))
     where = "tokenizer_config.json" if "add_bos_token" in getattr(tuned, "init_kwargs", {}) else "tokenizer.json"
@@ -130,6 +134,7 @@ def _plain_bos(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) ->
 
 
 def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    """Check that masking padding masks no BOS and no text."""
     pad = tuned.pad_token_id
     if pad is not None and pad == bos_id(tuned) and base.pad_token_id != bos_id(base):
         return _broken(
@@ -147,6 +152,7 @@ def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase
 
 
 def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    """Check that no EOS is put behind a text."""
     end = _id(tuned.eos_token_id)
     before, now = (list(one("a", verbose=False)["input_ids"])[-1:] for one in (base, tuned))
     if end is not None and now == [end] and before != [_id(base.eos_token_id)]:
@@ -256,6 +262,7 @@ def _bos_inside(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    """Check that a chat begins with one BOS, or as in the first model."""
     (before, _), (now, again) = template_bos(base), template_bos(tuned)
     if not getattr(tuned, "chat_template", None):
         return _broken("template_lost", "the chat template is gone", "chat_template.jinja: take the first model's")
@@ -393,6 +400,7 @@ def _pads(batch: Mapping[str, Tensor], pad: int | None, *, end: int | None = Non
 
 
 def _batch_bos(batch: Mapping[str, Tensor], pads: Tensor, tokenizer: PreTrainedTokenizerBase) -> Finding:
+    """Check that every sequence of the batch begins with one BOS."""
     token = bos_id(tokenizer)
     rows = [ids[~pad].tolist() for ids, pad in zip(batch["input_ids"].cpu(), pads.cpu(), strict=True)]
     counts = [leading_bos(row, token) for row in rows]
@@ -473,6 +481,7 @@ def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Findin
 
 
 def _labels(batch: Mapping[str, Tensor], pads: Tensor, *, end: int | None) -> Finding | None:
+    """Check that labels leave out padding, have EOS and are not shifted."""
     labels, ids = batch.get("labels"), batch["input_ids"]
     if labels is None:
         return None
@@ -510,6 +519,7 @@ def _labels(batch: Mapping[str, Tensor], pads: Tensor, *, end: int | None) -> Fi
 
 
 def _logits(lens: LensModel, batch: Mapping[str, Tensor], ids: Tensor | None = None) -> Tensor:
+    """The model's logits on the batch, or on other ids with its mask and positions."""
     given: dict[str, Any] = {name: batch[name] for name in ("attention_mask", "position_ids") if name in batch}
     mask = given.get("attention_mask")
     if mask is not None and mask.ndim > 2 and mask.is_floating_point():
@@ -529,6 +539,7 @@ def _other_tokens(ids: Int[Tensor, "batch position"], *, where: Tensor, n: int) 
 
 
 def _seen_padding(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    """Check that no real token changes with the padding."""
     if not bool(pads.any()) or bool(pads.all(1).any()):
         return None
     before = _logits(lens, batch)
@@ -553,6 +564,7 @@ def _seen_padding(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) ->
 
 
 def _far(found: Tensor, alone: Tensor) -> Tensor:
+    """True if logits differ by more than rounding."""
     return ((found - alone).abs().amax() > 0.02 * alone.std()).any()
 
 
@@ -575,6 +587,7 @@ def documents(
 
 
 def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    """Check that packed documents do not see each other."""
     known = lens.tokenizer
     ends = (None, None) if known is None else (bos_id(known), _id(known.eos_token_id))
     number = documents(batch, pads, bos=ends[0], eos=ends[1])

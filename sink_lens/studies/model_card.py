@@ -163,6 +163,7 @@ def shown_name(name: str) -> str:
 
 
 def _has_outliers(seen: Observed) -> bool:
+    """True if a layer has outlier dimensions."""
     return any(layer >= 0 for layer in seen.location.outliers)
 
 
@@ -181,6 +182,7 @@ def _indices(name: str, seen: Observed) -> list[Any]:
 
 
 def _of(found: Interval) -> dict[str, Any]:
+    """An interval as the card writes it."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
@@ -207,6 +209,7 @@ def _at_first(seen: Observed) -> float:
 
 
 def _onset(seen: Observed, terms: Mapping[str, Any]) -> int | None:
+    """The layer of the sink's onset; None if there is none."""
     try:
         return int(measure("sink_onset_layer", seen, terms).number)
     except UnmeasuredError:
@@ -243,6 +246,7 @@ def token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch tar
 
 
 def _outliers(seen: Observed) -> list[dict[str, Any]]:
+    """The outlier dimensions with their layers and largest values."""
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
@@ -262,6 +266,7 @@ def _outliers(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _largest(seen: Observed) -> list[dict[str, Any]]:
+    """The largest entry of each site."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
@@ -284,6 +289,7 @@ def _largest(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
+    """A loss with its change from the clean run."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
@@ -462,6 +468,7 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _layers(layers: str) -> str:
+    """Layers in words; the embedding if there are none."""
     return f"layers {layers}" if layers else "embedding"
 
 
@@ -513,6 +520,7 @@ _LOSSES = {
 
 
 def _loss_cell(row: Mapping[str, Any]) -> str:
+    """A loss with its change as text."""
     change = row["change"]
     text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
     return (
@@ -603,6 +611,7 @@ def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the table ``writers``."""
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}

@@ -124,12 +124,14 @@ def find_sets(
 
 
 def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
+    """The shortest prefix of the ranking that removes the sink."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank(setting, layers=step.layers, step=step)
     places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
 
     def removed(neurons: Sequence[Neuron]) -> float:
+        """Share of the sink that ablating these neurons removes."""
         tick()
         run = setting.run(_means(setting, neurons), layers=segment.layers, quiet=True)
         return _share_removed(setting, run, segment)
@@ -160,6 +162,7 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
     def row(
         kind: str, neurons: Sequence[Neuron], *, method: str, what: str, where: str, loss: bool
     ) -> dict[str, object]:
+        """Ablate neurons in one way, as a row."""
         positions = [setting.sink_position] if where == "sink" else None
         edits = _edits(setting, neurons, method=method, what=what, positions=positions, step=step)
         run = setting.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
@@ -219,6 +222,7 @@ def names(neurons: Sequence[Neuron]) -> str:
 
 
 def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
+    """The neurons' indices by layer."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)
@@ -226,6 +230,7 @@ def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
 
 
 def _means(setting: Setting, neurons: Sequence[Neuron]) -> Edits:
+    """Edits that set neurons to their mean at the sink position."""
     return setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
 
 
@@ -238,6 +243,7 @@ def _edits(
     positions: list[int] | None,
     step: GrowthStep,
 ) -> Edits:
+    """The edits of one way to ablate neurons."""
     chosen = _by_layer(neurons)
     if what == "scalar":
         return tuple(
@@ -256,6 +262,7 @@ def _edits(
 
 
 def _share_removed(setting: Setting, run: Outcome, segment: Segment) -> float:
+    """Share of the sink that a run removes."""
     before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
     return 1 - float(run.mass_at(setting.sink_position, layers=segment.layers).mean()) / before if before else math.nan
 

@@ -144,10 +144,12 @@ class Observed:
         return found.masked_fill(~view.valid[..., None], math.nan)
 
     def _head_norm(self, view: LayerView) -> Tensor:
+        """Norm of what each head adds to the stream."""
         w_o = attention_weights(self.lens, layer=view.layer).w_o
         return outputs.head_output_norms(view["z"], w_o=w_o, valid=view.valid)
 
     def _value_ratio(self, view: LayerView) -> Tensor:
+        """Norm of the first token's value after W_O over the mean of the others'."""
         w_o = attention_weights(self.lens, layer=view.layer).w_o
         return outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=0)
 
@@ -257,6 +259,7 @@ class Observed:
         return self._outliers_set(to_mean=True)
 
     def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
+        """Loss with the outlier dimensions at zero, or at their mean over sequences."""
         outliers = {layer: dims for layer, dims in self.location.outliers.items() if layer >= 0}
         if not outliers:
             raise AbsentError("the model has no outlier dimension at the studied position")
@@ -430,6 +433,7 @@ def _largest(site: str) -> Any:
     """Reads the largest entry of a site: its value, position, channel, and magnitude over its token's median."""
 
     def largest(view: LayerView) -> Tensor:
+        """The largest entry of the site in each sequence, and where it is."""
         flat = view[site].flatten(2).float()
         size = flat.abs().masked_fill(~view.valid[..., None], -1.0)
         place = size.flatten(1).argmax(1)

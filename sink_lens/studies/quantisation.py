@@ -230,6 +230,7 @@ class _Runs:
         config: QuantiseConfig,
         bar: Any,
     ) -> None:
+        """Round these targets of a model on one part of the text."""
         self.lens, self.part, self.targets, self.bar = lens, part, targets, bar
         self.weights: QuantisedFormat | None = config.weights
         self.batch_size = config.batch_size
@@ -249,6 +250,7 @@ class _Runs:
             return self._loss(edits)
 
     def _loss(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
+        """Loss of each sequence under the edits."""
         found = run_with(self.lens, self.part, edits, layers=[0], quiet=True, batch_size=self.batch_size).loss
         assert found is not None  # it was asked for
         self.bar.update()
@@ -300,9 +302,11 @@ def _measure_channels(
 
 
 def _reading(site: str, form: QuantisedFormat, *, sinks: Bool[Tensor, "batch position"]) -> Reading:
+    """A reading of a site's energy and of what rounding adds to it."""
     chosen = format_of(form)
 
     def read(view: LayerView) -> Tensor:
+        """Sums of squares by sequence: all tokens, their noise, ordinary tokens, their noise, noise with sinks kept."""
         x = view[site].flatten(2)
         kept, real = sinks.to(x.device)[..., None], view.valid[..., None]
         x = x.masked_fill(~real, 0.0)
@@ -366,6 +370,7 @@ def _row(
     draw: int | None = None,
     **known: Any,
 ) -> dict[str, Any]:
+    """One condition as a row."""
     what = {"part": part, "kept": kept, "sink_tokens": tokens, "channels": channels, "inputs": inputs, "draw": draw}
     return what | loss_row(losses, **known)
 
@@ -386,6 +391,7 @@ def _rows_to_decide(conditions: pd.DataFrame, *, goal: float) -> dict[str, dict[
 
 
 def _records(rows: Any) -> list[dict[str, Any]]:
+    """The rows as dictionaries."""
     return rows.to_dict("records")
 
 
@@ -506,6 +512,7 @@ def _rival(judged: Sequence[dict[str, Any]], row: Mapping[str, Any], *, goal: fl
     """
 
     def contradicts(other: Mapping[str, Any]) -> bool:
+        """True if another set is at least as good, and smaller or the one that reaches the goal."""
         same = bool(other["sink_tokens"]) == bool(row["sink_tokens"]) and other["channels"] == row["channels"]
         smaller = bool(other["sink_tokens"]) <= bool(row["sink_tokens"]) and other["channels"] <= row["channels"]
         reaches = other["closed_share"] >= goal > row["closed_share"]
@@ -522,6 +529,7 @@ def _named_set(*, tokens: str | None, channels: int) -> str:
 
 
 def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
+    """The decision in a sentence."""
     cost = (
         f"{found['format']} {costs(found['cost_nats'], found['cost_low'], found['cost_high'])} on held-out text "
         f"({number(found['clean_loss_nats'])} → {number(found['quantised_loss_nats'])})"
@@ -608,6 +616,7 @@ def _channel_table(measured: Measured, *, most: int) -> pd.DataFrame:
 
 
 def _sink_table(batch: TokenBatch, sinks: Bool[Tensor, "batch position"]) -> pd.DataFrame:
+    """The tokens that are sinks, one row each."""
     sequence, position = np.nonzero(sinks.numpy())
     ids = batch.tokens.cpu().numpy()[sequence, position]
     return pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids})

@@ -83,6 +83,7 @@ def _is(
     """Register a function as a quantity under its own name; its docstring up to the reference is the meaning."""
 
     def listed(function: Callable[[Observed, Terms], Any]) -> Callable[[Observed, Terms], Any]:
+        """List the function as a quantity."""
         meaning = " ".join((function.__doc__ or "").partition("Reference:")[0].split())
         QUANTITIES[function.__name__] = Quantity(
             name=function.__name__,
@@ -138,6 +139,7 @@ def with_interval(rows: np.ndarray, quantity: Quantity, *, seed: int) -> Interva
 
 
 def _check_terms(seen: Observed, terms: Terms) -> None:
+    """Refuse a layer or dimension that the model does not have."""
     for name, size in (("layer", seen.lens.n_layers), ("dimension", seen.lens.d_model)):
         value = terms.get(name)
         if value is not None and not 0 <= value < size:
@@ -241,6 +243,7 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
     weights = [attention_weights(seen.lens, layer=layer) for layer in range(seen.lens.n_layers)]
 
     def change(x: Tensor, at: Any) -> Tensor:
+        """Take the dimensions' part out of the key."""
         assert at.read is not None
         return x - weights[at.layer].keys(at.read, dimensions=dims)
 
@@ -289,6 +292,7 @@ def norm_ratio(seen: Observed, terms: Terms) -> Tensor:
 
 
 def _read_by_attention(seen: Observed, terms: Terms) -> Tensor:
+    """What the layer's attention reads at the first token."""
     layer = terms["layer"]
     kept = capture(seen.lens, seen.tokens, sites=["attn_in"], layers=[layer], positions=[0])
     return kept["attn_in", layer][:, 0].float()
@@ -445,6 +449,7 @@ def super_weight_factor(seen: Observed, terms: Terms) -> Tensor:
 
 @contextmanager
 def _without_entries(seen: Observed, entries: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Zero entries of down-projections inside the block."""
     family = seen.lens.family
     if family.down is None:
         raise UnmeasuredError("the model is a mixture of experts, whose down-projections are not read")
@@ -489,6 +494,7 @@ def sqnr(seen: Observed, terms: Terms) -> float:
     site, layer, form = terms["site"], terms["layer"], format_of(terms["format"])
 
     def read(view: Any) -> Tensor:
+        """Sums of squares of the site and of the rounding, by sequence."""
         x = view[site].flatten(2).masked_fill(~view.valid[..., None], 0.0)
         energies = [one.double().square().sum((1, 2)) for one in (x, x - round_to(x, form))]
         return torch.stack(energies, dim=1)

@@ -55,6 +55,7 @@ class Study:
         return self.tables["summary"]
 
     def _repr_html_(self) -> str:
+        """The study in a notebook."""
         return display.html(self.headline, self.tables["summary"], folder=self.folder)
 
 

@@ -65,6 +65,7 @@ class SinkTokens:
         return self.tables["sink_tokens"]
 
     def _repr_html_(self) -> str:
+        """The scan in a notebook."""
         return display.html(self.headline, self.tables["agreement"], folder=self.folder)
 
 
@@ -203,7 +204,10 @@ class _Pass:
         self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
 
     def _largest(self, site: str) -> Reading:
+        """A reading of the largest entry of a site."""
+
         def largest(view: LayerView) -> None:
+            """Keep the largest entry of each sequence."""
             x = view[site]
             flat = x.flatten(2).abs().masked_fill(~view.valid[..., None], -1.0)
             value, place = flat.flatten(1).max(1)
@@ -346,6 +350,7 @@ def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> st
 
 
 def _rates(part: pd.DataFrame) -> dict[str, Any]:
+    """Rates and scores of some tokens."""
     return {
         "tokens": len(part),
         "sink_rate": part["sink"].to_numpy(float).mean(),
@@ -372,6 +377,7 @@ def _by_id(every: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_position(every: pd.DataFrame) -> pd.DataFrame:
+    """The table ``positions``."""
     rows = [{"position": position} | _rates(part) for position, part in every.groupby("position", sort=True)]
     return pd.DataFrame(rows)
 

@@ -114,6 +114,7 @@ class _Batches:
     """The model on the sequences that conditions ask for, each read once."""
 
     def __init__(self, lens: LensModel, batch: TokenBatch, config: VerifyConfig, *, fixed: bool) -> None:
+        """Keep what is measured for each text, type and length."""
         self.lens, self.batch, self.config, self.fixed = lens, batch, config, fixed
         self._seen: dict[tuple[str, str, int], Observed] = {}
 
@@ -145,6 +146,7 @@ class _Batches:
 
 
 def _of_kind(config: VerifyConfig, kind: str) -> dict[str, Any]:
+    """The settings of a kind of tokens; others than text give up the text."""
     return {} if kind == "text" else {"text": None, "prompts": ()}
 
 
@@ -169,6 +171,7 @@ def _judge(fact: Fact, batches: _Batches, config: VerifyConfig) -> tuple[str, st
 
 
 def _row(fact: Fact, verdict: str, reason: str, found: Value | None) -> dict[str, Any]:
+    """One fact with its verdict as a row."""
     kind = "number" if fact.quantity is None else QUANTITIES[fact.quantity].kind
     return {
         "id": fact.id,
@@ -187,6 +190,7 @@ def _row(fact: Fact, verdict: str, reason: str, found: Value | None) -> dict[str
 
 
 def _as_text(value: Any) -> str:
+    """A number or indices as text."""
     if isinstance(value, list | tuple):
         parts = [f"[{', '.join(map(str, one))}]" if isinstance(one, list | tuple) else str(one) for one in value]
         return ", ".join(parts) or "none"
@@ -200,12 +204,14 @@ def _published_text(fact: Fact, kind: str) -> str:
 
 
 def _measured_text(found: Value, kind: str) -> str:
+    """What was measured, as text."""
     if kind != "number":
         return _as_text(found.indices)
     return f"{number(found.number)} {bounds(found.low, found.high)}".strip()
 
 
 def _decision(table: pd.DataFrame, *, name: str, known: int, published_as: str | None) -> dict[str, Any]:
+    """The verdict with its numbers."""
     verdicts = table["verdict"].tolist()
     counts = {verdict: verdicts.count(verdict) for verdict in ("agree", "disagree", "not comparable")}
     agree, disagree, unknown = counts.values()
@@ -246,4 +252,5 @@ def _decision(table: pd.DataFrame, *, name: str, known: int, published_as: str |
 
 
 def _first(table: pd.DataFrame) -> str:
+    """The first two reasons."""
     return listed(dict.fromkeys(table["reason"].tolist()), most=2)

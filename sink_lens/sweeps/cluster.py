@@ -134,6 +134,7 @@ def _check_address() -> None:
 
 
 def _unreachable(address: str, error: Exception) -> InputError:
+    """The error for a Ray cluster that does not answer."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(
         f"no Ray cluster answers{f' at RAY_ADDRESS={address}' * bool(address)} ({first[:200]}); need a running one. "
@@ -198,11 +199,13 @@ _WORKER: list["Worker"] = []
 
 
 def _begin(job: Job, devices: Any, threads: int) -> None:
+    """Start a worker process with its device."""
     torch.set_num_threads(threads)
     _WORKER.append(Worker(job, devices.get()))
 
 
 def _run(block: Block) -> pd.DataFrame:
+    """Run a block in a worker process."""
     return _WORKER[0].run(block)
 
 
@@ -272,6 +275,7 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
 
 
 def _put(ray: Any, job: Job) -> Any:
+    """Send the job to the cluster."""
     try:
         return ray.put(job)
     except TypeError as error:
@@ -286,6 +290,7 @@ class Worker:
     """A worker that loads the model once and computes blocks, in its own process or as a Ray actor."""
 
     def __init__(self, job: Job, device: str) -> None:
+        """Load the model; an error is kept for the first block."""
         self._engine: Engine | None = None
         self._error: Exception | None = None
         try:

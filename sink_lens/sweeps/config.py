@@ -128,6 +128,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
+    """A table of a file as a kind of edit."""
     from ..engine.named_metrics import texts
     from .grid import EditGrid
 
@@ -137,6 +138,7 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
 
 
 def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
+    """A table of a file as a metric."""
     from ..engine.named_metrics import METRICS, MetricSpec
 
     if not isinstance(row.get("name"), str):
@@ -145,6 +147,7 @@ def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
 
 
 def _tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
+    """The tables of a list; refuses anything else."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

@@ -41,6 +41,7 @@ def estimate(config: SweepConfig) -> RenderableType:
 
 
 def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_positions: int) -> RenderableType:
+    """The estimate of a model whose headers were read."""
     read = [metric.last(header) for metric in config.metrics]
     unembeds = None in read
     last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)

@@ -101,10 +101,12 @@ class EditGrid:
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
+        """The site to edit."""
         fixed = KINDS[self.kind].site if self.kind in KINDS else None
         return self.site or fixed or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
+        """The values of each axis that the cells go over, and the sizes of the site's axes."""
         kind, site = kind_of(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, sizes_of(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
@@ -127,6 +129,7 @@ class EditGrid:
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:
+        """The factors, seeds and centres that the cells go over."""
         takes = KINDS[self.kind].takes
         defaults: dict[str, Sequence[Any]] = {"seeds": (0,), "centres": CENTRES}
         found: list[list[Any]] = []
@@ -220,6 +223,7 @@ class Grid:
         return list(specs.values()), [spec for drawn in controls.values() for spec in drawn]
 
     def _axis(self, spec: EditSpec) -> str | None:
+        """The axis on which a cell's controls are drawn."""
         return _drawn_axis(spec) if self.controls else None
 
     def _draws(self, spec: EditSpec, *, axis: str, size: int, group: str) -> list[EditSpec]:
@@ -237,6 +241,7 @@ def _group(spec: EditSpec, *, axis: str) -> str:
 
 
 def _cell(spec: EditSpec, *, axis: str | None) -> "EngineCell":
+    """A cell of the engine."""
     from ..engine.cells import Cell as EngineCell
 
     return EngineCell(
@@ -251,6 +256,7 @@ def _cell(spec: EditSpec, *, axis: str | None) -> "EngineCell":
 
 
 def _make_edits(spec: EditSpec, references: "References") -> "tuple[Edit, ...]":
+    """The edit of a cell."""
     return (spec.edit(references),)
 
 

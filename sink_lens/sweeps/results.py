@@ -53,6 +53,7 @@ class SweepResult:
         return display.figure("effects", rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _of(self, metric: str | None) -> pd.DataFrame:
+        """The rows of a metric; of the first one if None."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
@@ -64,6 +65,7 @@ class SweepResult:
         return {"cells": self.frame, "controls": self.controls, "values": self.values}
 
     def _repr_html_(self) -> str:
+        """The sweep in a notebook."""
         drawn = []
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             drawn = [self.figure()]

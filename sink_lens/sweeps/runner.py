@@ -147,10 +147,12 @@ def sweep_shard(
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
+        """Plan the sweep; the number of cells of each block."""
         made.append(asked.begin(writer))
         return {_part(block): len(block.cells) for block in made[0][1].blocks}
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
+        """Compute these blocks."""
         job, own = made[0]
         blocks = [block for block in own.blocks if _part(block) in parts]
         _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, progress=progress, **where)
@@ -310,6 +312,7 @@ def dry_run(
     read = metrics_on(asked.metrics, lens, tokens=batch)
 
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
+        """Check the plan against the slow path."""
         return check_plan(lens, batch, cells, read, plan=plan)[0]
 
     return in_words(cost_of(lens, batch, asked.what, read, check=check))
@@ -344,6 +347,7 @@ def _collect(
 
 
 def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> tuple[list[Cell], list[Cell]]:
+    """The cells and their controls."""
     if isinstance(what, Grid):
         return what.cells(lens, n_positions=batch.n_positions)
     cells = list(what)
@@ -386,6 +390,7 @@ def _compute(
     workers: int | None,
     bar: Any,
 ) -> Blocks:
+    """Compute blocks here, on several devices or on a cluster."""
     if engine == "ray":
         on_gpu = own.lens.device.type == "cuda"
         return ray_cluster(job, todo, workers=workers, on_gpu=on_gpu, advance=bar.update)
@@ -395,6 +400,7 @@ def _compute(
 
 
 def _part(block: Block) -> str:
+    """The name of a block's file."""
     return f"block-{block.number:06d}"
 
 
@@ -423,6 +429,7 @@ def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.D
 
 
 def _table(writer: RunWriter, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
+    """A table of the folder; refuses a damaged one."""
     path = writer.folder / f"{name}.parquet"
     try:
         found = read_table(path, kind="sweep")

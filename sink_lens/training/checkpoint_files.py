@@ -157,6 +157,7 @@ def _without_state(folder: Path) -> None:
 
 
 def _write(folder: Path, listed: Mapping[str, Any]) -> None:
+    """Write the manifest of a checkpoint, whole or not at all."""
     part = folder / f"{_MANIFEST}.part"
     with part.open("w", encoding="utf-8") as file:
         json.dump(listed, file, indent=1, allow_nan=False)

@@ -56,12 +56,14 @@ def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> in
 
 
 def _is_model(path: Path) -> bool:
+    """True for a .gguf file, or a folder with a configuration and weights."""
     if path.is_file():
         return path.suffix == ".gguf"
     return (path / "config.json").is_file() and any(True for name in _WEIGHTS for _ in path.glob(name))
 
 
 def _by_step(models: Sequence[str | Path]) -> dict[int, str | Path | PreTrainedModel]:
+    """The models by the step that each one's name ends in."""
     by_step: dict[int, str | Path] = {}
     for model in models:
         name = str(model).rstrip("/").removesuffix(".gguf")

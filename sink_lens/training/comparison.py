@@ -61,6 +61,7 @@ class Comparison:
         return self.tables["differences"]
 
     def _repr_html_(self) -> str:
+        """The comparison in a notebook."""
         shown = ("variant", "curve", "mean", "low", "high", "n")
         differences = self.tables["differences"]
         return display.html(self.sentences, self.figure(), differences.filter(items=shown), notes=self.notes)
@@ -142,14 +143,17 @@ def _differences(
 
 
 def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
+    """A difference as a row of the table ``differences``."""
     return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
 
 
 def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+    """The rows of a variant's final losses on one curve."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
 def _opening(variants: Variants, finals: pd.DataFrame) -> str:
+    """Say what is compared, over how many seeds and tokens."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(variants.others)
     same = "" if "data_seed" in variants.by else ", same data in the same order"
@@ -160,6 +164,7 @@ def _opening(variants: Variants, finals: pd.DataFrame) -> str:
 
 
 def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
+    """Say whether a variant is ahead of the baseline at the end, and how sure that is."""
     own, base = (float(_value_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     start = f"final {curve} loss: {variant} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
     if one.n < 2:
@@ -176,6 +181,7 @@ def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, b
 
 
 def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    """Say whether and when a variant reaches the baseline's final loss."""
     rows = _value_of(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
@@ -208,6 +214,7 @@ def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sinks(variant: str, born: Sequence[Birth]) -> str:
+    """Say whether and when a variant's sink is born, and how strong it is at the end."""
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
@@ -223,6 +230,7 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
+    """Give each variant's dominance ratio and effective rank."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
@@ -309,6 +317,7 @@ def measured_checkpoints(run: Run) -> pd.DataFrame | None:
 
 
 def _whole(frame: pd.DataFrame) -> pd.DataFrame:
+    """The measures of the whole model at each step, with the largest mass of a layer as ``top_mass``."""
     rows = [whole(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")

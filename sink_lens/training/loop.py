@@ -148,6 +148,7 @@ class Loop(Trainer):
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        """The order in which sequences are drawn."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
@@ -184,6 +185,7 @@ class Loop(Trainer):
         return self._last_loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the gradient; notes the first step at which it or the loss is not finite."""
         norm = _whole(super()._get_grad_norm(model, grad_norm=grad_norm))
         number = norm.detach()
         if self.args.world_size == 1 and self._last_loss is not None:
@@ -197,6 +199,7 @@ class Loop(Trainer):
     def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
     ) -> None:
+        """After a step, log, evaluate and save what is due."""
         del rest
         step, config = self.state.global_step, self.config
         if step == self._done:
@@ -217,9 +220,11 @@ class Loop(Trainer):
             raise KeyboardInterrupt
 
     def _get_output_dir(self, trial: Any) -> str:
+        """The folder of the checkpoint that is being written."""
         return str(self._part)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write the weights and the tokenizer; the saved configuration uses the cache."""
         config = cast("Any", self.model).config
         config.use_cache = True  # the Trainer puts it out for training; a saved model generates with it
         try:
@@ -230,6 +235,7 @@ class Loop(Trainer):
             self._tokenizer.save_pretrained(str(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Read the weights of a checkpoint."""
         weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         if self.is_fsdp_enabled or not weights.is_file():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -237,6 +243,7 @@ class Loop(Trainer):
             safetensors.torch.load_model(cast("nn.Module", self.model), weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Read both, and refuse a state that does not fit this run."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self._resumed is None or self.is_fsdp_enabled:
             return
@@ -253,6 +260,7 @@ class Loop(Trainer):
     # --- what is done at a step
 
     def _begin(self) -> None:
+        """Start clock and progress bar; a new run also logs and saves step 0."""
         self._begun = time.perf_counter()
         if self._progress:
             self._bar = tqdm(
@@ -271,11 +279,13 @@ class Loop(Trainer):
         self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
     def _end(self) -> None:
+        """Close the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def _row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
+        """Log one row, and begin the next mean of the loss."""
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
         row: dict[str, Any] = {
@@ -315,6 +325,7 @@ class Loop(Trainer):
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _clock(self) -> float:
+        """Seconds of training so far, those before a resume included."""
         return self._seconds + time.perf_counter() - self._begun
 
     def _check_finite(self) -> None:
@@ -335,6 +346,7 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
+        """Write a checkpoint and move it to its place when it is whole."""
         self._check_finite()
         since_row = self._mean(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -382,6 +394,7 @@ class Loop(Trainer):
             raise self._unwritten(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _unwritten(self, path: Path, reason: str) -> RunError:
+        """The error for a checkpoint that cannot be written."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
@@ -389,6 +402,7 @@ class Loop(Trainer):
         )
 
     def _last_good(self) -> str:
+        """Say which checkpoint is the last one that can be used."""
         there = checkpoint_files.checkpoints(self._folder)
         if not there:
             return "There is no checkpoint yet."
@@ -399,6 +413,7 @@ class _Beginning(TrainerCallback):
     """Callback that the Trainer calls when training begins and ends."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        """Call these when the training begins and ends."""
         self._begin, self._end = begin, end
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
@@ -416,12 +431,14 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _plain_name(name: str) -> str:
+    """A parameter's name without what wrappers put in front."""
     for wrapped in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
         name = name.replace(wrapped, "")
     return name
 
 
 def _whole(norm: Any) -> Tensor:
+    """The norm on this process, gathered if it is sharded."""
     return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
 
 
@@ -444,12 +461,15 @@ class Order(Sampler[int]):
     """
 
     def __init__(self, *, n_sequences: int, drawn: int, seed: int) -> None:
+        """Draw so many of the sequences, shuffled anew for each pass."""
         self._n_sequences, self._drawn, self._seed = n_sequences, drawn, seed
 
     def __len__(self) -> int:
+        """Number of draws."""
         return self._drawn
 
     def __iter__(self) -> Iterator[int]:
+        """Draw every sequence once before any comes again."""
         generator = torch.Generator().manual_seed(self._seed)
         left = self._drawn
         while left > 0:

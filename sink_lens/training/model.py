@@ -57,6 +57,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> PreTrainedModel:
+    """A model of this configuration with weights drawn from its seed."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

@@ -119,6 +119,7 @@ class SinkMonitor:
         self._all_stopped = False
 
     def __enter__(self) -> "SinkMonitor":
+        """Open the monitor and arm it for the first step."""
         self.open()
         self.arm()
         return self
@@ -126,6 +127,7 @@ class SinkMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the monitor; an error of the training is noted."""
         self.close(error)
 
     def open(self) -> None:
@@ -202,6 +204,7 @@ class SinkMonitor:
         return self._readings.frame()
 
     def _arm(self) -> None:
+        """Set the hooks for the step that is read, or run the monitor's own tokens."""
         self._sums = KeySums(threshold=self._threshold, extras=self._extras)
         if self._tokens is not None:
             device = next(self._model.parameters()).device
@@ -214,6 +217,7 @@ class SinkMonitor:
             self._listen()
 
     def _collect(self) -> Reading | None:
+        """The reading of this step, summed over the processes; None if one of them failed or saw no forward."""
         state, sums = _STOPPED, self._sums
         self._sums = None
         if not self.stopped:
@@ -257,6 +261,7 @@ class SinkMonitor:
         return int(shared)
 
     def _shared_device(self) -> torch.device:
+        """The device on which processes exchange numbers."""
         nccl = torch.distributed.get_backend() == "nccl"
         return next(self._model.parameters()).device if nccl else torch.device("cpu")
 
@@ -281,7 +286,10 @@ class SinkMonitor:
             self._warn(what, str(error))
 
     def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook whose error stops the monitor and not the training."""
+
         def guarded(*given: Any) -> None:
+            """Call the hook unless the monitor has stopped."""
             if not self.stopped:
                 with self._guarded():
                     hook(*given)
@@ -297,6 +305,7 @@ class SinkMonitor:
     # --- hooks ---
 
     def _hook(self, handle: Any) -> None:
+        """Remember a hook, so that it can be removed."""
         self._handles.append(handle)
 
     def disarm(self) -> None:
@@ -347,21 +356,30 @@ class SinkMonitor:
                     self._replay(inputs, call=self._model.forward)
 
     def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
+        """A hook that reads the stream before a layer."""
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            """Take the layer's input."""
             if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
                 self._take_state(args[0] if args else kwargs["hidden_states"], layer=layer)
 
         return hook
 
     def _stream_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+        """A hook that reads the stream after a layer."""
+
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            """Take the layer's output."""
             if not torch.compiler.is_compiling():
                 self._take_state(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
 
         return hook
 
     def _attention_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+        """A hook that reads a layer's queries and keys."""
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            """Take queries and keys from what the attention was given."""
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
                 seen = query_and_key(module, args, kwargs, n=len(self._valid), batch=batch)
@@ -370,6 +388,7 @@ class SinkMonitor:
         return hook
 
     def _take_state(self, h: Tensor, *, layer: int) -> None:
+        """Add the stream at one place to the sums."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _aside(h.device):
@@ -378,6 +397,7 @@ class SinkMonitor:
             )
 
     def _take_attention(self, seen: Seen, *, layer: int) -> None:
+        """Add a layer's attention to the sums."""
         sums, valid = self._sums, self._valid
         assert sums is not None  # the hooks are on while there is a reading
         assert valid is not None
@@ -407,6 +427,7 @@ class SinkMonitor:
             )
 
     def _sums_of_rows(self, score: Scores, sink: Tensor | None) -> Tensor:
+        """Log-sum-exp of each row, by the fused kernel if it gives it."""
         kernel = choose_kernel(self._family, device=score.query.device)
         if kernel == "fused":
             with contextlib.suppress(KernelError):  # a kernel that does not take this type: the other one is exact too
@@ -530,9 +551,11 @@ def _callable(model: nn.Module) -> Callable[..., Any]:
 
 
 def _world() -> int:
+    """Number of processes."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _rank() -> int:
+    """Number of this process."""
     return torch.distributed.get_rank() if _world() > 1 else 0

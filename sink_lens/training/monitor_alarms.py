@@ -125,6 +125,7 @@ class Alarms:
         return found
 
     def _alarm(self, rule: Rule, value: float, *, before: float, step: int, layers: tuple[int, ...]) -> Alarm:
+        """An alarm with its sentence."""
         where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
         sentence = rule.sentence.format(step=step, layers=where, value=value, before=before, threshold=self.threshold)
         return Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence)
@@ -134,11 +135,13 @@ class _Earlier:
     """The earlier readings of one number: all of them in order of size, or the last few."""
 
     def __init__(self, window: int | None) -> None:
+        """Keep the last ``window`` values; all of them if None."""
         self._sorted: list[float] = []
         self._last: deque[float] | None = None if window is None else deque(maxlen=window)
         self.n = 0
 
     def add(self, value: float) -> None:
+        """Add the newest value."""
         self.n += 1
         if self._last is None:
             insort(self._sorted, value)
@@ -146,6 +149,7 @@ class _Earlier:
             self._last.append(value)
 
     def median(self) -> float:
+        """The median of the values kept."""
         if self._last is not None:
             return median(self._last)
         middle = len(self._sorted) // 2
@@ -153,6 +157,7 @@ class _Earlier:
 
 
 def _excess(value: float, before: _Earlier, *, rule: Rule) -> float | None:
+    """By how much a value exceeds the earlier median and its allowance; None without enough earlier ones."""
     if before.n < rule.fewest:
         return None
     usual = before.median()

@@ -76,6 +76,7 @@ class _SeenError(Exception):
     """Ends the second call of an attention module where its query and key are known."""
 
     def __init__(self, seen: Seen) -> None:
+        """Carry what was seen out of the attention."""
         super().__init__()
         self.seen = seen
 
@@ -83,6 +84,7 @@ class _SeenError(Exception):
 def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
+    """End the attention at once, with its queries and keys."""
     raise _SeenError(_attend_and_read(query, key, attention_mask, **given))
 
 
@@ -99,6 +101,7 @@ def _attend_and_read(
     alibi: Tensor | None = None,
     **given: Any,
 ) -> Seen:
+    """Queries, keys and mask as the scores use them; the rest that attention functions take is ignored or kept."""
     length, mask = query.shape[2], None
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
         mask = attention_mask[..., :length]

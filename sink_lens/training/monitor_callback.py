@@ -93,6 +93,7 @@ class SinkMonitorCallback(TrainerCallback):
         self._close(finished=True)
 
     def _close(self, *, finished: bool) -> None:
+        """Close the monitor if it was opened."""
         if self.monitor is not None:
             self.monitor.close(finished=finished)
 

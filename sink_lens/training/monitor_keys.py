@@ -236,17 +236,21 @@ class KeySums:
         return _reading(by_layer, whole, n_layers=n_layers)
 
     def _mean(self, name: str, values: Tensor, layer: int) -> None:
+        """Keep a layer's means over the sequences."""
         self._values[name, layer] = values.detach().float()
 
     def _by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
+        """Add a layer's sum and count at each key."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self._add(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
 
     def _add(self, name: str, tensor: Tensor, layer: int) -> None:
+        """Keep a number that is added over the processes."""
         self.added[name, layer] = tensor.detach().float()
 
     def _most(self, name: str, tensor: Tensor, layer: int) -> None:
+        """Keep a number whose largest over the processes counts."""
         self.largest[name, layer] = tensor.detach().float()
 
 
@@ -263,6 +267,7 @@ class _Seen:
 def _seen_by(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> _Seen:
+    """Which sampled queries reach each key, and where they are enough to tell of a sink."""
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
     score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
@@ -283,12 +288,14 @@ def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
 
 
 def _pad(tensor: Tensor, length: int) -> Tensor:
+    """The tensor with zeros up to this length."""
     return torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1]))
 
 
 def _all_reduced(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
+    """The tensors reduced over all processes, in one exchange."""
     names = sorted(tensors)
     flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
     torch.distributed.all_reduce(flat, op=op)
@@ -297,10 +304,12 @@ def _all_reduced(
 
 
 def _ratio(pair: Tensor) -> float:
+    """The first number over the second."""
     return float(pair[0] / pair[1])
 
 
 def _argmax(values: Sequence[float]) -> int | None:
+    """The index of the largest value that is not nan; None without one."""
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
 
@@ -308,6 +317,7 @@ def _argmax(values: Sequence[float]) -> int | None:
 def _reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
+    """Every key of a reading, by layer and for the whole model."""
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:

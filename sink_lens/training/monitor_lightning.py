@@ -85,11 +85,13 @@ class SinkMonitorLightning(Callback):
         self._close(exception)
 
     def _close(self, error: BaseException | None, *, finished: bool = True) -> None:
+        """Close the monitor if it was opened."""
         if self.monitor is not None:
             self.monitor.close(error, finished=finished)
 
 
 def _model_of(module: nn.Module) -> PreTrainedModel:
+    """The one Hugging Face model that a module holds."""
     models_within = [one for one in module.modules() if isinstance(one, PreTrainedModel)]
     inner = {id(part) for one in models_within for part in one.modules() if part is not one}
     models = [one for one in models_within if id(one) not in inner]

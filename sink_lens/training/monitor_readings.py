@@ -30,6 +30,7 @@ class Readings:
     """Readings in memory."""
 
     def __init__(self) -> None:
+        """Start without readings."""
         self._names: dict[tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]] = {}
         self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
 
@@ -56,6 +57,7 @@ class ReadingLog:
     """Readings in the log of a run folder, of which nothing is kept in memory."""
 
     def __init__(self, log: RunLog, making: "functools.partial[RunWriter]") -> None:
+        """Write readings to this log."""
         self._log, self._making, self._open = log, making, True
 
     @classmethod

@@ -52,6 +52,7 @@ _NO_MERGE = (
 
 
 def _constant(q: Tensor) -> Tensor:
+    """A feature that is 1 for every query."""
     return torch.ones_like(q[..., :1])
 
 
@@ -84,6 +85,7 @@ class PrefixConfig:
     """Seed of the keys of a limited rank; a full M has nothing random."""
 
     def __post_init__(self) -> None:
+        """Refuse values that cannot be used."""
         check_types(self)
         check_least(self, 1, "rank")
         if self.phi == "constant" and self.rank is not None:
@@ -127,9 +129,11 @@ def bridge_hooks(
     held: list[Tensor] = []
 
     def see(q: Tensor, hook: object) -> None:
+        """Keep the query."""
         held[:] = [q]
 
     def add(z: Tensor, hook: object) -> Tensor:
+        """Add what the matrix gives for the query to the head's output."""
         query = held.pop().to(matrices[0].dtype)
         return z + outside(query, *matrices, phi=phi).to(z.dtype)
 
@@ -140,6 +144,7 @@ class PrefixMemory(nn.Module):
     """M of one layer, trained in float32 (float64 in a model of that type), with the two hooks that put it in place."""
 
     def __init__(self, family: Family, *, config: PrefixConfig, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
+        """Make the matrices of one layer, which add nothing at first."""
         super().__init__()
         self._family, self._sizes = family, dict(sizes)
         self.phi: Phi = config.phi
@@ -172,12 +177,14 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._see), o.register_forward_pre_hook(self._add)]
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the query that the projection gave."""
         if self.enabled:
             address = SITES["q"].address(self._family)
             assert address is not None  # every family has queries
             self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
     def _add(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Add what the matrix gives for the query to the input of W_O."""
         if not self.enabled:
             return None
         if self._query is None:
@@ -197,6 +204,7 @@ class PrefixModel(nn.Module):
     """
 
     def __init__(self, model: PreTrainedModel, config: PrefixConfig) -> None:
+        """Freeze the model and give its layers a module each."""
         super().__init__()
         if not isinstance(model, PreTrainedModel):
             raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain")
@@ -247,6 +255,7 @@ class PrefixModel(nn.Module):
         return self.base_model.generate(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __getattr__(self, name: str) -> Any:
+        """An attribute of the model itself."""
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -69,6 +69,7 @@ class TrainResult:
         return self.log
 
     def _repr_html_(self) -> str:
+        """The training in a notebook."""
         return display.html(self.headline, self.log.tail(5), folder=self.folder)
 
     @property
@@ -261,6 +262,7 @@ def check_trackers(config: TrainConfig) -> None:
 
 
 def _wandb_host() -> str:
+    """The host that wandb logs to."""
     return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or "api.wandb.ai"
 
 
@@ -333,6 +335,7 @@ def _open_run(
 def _writer(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> RunWriter:
+    """The run folder of a training, new or to go on with."""
     asked = asdict(config)
     variant = "with" if config.bos else "without"
     provenance = {
@@ -389,12 +392,16 @@ def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: boo
 
 
 def _kept_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints that stay, by step."""
     found = checkpoint_files.checkpoints(folder)
     return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
 
 
 def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
+    """Return what measures the chain on every kept checkpoint."""
+
     def measure() -> object:
+        """Measure the checkpoints that were not measured yet."""
         from .watching import watch  # with the chain, which nothing else here needs
 
         return watch(folder, writer=writer, device=config.device, progress=False)
@@ -409,6 +416,7 @@ def _interruptible(loop: Loop, args: TrainingArguments) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def stop(number: int, frame: Any) -> None:
+        """Stop after this step; at once the second time."""
         if loop.stopping or not callable(before):
             raise KeyboardInterrupt
         loop.stopping = True

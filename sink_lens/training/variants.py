@@ -112,6 +112,7 @@ def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
 
 
 def _check_finished(run: Run) -> Run:
+    """The run, if it is a finished training with a log."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
     if run.status != "finished":
@@ -157,6 +158,7 @@ def _compared_fields(
 
 
 def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
+    """True if the configurations differ in a field that has a meaning in them."""
     if name in ONLY_WITH:
         switch, value = ONLY_WITH[name]
         configs = [config for config in configs if config.get(switch) == value]
@@ -172,6 +174,7 @@ _VARIANTS = (
 def _what_differs(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str], *, need: str = _VARIANTS
 ) -> str:
+    """Say in which fields the runs differ, and what is needed instead."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -182,6 +185,7 @@ def _what_differs(
 
 
 def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
+    """The variant that was asked for, else the usual one, else the first."""
     if asked is not None:
         if asked not in variants:
             raise InputError(f"no variant is {asked!r}; need one of {', '.join(variants)}")
@@ -191,6 +195,7 @@ def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...]
 
 
 def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
+    """Refuse variants with different seeds."""
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
         listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
@@ -201,6 +206,7 @@ def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
 
 
 def _check_data(runs: Sequence[Run]) -> None:
+    """Refuse runs on different data."""
     for name in DATA:
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
@@ -223,4 +229,5 @@ def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tu
 
 
 def _text(value: Any) -> str:
+    """A value as text."""
     return value if isinstance(value, str) else json.dumps(value)

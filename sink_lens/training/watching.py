@@ -143,6 +143,7 @@ def watch(
 
 
 def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
+    """True for the folder of a run, also for one that does not exist."""
     return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
 
 
@@ -255,6 +256,7 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
 
 
 def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+    """A checkpoint's measures as rows of the table ``watch``."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _typed(whole.reindex(columns=list(COLUMNS)))
 
@@ -265,6 +267,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _empty() -> pd.DataFrame:
+    """The table ``watch`` without rows."""
     return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
 
 

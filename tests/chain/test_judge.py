@@ -129,7 +129,7 @@ def test_one_row_per_link_statistic_and_null():
 def test_the_criterion_stands_beside_the_verdict():
     table = link_table(planted_evidence(), random_init=None, length=24).set_index("link")
     key = table.loc["dimension_key", "criterion"].iloc[0]
-    assert key == "holds if the interval of key_cosine is over 0.5 and over random_dimensions, other_positions"
+    assert key == "holds if the interval of key_cosine is above 0.5 and above random_dimensions, other_positions"
     none = link_table(planted_evidence(sink=False), random_init=None, length=24).set_index("link")
     text = none.loc["variance_neurons", "criterion"]
     assert text == "holds if the interval of spike_ratio is over 10 (here: no growth step was found)"

@@ -127,7 +127,7 @@ def test_an_edit_by_name_has_the_options_that_it_takes_and_no_others():
 
 
 def test_an_edit_of_another_site_is_refused():
-    with pytest.raises(InputError, match="a part of 'z' made an edit of 'k'; need an edit of that site"):
+    with pytest.raises(InputError, match="put into a part of 'z' is an edit of 'k'; need an edit of that site"):
         patched(site="z", put=lambda site, **where: edits.zero("k"))
     with pytest.raises(InputError, match="leave out screen, or put"):
         patched(put="zero", screen=3)

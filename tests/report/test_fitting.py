@@ -73,4 +73,4 @@ def test_what_cannot_be_read_is_found():
     found = faults(figure)
     assert [one for one in found if "lies on" in one] == ["'one text' lies on 'another text'"]
     assert any("too long for its place' extends beyond the figure" in one for one in found)
-    assert any(one.startswith("no character for Glyph 57584") for one in found)
+    assert any(one.startswith("the font has no character for Glyph 57584") for one in found)

@@ -44,6 +44,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     }
 
     def cosine(view: LayerView) -> Tensor:
+        """Cosine of each key with what the dimensions alone would make."""
         weights, dims = attention_weights(lens, layer=view.layer), dimensions[view.layer]
         x, gain = view["attn_in"].float(), _key_gain(lens, view.layer)
         k = (view["k"].float() - weights.b_k.float()) * gain
@@ -60,6 +61,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         )
 
     def cancelled(view: LayerView) -> Tensor:
+        """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
         weights = attention_weights(lens, layer=view.layer)
         given = weights.keys(view["attn_in"][:, key].float(), dimensions=dimensions[view.layer])
         bias = weights.b_k.float()
@@ -71,6 +73,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         return torch.stack([against, ratio], dim=-1)
 
     def split(view: LayerView) -> Tensor:
+        """The logit of the sink's key, in parts."""
         weights = attention_weights(lens, layer=view.layer)
         x, k = view["attn_in"][:, key].float(), view["k"][:, key].float()
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), weights.b_k.float().expand_as(k)
@@ -174,7 +177,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
     weights = {layer: attention_weights(setting.lens, layer=layer) for layer in entering}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str, *, but: bool = False) -> Edit:
+        """An edit that ablates these dimensions of what the key reads, or all others."""
+
         def change(k: Tensor, at: At) -> Tensor:
+            """Take the dimensions' part beyond the mean out of the key."""
             assert at.read is not None
             dims = list(dimensions[at.layer])
             if but:

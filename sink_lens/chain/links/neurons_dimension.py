@@ -47,6 +47,7 @@ def _no_dimension(evidence: Evidence) -> Statistic | None:
 
 
 def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Share of the outlier dimension that super neurons write, step by step, beside random neurons."""
     panel = evidence.panel
     draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
     by_step = []
@@ -56,6 +57,7 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
         supers = [super_neurons(evidence.splits, layer=split.layer) for split in splits]
 
         def share_rows(masks: list[Tensor], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
+            """What the neurons of some masks write, and the whole change, by sequence."""
             written = torch.stack([s.terms[:, mask].sum(1) for s, mask in zip(splits, masks, strict=True)]).sum(0)
             return torch.stack([written, change], dim=1)[evidence.tested]
 
@@ -93,6 +95,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
         chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
 
         def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
+            """Zero the super neurons' entries to these dimensions."""
             where: dict[str, Any] = {"positions": [setting.sink_position]}
             return tuple(
                 scalar(setting.lens, layer=layer, neurons=_units(mask), dimensions=dimensions[layer], **where)
@@ -125,6 +128,7 @@ def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
 
 
 def _units(mask: Tensor) -> list[int]:
+    """The indices of a mask."""
     return mask.nonzero().flatten().tolist()
 
 
@@ -165,14 +169,17 @@ def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervent
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in setting.tensors("resid_post", layers=layers).items()}
 
     def removed(x: Tensor, span: Tensor, layer: int) -> Tensor:
+        """The stream without its part in a span beyond the mean."""
         span = span.to(x.device, x.dtype)
         return x - (x - means[layer].to(x.device, x.dtype)) @ span @ span.T
 
     def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
+        """An edit that ablates a span in every layer."""
         where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": label}
         return edit("resid_post", lambda x, at: removed(x, spans[at.layer], at.layer), **where)
 
     def rescaled(x: Tensor, at: At) -> Tensor:
+        """The stream with the norm that it has without the span."""
         return x * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
 
     drawn = []
@@ -224,6 +231,7 @@ def _written_dimensions(setting: Setting, step: GrowthStep) -> list[int]:
 
 
 def _others(setting: Setting, dims: Sequence[int], generator: torch.Generator) -> list[list[int]]:
+    """Random dimensions, as many as these."""
     return random_dimensions(dims, d_model=setting.lens.d_model, draws=setting.n_controls, generator=generator)
 
 

@@ -55,6 +55,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 
 def _spike(rows: np.ndarray) -> float:
+    """Geometric mean of how much more the neurons fire at the sink than elsewhere."""
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)
     with np.errstate(divide="ignore"):
@@ -63,6 +64,7 @@ def _spike(rows: np.ndarray) -> float:
 
 
 def _defined_rows(values: Tensor) -> np.ndarray:
+    """The rows without a nan."""
     return values[~values.isnan().flatten(1).any(1)].numpy()
 
 

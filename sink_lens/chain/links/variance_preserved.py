@@ -31,6 +31,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     ]
 
     def z_at(view: LayerView) -> Tensor:
+        """The aggregated values at the sampled positions."""
         return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
     return [Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(_layers(one.plan, one.lens)))]
@@ -48,6 +49,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     matrices = [attention_weights(lens, layer=layer).w_o.flatten(0, 1).T.float().cpu() for layer in feeding]
 
     def tau(vectors: Tensor, per_dimension: Tensor | None) -> float:
+        """Mean preservation over the layers' output matrices."""
         found = [
             output_preservation(matrix, first_std=one, per_dimension=per_dimension).nanmean()
             for matrix, one in zip(matrices, vectors.std(dim=0), strict=True)

@@ -75,6 +75,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super().forward(*args, **kwargs)
 
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Weights from masked scores, as the variant makes them."""
         if self._attention.variant == "sigmoid":
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:
@@ -84,6 +85,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:
+        """Norm and gate the heads' aggregated values."""
         gate = None
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None
@@ -96,6 +98,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
     @property
     def _attention(self) -> Any:
+        """The attention module behind the bridge."""
         return self.original_component
 
 
@@ -111,6 +114,7 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
         self.supports_center_writing_weights = False
 
     def _build_attention_bridge(self) -> Any:
+        """The attention with hook points for gate, norm and head output."""
         head_out = HeadOutputBridge(name="head_out")
         head_out.mark_pos_dim(1)
         norms = {

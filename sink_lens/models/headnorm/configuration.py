@@ -28,6 +28,7 @@ def _refused_in_our_words(cls: type) -> type:
 
     @wraps(written)
     def checked(self: Any, *args: Any, **given: Any) -> None:
+        """Set the configuration, with an error of ours if a field cannot be used."""
         try:
             written(self, *args, **given)
         except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:

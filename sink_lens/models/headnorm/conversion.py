@@ -70,6 +70,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
 
 
 def _check_windows(model: PreTrainedModel) -> None:
+    """Refuse a model with a sliding window shorter than its context."""
     config = model.config
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:

@@ -51,16 +51,19 @@ class _HeadNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, gamma: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        """Z over its root mean square, times gamma."""
         wide = z.float()
         return gamma * (wide * _inverse_rms(wide, eps)).to(z.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        """Keep what the gradient needs."""
         z, gamma, ctx.eps = inputs
         ctx.save_for_backward(z, gamma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        """Gradients of z and gamma."""
         z, gamma = ctx.saved_tensors
         wide = z.float()
         inverse = _inverse_rms(wide, ctx.eps)
@@ -72,6 +75,7 @@ class _HeadNorm(torch.autograd.Function):
 
 
 def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
+    """One over the root mean square of the last axis."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -93,6 +97,7 @@ class HeadOutput(nn.Module):
     """Map the aggregated values ``z_raw`` to the input of W_O, ``z``: norm or scale, then gate. It has no weights."""
 
     def __init__(self, *, eps: float) -> None:
+        """Norm with this eps, if a norm is asked for."""
         super().__init__()
         self.eps = eps
 
@@ -120,6 +125,7 @@ class HeadNormAttention(LlamaAttention):
     """Llama's attention in the variants of ``HeadNormConfig``."""
 
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
+        """Add what the variant needs to Llama's attention."""
         super().__init__(config, layer_idx)
         n_heads, d_head = config.num_attention_heads, self.head_dim
         self.variant = config.attention
@@ -209,6 +215,7 @@ class HeadNormAttention(LlamaAttention):
         return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
+        """The attention function of this implementation and variant."""
         implementation = str(self.config._attn_implementation)
         if implementation in ("eager", "sdpa") and self.variant == "key_bias":
             return sink_attention if implementation == "sdpa" else eager_sink_attention
@@ -355,6 +362,7 @@ class SingleScaleRMSNorm(LlamaRMSNorm):
     """An RMSNorm with one gain for all dimensions (SSNorm of arXiv 2506.19697), initially 1."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        """Give the norm one gain."""
         super().__init__(hidden_size, eps=eps)
         self.weight = nn.Parameter(torch.ones(1))
 
@@ -363,6 +371,7 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
     """Llama's decoder layer with this attention."""
 
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
+        """Put our attention and norms into Llama's layer."""
         super().__init__(config, layer_idx)
         self.self_attn = HeadNormAttention(config, layer_idx)
         self.mlp.down_proj = StreamWriter(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
@@ -408,6 +417,7 @@ class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
     """Llama's stack of layers, with these layers."""
 
     def __init__(self, config: HeadNormConfig) -> None:
+        """Build the layers and norms of the configuration."""
         super(LlamaModel, self).__init__(config)  # Llama's own __init__ would build and draw Llama's layers
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
@@ -424,6 +434,7 @@ class HeadNormForCausalLM(HeadNormPreTrainedModel, LlamaForCausalLM):
     """The language model, for ``AutoModelForCausalLM``, training, generation and ``sink_lens.load``."""
 
     def __init__(self, config: HeadNormConfig) -> None:
+        """Build the model and its unembedding."""
         super(LlamaForCausalLM, self).__init__(config)
         self.model = HeadNormModel(config)
         self.vocab_size = config.vocab_size
