@@ -27,7 +27,7 @@ def measure(work: Work) -> Measured:
         return t_intervals(np.asarray(values)[None])[0]
 
     def correlation(names) -> Interval:
-        """Of the models of these activations, with the interval by Fisher's transformation."""
+        """Correlation over the models of these activations, with the interval by Fisher's transformation."""
         pairs = start.loc[names].to_numpy().ravel(), end.loc[names].to_numpy().ravel()
         found, n = float(np.corrcoef(*pairs)[0, 1]), len(pairs[0])
         low, high = (math.tanh(math.atanh(found) + side * 1.96 / math.sqrt(n - 3)) for side in (-1, 1))

@@ -132,7 +132,7 @@ def test_the_criterion_stands_beside_the_verdict():
     assert key == "holds if the interval of key_cosine is above 0.5 and above random_dimensions, other_positions"
     none = link_table(planted_evidence(sink=False), random_init=None, length=24).set_index("link")
     text = none.loc["variance_neurons", "criterion"]
-    assert text == "holds if the interval of spike_ratio is over 10 (here: no growth step was found)"
+    assert text == "holds if the interval of spike_ratio is above 10 (here: no growth step was found)"
 
 
 def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
