@@ -407,18 +407,21 @@ def _faithful(row: Mapping[str, Any]) -> str:
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
             "from 0."
         )
+    smallest = "; no smaller size that was run does" if np.isfinite(row["share_at_80"]) else ""
     return (
         f"{capital(_carry(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
-        f"pairs that were not used to choose edges. Averaged over sizes, faithfulness is {number(row['cpr'])} (CPR) "
-        f"and its distance from 1 is {number(row['cmd'])} (CMD); over the logarithm of the size, "
-        f"{number(row['cpr_log'])} and {number(row['cmd_log'])}."
+        f"pairs that were not used to choose edges{smallest}. Averaged over sizes, faithfulness is "
+        f"{number(row['cpr'])} (CPR) and its distance from 1 is {number(row['cmd'])} (CMD); over the logarithm of "
+        f"the size, {number(row['cpr_log'])} and {number(row['cmd_log'])}."
     )
 
 
 def _carry(share: float) -> str:
     """Say which share of the edges carries 80%."""
     return (
-        f"{percent(share)} of the edges carry 80% of" if np.isfinite(share) else "no size that was run carries 80% of"
+        f"{percent(share)} of the edges carry at least 80% of"
+        if np.isfinite(share)
+        else "no size that was run carries 80% of"
     )
 
 

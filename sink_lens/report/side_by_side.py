@@ -97,13 +97,15 @@ class Beside:
     def made(self) -> str:
         """The sentence of what the runs were made with, where that differs; empty where it does not."""
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
-        settings = [
-            f"{words(row.name.removeprefix('config.'))} {', '.join(_set_to(cell.text) for cell in row.cells)}"
-            for row in apart
-        ]
+        settings = []
+        for row in apart:
+            if (texts := tuple(cell.text for cell in row.cells)) == self.names:
+                continue  # the names of the runs say it
+            values = [f"{_set_to(text)} in {name}" for text, name in zip(texts, self.names, strict=True)]
+            settings.append(f"{words(row.name.removeprefix('config.'))} {', '.join(values)}")
         settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
         more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
-        return f"Made with: {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
+        return f"Made with {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
 
     @property
     def tables(self) -> tuple[Shown, ...]:

@@ -152,8 +152,8 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
         (
             0.01,
             0.94,
-            "1% of the edges carry 80% of the logit diff",
-            "1% of the edges carry 80% of what all edges add to the logit diff",
+            "1% of the edges carry at least 80% of the logit diff",
+            "1% of the edges carry at least 80% of what all edges add to the logit diff",
         ),
         (
             np.nan,

@@ -1,5 +1,6 @@
 """Runs beside each other: refused where their numbers mean different things, differences marked."""
 
+import dataclasses
 from typing import get_args
 
 import pandas as pd
@@ -115,5 +116,6 @@ def test_runs_beside_each_other_say_what_they_were_made_with_where_it_differs():
         for name, (one, other) in rows.items()
     )
     beside = Beside(names=("one", "other"), verdicts=(), summary=(), summary_missing="", provenance=provenance)
-    assert beside.made == "Made with: controls 19, 5; model a, b."
+    assert beside.made == "Made with controls 19 in one, 5 in other; model a in one, b in other."
+    assert dataclasses.replace(beside, names=("a", "b")).made == "Made with controls 19 in a, 5 in b."
     assert Beside(names=("a", "b"), verdicts=(), summary=(), summary_missing="", provenance=provenance[1:3]).made == ""
