@@ -41,9 +41,8 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     best = largest_first(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
     see = (
-        f"Each cell is a head; bright heads attend to position {position}. Look for the layer from which "
-        f"most cells are bright; the threshold is marked on the scale. Strongest: "
-        f"{head_name(layer, head)}: {number(score)}."
+        f"Each cell is a head; bright ones attend to position {position}, most of all {head_name(layer, head)} "
+        f"(score {number(score)}). The threshold is marked on the scale."
     )
     return see, figures.sink_scores(heads, position=position, threshold=story.threshold)
 
@@ -268,8 +267,8 @@ def _qk(run: Run) -> tuple[str, Figure]:
 def _circuit(run: Run) -> tuple[str, Figure]:
     """Draw the chain as a circuit."""
     see = (
-        "The chain as it is in this model. Arrows are measured paths, as wide as the share of the sink that is lost "
-        "without them; dashed ones lower it. Every node and path, the small ones too, is in the explorer below."
+        "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it. "
+        "The explorer below has every path."
     )
     return see, circuit.chain_circuit(run).draw()
 

@@ -43,6 +43,15 @@ def test_every_section_is_there_and_the_page_is_quiet(opened, report):
     assert found.quiet, vars(found)
 
 
+def test_the_first_screen_has_the_heads_a_pattern_and_the_circuit(opened, report):
+    page = opened(report, viewport={"width": 1280, "height": 900}).page
+    heads, pattern = page.locator("[data-map] svg").bounding_box(), page.locator(".viewer canvas").bounding_box()
+    assert pattern["x"] > heads["x"] + heads["width"]
+    assert max(one["y"] + one["height"] for one in (heads, pattern)) < 700
+    assert page.locator("#circuit-figure svg").bounding_box()["y"] < 800
+    assert page.locator("nav").bounding_box()["y"] > 900
+
+
 def test_a_click_on_a_head_shows_its_pattern(opened, report):
     found = opened(report)
     page = found.page
