@@ -16,7 +16,7 @@ from matplotlib.gridspec import GridSpec
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from sink_lens.errors import InputError
 from sink_lens.report.legible import faults
@@ -177,21 +177,23 @@ def _stack(figure: Figure, narrowing: float) -> bool:
 
 
 def _narrow_legends(figure: Figure, _: float) -> bool:
-    """Legends in fewer columns."""
+    """Legends in fewer columns, or over the whole figure."""
     changed = False
     room = figure.get_window_extent().width
     held: list[tuple[Axes | Figure, Legend]] = [(figure, one) for one in figure.legends]
     held += [(axes, one) for axes in figure.axes if (one := axes.get_legend()) is not None]
     for owner, legend in held:
         texts = legend.get_texts()
-        wide = legend.get_window_extent().width
-        columns = max(1, int(getattr(legend, "_ncols", 1) * 0.95 * room / wide)) if wide > 0.9 * room else 0
+        box = legend.get_window_extent()
+        wide, out = box.width, len(figure.axes) == 1 and box.x1 > room
+        owner = figure if out else owner  # room for it is over the labels of the axes too
+        columns = max(1, int(getattr(legend, "_ncols", 1) * 0.95 * room / wide)) if out or wide > 0.9 * room else 0
         narrower = owner if isinstance(owner, Figure) or wide <= 0 else None
         if not columns and narrower is None and isinstance(owner, Axes):
             side = owner.get_window_extent()
             crowded = len(figure.axes) > 1 and wide > 1.1 * side.width
             columns = max(1, int(getattr(legend, "_ncols", 1) * side.width / wide)) if crowded else 0
-        if not columns or columns >= getattr(legend, "_ncols", 1):
+        if not columns or (columns >= getattr(legend, "_ncols", 1) and not out):
             continue
         size, family = texts[0].get_fontsize(), texts[0].get_fontfamily()
         how: dict[str, Any] = {"ncols": columns, "fontsize": size, "frameon": False, "columnspacing": 1.0}
@@ -242,6 +244,8 @@ def _thin_ticks(figure: Figure, _: float) -> bool:
             locator = axis.get_major_locator()
             if isinstance(locator, MaxNLocator):
                 axis.set_major_locator(MaxNLocator(integer=axes.images != [], nbins=4, steps=[1, 2, 5, 10]))
+            elif isinstance(locator, LogLocator):
+                locator.set_params(subs=(1.0,), numticks=4)
             elif isinstance(locator, FixedLocator) and axis is axes.xaxis:
                 names = [label.get_text() for label in axis.get_ticklabels()]
                 if any(not name.replace("−", "").replace(".", "").isdigit() for name in names if name):

@@ -11,7 +11,7 @@ from sink_lens.records import read_run
 from sink_lens.report.fitting import fit_figure
 from sink_lens.report.html import belongs, page_of
 from sink_lens.report.legible import faults
-from sink_lens.report.style import canvas, panel
+from sink_lens.report.style import canvas, legend, panel
 
 from .circuits import traced
 from .test_figures import everything
@@ -59,6 +59,18 @@ def test_a_circuit_names_its_least_width_and_the_papers_one_fits(tmp_path):
     for width, font in SIZES:
         assert fit_figure(lambda: made["circuit-paper"](run)[1], inches=width, font=font).get_figwidth() == width
     assert fit_figure(lambda: made["circuit-talk"](run)[1], inches=13.33, font="sans-serif").get_figwidth() == 13.33
+
+
+def test_a_legend_that_reaches_out_beside_long_names_goes_over_the_whole_figure():
+    def make():
+        figure = canvas(width=7.4, height=3.5)
+        axes = panel(figure)
+        axes.set_yticks([0, 1], ["zero neurons, layer 11, unit 1229,1487", "zero MLP output, layer 0"])
+        axes.plot([0, 1], [0, 1], label="no more than chance and controls")
+        legend(axes, columns=2)
+        return figure
+
+    assert faults(fit_figure(make, inches=3.25, font="serif")) == []
 
 
 def test_what_cannot_be_read_is_found():
