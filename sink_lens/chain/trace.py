@@ -381,8 +381,8 @@ class _Stages:
         asked = {"twin_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
         self._left = [name for name in _STAGES if asked.get(name, True)]
         total = sum(_STAGES[name][1] for name in self._left)
-        form = "trace: {desc}, about {remaining} left"
-        self._bar = tqdm(total=total, bar_format=form, smoothing=0, disable=not progress, leave=False)
+        first, form = _STAGES[self._left[0]][0], "trace: {desc}"
+        self._bar = tqdm(total=total, desc=first, bar_format=form, smoothing=0, disable=not progress, leave=False)
         self._now = ""
 
     def __enter__(self) -> "_Stages":
@@ -400,6 +400,8 @@ class _Stages:
             done = self._left.index(name)
             self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))
             self._now, self._left = name, self._left[done + 1 :]
+            if self._bar.n:
+                self._bar.bar_format = "trace: {desc}, about {remaining} left"
             self._bar.set_description_str(_STAGES[name][0])
 
 
