@@ -5,6 +5,7 @@ Nothing here touches pyplot or other global state. Colours are after Okabe and I
 
 import base64
 import io
+import logging
 import math
 import os
 import re
@@ -122,8 +123,13 @@ def file_of(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | No
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_GLYPH)
-        date = FORMATS[form]
-        figure.savefig(buffer, format=form, dpi=dpi or "figure", metadata={date: None} if date else None)
+        date, fonts = FORMATS[form], logging.getLogger("fontTools")
+        level = fonts.level
+        fonts.setLevel(logging.ERROR)  # it warns of the dates in a PDF's fonts
+        try:
+            figure.savefig(buffer, format=form, dpi=dpi or "figure", metadata={date: None} if date else None)
+        finally:
+            fonts.setLevel(level)
     return buffer.getvalue()
 
 

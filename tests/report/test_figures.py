@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from sink_lens.report import figures, streaming
+from sink_lens.report import figures, streaming, style
 from sink_lens.report.style import svg
 
 
@@ -217,6 +217,13 @@ def test_a_figure_can_be_saved_for_a_paper(tmp_path):
     for suffix in ("png", "pdf", "svg"):
         figure.savefig(tmp_path / f"figure.{suffix}")
         assert (tmp_path / f"figure.{suffix}").stat().st_size > 1000
+
+
+def test_a_pdf_in_a_font_with_old_dates_is_written_without_a_warning(caplog):
+    figure = style.canvas()
+    style.panel(figure, xlabel="layer").xaxis.label.set_fontfamily("serif")
+    assert style.file_of(figure, "pdf").startswith(b"%PDF")
+    assert caplog.records == []
 
 
 def test_bars_of_a_cache_are_the_change_from_a_full_one():
