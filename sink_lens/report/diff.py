@@ -60,6 +60,7 @@ def _title(run: Run) -> str:
         result += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
     loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
     if row["by"] == "bos" and not row["alarms"]:
+        loss = loss.replace("the loss", "over all positions the loss")
         return f"{visible(row.get('sentence', ''), limit=200).partition(':')[0] or result}{loss}"
     other = run.config.get("other")
     whose = f" in {visible(other)}" if other else ""
