@@ -219,9 +219,9 @@ def test_a_figure_can_be_saved_for_a_paper(tmp_path):
         assert (tmp_path / f"figure.{suffix}").stat().st_size > 1000
 
 
-def test_a_pdf_in_a_font_with_old_dates_is_written_without_a_warning(caplog):
+def test_a_pdf_with_a_formula_is_written_without_a_warning_about_its_font(caplog):
     figure = style.canvas()
-    style.panel(figure, xlabel="layer").xaxis.label.set_fontfamily("serif")
+    style.panel(figure).text(0.5, 0.5, "$W_O$", math_fontfamily="cm")
     assert style.file_of(figure, "pdf").startswith(b"%PDF")
     assert caplog.records == []
 
