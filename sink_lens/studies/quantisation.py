@@ -555,8 +555,9 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
             tokens="the sink tokens" if found["rival_sink_tokens"] else None, channels=found["rival_channels"]
         )
         begin = (
-            f"The two halves of the text disagree: {cost}. The set chosen on one half closes {closed} on the other, "
-            f"where keeping {rival} alone closes {percent(found['rival_closed_share'])}. More sequences can decide."
+            f"The two halves of the text disagree: {cost}. On the other half, the set that one half chose closes "
+            f"{closed}, and keeping {rival} alone closes {percent(found['rival_closed_share'])}. More sequences can "
+            "decide."
         )
     else:
         sinks = f"the sink tokens ({number(found['sink_tokens'])} a sequence)" if found["sink_tokens"] else None
