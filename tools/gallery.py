@@ -102,7 +102,7 @@ def photograph(page: Path, picture: Path) -> None:
     subprocess.run([browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300)
     with Image.open(whole) as image:
         small = image.convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
-        small.quantize(128).save(picture, optimize=True)
+        small.quantize(256, method=Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)  # keeps rare colours
 
 
 if __name__ == "__main__":

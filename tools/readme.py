@@ -14,6 +14,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from PIL import Image
+
 from sink_lens.records import Run, read_run
 from sink_lens.report import circuit_of, sketches
 from sink_lens.report.html import conclusion, render
@@ -55,9 +57,12 @@ def photograph(page: Path) -> None:
     if browser is None:
         return
     for name, size in (("desktop", "1280,900"), ("phone", "400,860")):
-        to = f"--screenshot={IMAGES / f'report-{name}.png'}"
+        picture = IMAGES / f"report-{name}.png"
+        to = f"--screenshot={picture}"
         shown = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}", to]
         subprocess.run([browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300)
+        with Image.open(picture) as image:
+            image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
 
 
 def traced() -> Path:
