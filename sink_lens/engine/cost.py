@@ -1,13 +1,16 @@
 """Estimate the cost of a run before it begins: time small pieces of it and read this process's memory.
 
-torch is imported where something is timed, so that sizes and times are put into words without it.
+torch is imported where a model is timed, so that a dry run that reads headers does without it.
 """
 
 import sys
 import time
+import timeit
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ _COPIES_OF_LOGITS = 1.3
 """The same of its logits; the greatest of each row is one more number."""
 _TIMED = 4
 """Products that are timed, of which the fastest counts."""
+BACKWARD = 3
+"""Passes that a forward and a backward count as."""
+_GPU_FILES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg", "kfd")
+"""How the names of the files begin that Linux has for GPUs of NVIDIA (Jetson and Windows' subsystem too) and AMD."""
 OVERHEAD = 1.7
 """The time of a pass over that of its products of matrices alone: 1.5 to 2.0 for forward passes of SmolLM2-135M, 16 to
 512 tokens, and for steps of the trainings toy and small."""
@@ -41,10 +48,8 @@ def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", war
 
 def operations_a_second(*, rows: int = 512, width: int = 2048) -> float:
     """Operations a second of the CPU in a product as large as those of a forward pass; takes half a second."""
-    import torch
-
-    a, b = torch.ones(rows, width), torch.ones(width, width)
-    fastest = min(seconds_of(lambda: a @ b, device="cpu", warm_up=1) for _ in range(_TIMED))  # others may run beside it
+    a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
+    fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=_TIMED + 1)[1:])  # others may run beside it
     return 2 * rows * width**2 / fastest
 
 
@@ -75,10 +80,15 @@ def free_bytes() -> int:
 
 
 def runs_on_gpu(device: str | None) -> bool:
-    """Tell whether a model that is loaded with this setting stands on a GPU."""
+    """Tell whether a model that is loaded with this setting stands on a GPU; torch is asked where there may be one."""
+    if device is not None:
+        return device.partition(":")[0] != "cpu"
+    if "torch" not in sys.modules and sys.platform == "linux":
+        if not any(file.name.startswith(_GPU_FILES) for file in Path("/dev").iterdir()):
+            return False
     import torch
 
-    return torch.cuda.is_available() if device is None else device.partition(":")[0] != "cpu"
+    return torch.cuda.is_available()
 
 
 def has_gpu() -> bool:

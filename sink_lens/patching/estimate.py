@@ -6,6 +6,7 @@ it all are counted.
 
 from pathlib import Path
 
+from ..engine.cost import BACKWARD
 from ..errors import InputError
 from ..models.header import Header, sizes_of
 from ..models.prompt_tokens import prompt_tokens
@@ -14,8 +15,6 @@ from .config import PatchConfig
 from .named_metric import spec_of
 from .parts import cells, check_put, drawn_parts, identity_of
 
-BACKWARD = 3
-"""Passes that a forward and a backward count as."""
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
 

@@ -1,13 +1,12 @@
 """Estimate what a study costs from one timed pass of the model: on a GPU, and where passes depend on the model."""
 
 from ..activations.forward import check_tokens
-from ..engine.cost import peak_bytes, seconds_of
+from ..engine.cost import BACKWARD, peak_bytes, seconds_of
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
 from ..patching.activation import measured_run, prepare_runs
 from ..patching.config import PatchConfig
-from ..patching.estimate import BACKWARD
 from .comparison import second_of
 from .config import DiffConfig, VerifyConfig
 from .estimate import Estimable, StudyCost, most_passes

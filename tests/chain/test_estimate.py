@@ -123,6 +123,20 @@ def test_it_refuses_what_trace_refuses(folder):
         estimate(TraceConfig(model=str(folder), tokens="random", length=300))
 
 
+@pytest.mark.parametrize("words", ["trace", "card", "quantise", "streaming", "diff --by bos"])
+def test_a_dry_run_that_reads_headers_takes_no_torch(folder, words):
+    name, *more = words.split()
+    command = ["sink-lens", name, str(folder), *more, "--tokens", "random", "--device", "cpu", "--dry-run"]
+    code = (
+        f"import sys\nfrom sink_lens.cli import main\nsys.argv = {command}\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "speed of a product of" in " ".join(done.stdout.split())
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_the_peak_in_memory_is_within_a_fifth_of_a_real_traces(folder):
     """Each in a process of its own, by Linux's high-water mark; the tokens fill two forwards and a half."""
     code = (
