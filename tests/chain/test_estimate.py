@@ -179,7 +179,7 @@ def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(folder, tm
     monkeypatch.setattr(costs, "free_bytes", lambda: 1000)
     config = TraceConfig(model=str(folder), tokens="random", length=16, device="cpu")
     text = shown(costs.estimate(config))
-    assert "one model after the other; 1 kB are free, so that it would be refused: need fewer sequences" in text
+    assert "one model after the other; 1 kB are free, so that the trace would be refused: need fewer sequences" in text
     with pytest.raises(InputError, match=r"the trace takes about .* beside the model and 1 kB are free"):
         trace(config, out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
