@@ -141,7 +141,7 @@ def times(case: Case) -> dict[str, float]:
         speed = case.config.step_tokens / seconds
         share = speed * flops(arm.model, case.config) / case.peak
         told = f", {share:.1%} of peak" if share == share else ""
-        print(f"  {arm.name}: {seconds * 1e3:.1f} ms a step, {speed:,.0f} tokens a second{told}", flush=True)
+        print(f"  {arm.name}: {seconds * 1e3:.1f} ms a step, {speed:,.0f} tokens per second{told}", flush=True)
     return {"headnorm_step": _ratio(norm, base), "plain_step": _ratio(base, plain)}
 
 

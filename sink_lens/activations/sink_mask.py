@@ -7,7 +7,7 @@
   least ``LEAST_RATE``. Averaged over sequences it gives the sink *positions* that a trace, a card and ``diff`` study.
 
 All come from one pass of the plain model without its unembedding: attention from up to 64 sampled rows of each
-sequence, norms from the residual stream. Nothing is kept but one number a token.
+sequence, norms from the residual stream. Nothing is kept but one number per token.
 """
 
 import logging

@@ -114,7 +114,7 @@ class _Rows:
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 
     def by_layer(self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None) -> None:
-        """One row a layer, the first of them ``first``, and one for the whole model."""
+        """One row per layer, the first of them ``first``, and one for the whole model."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)

@@ -401,7 +401,7 @@ def _null(run: Outcome, reads: Sequence[int]) -> Tensor:
 def maker_tables(
     found: Makers | None, testing: Setting, *, supers: Mapping[int, Tensor], progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """Two tables: ``makers``, a row a part, and ``maker_sets``, a row a set or random set.
+    """Two tables: ``makers``, a row per part, and ``maker_sets``, a row per set or random set.
 
     Their columns are ``MAKER_COLUMNS`` and ``SET_COLUMNS``; neither has rows where there is nothing to find makers of.
 

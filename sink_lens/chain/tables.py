@@ -127,7 +127,7 @@ def writing_table(panel: Panel) -> pd.DataFrame:
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
-    """One row a layer: what makes the studied key there, and its logit (means).
+    """One row per layer: what makes the studied key there, and its logit (means).
 
     ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
     ``random_dimensions`` is what as many random dimensions make of it. Parts and cosines are missing where no outlier
@@ -143,7 +143,7 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
 
 
 def layer_table(panel: Panel) -> pd.DataFrame:
-    """One row a layer for the studied position: sink, norm, dominance, massive activation, effective rank, law."""
+    """One row per layer for the studied position: sink, norm, dominance, massive activation, effective rank, law."""
     location = panel.location
     states = panel.states()[1:]
     score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
@@ -206,7 +206,7 @@ def law_table(panel: Panel) -> pd.DataFrame:
 
 
 def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
-    """One row a growth step; ``split_error`` is the worst of its layers' errors (``LayerSplit``)."""
+    """One row per growth step; ``split_error`` is the worst of its layers' errors (``LayerSplit``)."""
     rows = [
         {
             "step": index,

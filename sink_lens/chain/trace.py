@@ -149,7 +149,7 @@ def trace(
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
-            Token ids, a row a sequence, are a batch. A text is the configuration's field: "random".
+            Token ids, a row per sequence, are a batch. A text is the configuration's field: "random".
         config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
             what is finished of the other condition and the baseline is not measured again. Where only the page
@@ -455,7 +455,8 @@ def _room_for_baseline(
     needed, free = bytes_beside(lens, config, twin=twin), free_bytes()
     if lens.device.type != "cpu" or needed <= free:
         return contextlib.nullcontext()
-    _LOG.warning("%s of memory are free: the weights are in a file while those of the baseline are read", size(free))
+    said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
+    _LOG.warning(said, size(free))
     return set_aside(lens.plain, folder=folder)
 
 

@@ -39,9 +39,9 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
     Cost: two forward passes of one prompt, and a backward pass through one layer's scores for each head.
 
     Returns:
-        One row a part (``head``, ``query``, ``key``, ``share`` of the attention, ``advantage``, ``side`` query or key,
-        ``by`` writer, dimension or rest, ``part`` and its ``value``), and head -> its pattern. Both are empty where the
-        prompt has more than 128 tokens, or only one.
+        One row per part (``head``, ``query``, ``key``, ``share`` of the attention, ``advantage``, ``side`` query or
+        key, ``by`` writer, dimension or rest, ``part`` and its ``value``), and head -> its pattern. Both are empty
+        where the prompt has more than 128 tokens, or only one.
     """
     runs, graph = circuit.runs.some([0]), circuit.graph
     length = int(runs.clean.lengths[0])

@@ -60,7 +60,7 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
     held = 4 * config.pairs * graph.n_edges
     return (
         f"{graph.n_edges:,} edges of {config.model}, {config.pairs} pairs of up to {cost.n_positions} tokens",
-        f"scores ({config.method}, about {points} points a pair): {about(scoring)}; more where sums are not complete",
+        f"scores ({config.method}, about {points} points per pair): {about(scoring)}; more where sums are not complete",
         f"curve ({circuits} circuits): {about(judging)}",
         f"real patches of edges and nodes: {about(a_pair / _PASSES_A_POINT * patches / 2)}",
         f"scores by pair take {size(held)} of memory and disk",

@@ -205,7 +205,9 @@ def eap_ig_tensors(
     }
 
 
-def _gathered(cfg: Mapping[str, Any], n_kv_heads: int | None, scores: np.ndarray, kept: np.ndarray) -> SavedCircuit:
+def _share_key_values(
+    cfg: Mapping[str, Any], n_kv_heads: int | None, scores: np.ndarray, kept: np.ndarray
+) -> SavedCircuit:
     """A circuit with shared key-value heads from one with a key and a value for every head."""
     n_heads = int(cfg["n_heads"])
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -244,7 +246,7 @@ def _of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
         at = plain.index[name]
         scores[at], kept[at] = float(edge["score"]), bool(edge["in_graph"])
     own = held.get("sink_lens", {}).get("n_kv_heads")
-    return _gathered(cfg, own if n_kv_heads is None else n_kv_heads, scores, kept)
+    return _share_key_values(cfg, own if n_kv_heads is None else n_kv_heads, scores, kept)
 
 
 def _of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
@@ -257,7 +259,7 @@ def _of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit
         raise ValueError(f"scores of the shape {scores.shape}; its graph has {len(plain.writers)} writers")
     _, first, second = plain.ends
     own = held.get("n_kv_heads")
-    return _gathered(cfg, own if n_kv_heads is None else n_kv_heads, scores[first, second], kept[first, second])
+    return _share_key_values(cfg, own if n_kv_heads is None else n_kv_heads, scores[first, second], kept[first, second])
 
 
 def dot(edges: pd.DataFrame) -> str:

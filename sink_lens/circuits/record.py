@@ -196,12 +196,12 @@ class _Asked:
     def parts(self) -> dict[str, int]:
         """Name of every part of the scores -> its pairs."""
         n_pairs = self.task.clean.n_sequences
-        return {_part(name, rows): len(rows) for name in self.scored for rows in _rows(n_pairs)}
+        return {_part(name, rows): len(rows) for name in self.scored for rows in _parts(n_pairs)}
 
     def compute(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
         """Score the pairs of some parts."""
         for name, ablation in self.scored.items():
-            if any(_part(name, rows) in parts for rows in _rows(self.task.clean.n_sequences)):
+            if any(_part(name, rows) in parts for rows in _parts(self.task.clean.n_sequences)):
                 runs = runs_of(self.lens, self.task, config=self.config, ablation=ablation)
                 if name == "scores":
                     _check_gap(runs, seed=self.config.seed)
@@ -394,7 +394,7 @@ def _check_gap(runs: Runs, *, seed: int) -> None:
         )
 
 
-def _rows(n_pairs: int) -> list[range]:
+def _parts(n_pairs: int) -> list[range]:
     """The pairs of every part of the scores."""
     return [range(start, min(start + _PART, n_pairs)) for start in range(0, n_pairs, _PART)]
 
@@ -419,7 +419,7 @@ def _scores(
     steps = np.zeros(runs.n_pairs)
     method = config.method
     with tqdm(total=runs.n_pairs, desc=name, unit="pair", disable=not progress, leave=False) as bar:
-        for rows in _rows(runs.n_pairs):
+        for rows in _parts(runs.n_pairs):
             part = _part(name, rows)
             if only is not None and part not in only:
                 continue

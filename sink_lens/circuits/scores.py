@@ -109,8 +109,8 @@ def score(
 ) -> Scores:
     """Score all edges.
 
-    Cost: two forwards a pair, and a forward and a backward pass for each point; ``eap-ig-activations`` takes the points
-    of every sublayer.
+    Cost: two forwards per pair, and a forward and a backward pass for each point; ``eap-ig-activations`` takes the
+    points of every sublayer.
 
     Args:
         runs: the pairs.

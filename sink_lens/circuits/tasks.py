@@ -236,7 +236,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
                 raise InputError(f"line {number} of {path}: {name} is {fields[name]!r}; need a text or a token id")
         found.append(Pair(**fields, template=str(row.get("template", ""))))
     if not found:
-        raise InputError(f"{path} has no pairs; need one JSON object a line")
+        raise InputError(f"{path} has no pairs; need one JSON object per line")
     return found
 
 

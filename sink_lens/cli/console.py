@@ -64,7 +64,7 @@ class _RefusesVisibly:
 
 
 class Command(_RefusesVisibly, TyperCommand):
-    """A command whose help names no types, and keeps the examples as they are written, one a line."""
+    """A command whose help names no types, and keeps the examples as they are written, one per line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """List the arguments and the options, without ``<str>`` and the like."""
@@ -140,7 +140,7 @@ app = Typer(
 
 
 def _write_examples(epilog: str, formatter: Any) -> None:
-    """Examples one a line and not wrapped, so that they can be copied; what each does, indented under it."""
+    """Examples one per line and not wrapped, so that they can be copied; what each does, indented under it."""
     lines: list[str] = []
     for line in filter(None, (line.strip() for line in epilog.splitlines())):
         if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):

@@ -47,7 +47,7 @@ def short_table(trace: "Trace") -> RenderableType:
 
 
 def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
-    """The answer in at most 30 lines of 80 characters: the conclusion, the sink, its makers, a line a link."""
+    """The answer in at most 30 lines of 80 characters: the conclusion, the sink, its makers, a line per link."""
     frames, config, location = trace.tables, trace.config, trace.location
     values = frames["summary"].set_index("quantity")
     parts: list[RenderableType] = [
@@ -75,7 +75,7 @@ def _makers_line(row: Mapping[Any, Any]) -> Text:
 
 
 def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Table:
-    """A line a link: its verdict, and what its intervention makes or removes of the sink."""
+    """A line per link: its verdict, and what its intervention makes or removes of the sink."""
     links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
@@ -165,7 +165,7 @@ def _of_expert(row: Mapping[Any, Any]) -> str:
 
 
 def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> RenderableType:
-    """A line a link: its verdict and its answers; under it what was measured, and what its intervention does."""
+    """A line per link: its verdict and its answers; under it what was measured, and what its intervention does."""
     links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}

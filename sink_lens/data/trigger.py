@@ -17,7 +17,8 @@ def trigger_rows(
 ) -> tuple[Int[Tensor, "batch position"], Float[Tensor, "batch position value"]]:
     """Sequences with one trigger each, and the answer at every position.
 
-    The first token counts for no mean. Every id of ``vectors`` from 2 on is as likely as any other.
+    The answer at the trigger is the mean of the vectors between the first token and the trigger; elsewhere it is 0.
+    Every id of ``vectors`` from 2 on is as likely as any other.
     """
     tokens = torch.randint(2, len(vectors), (sequences, length), generator=generator)
     tokens[:, 0] = FIRST

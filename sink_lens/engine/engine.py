@@ -472,7 +472,7 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
 
 
 def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
-    """One row a sequence; a metric with one number for the whole batch has a row at the batch's first sequence."""
+    """One row per sequence; a metric with one number for the whole batch has a row at the batch's first sequence."""
     numbers = range(prompts.start, prompts.stop, prompts.step or 1)
     for sequence, value in zip(numbers, values.tolist(), strict=False):
         yield {"sequence": sequence, "metric": metric, "value": value}

@@ -19,7 +19,7 @@ Path = Literal["blocks", "bridge"]
 CELLS_A_BLOCK = 32
 """Cells in a block, which is computed and written as a whole; smaller cones and larger packs allow more."""
 _CPU_TOKENS = 512
-"""A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
+"""A CPU is as fast as it gets with this many tokens per forward, and more of them only take memory."""
 _GPU_TOKENS = 65536
 _MOST_LANES = 8
 """Forwards at once on a CPU; where it has more cores, each forward has several."""

@@ -80,7 +80,7 @@ class Fingerprint:
 
     @property
     def headline(self) -> str:
-        """The sentences, one a line."""
+        """The sentences, one per line."""
         return "\n".join(self.sentences)
 
     def matrix(self, value: str = "tau_bar") -> pd.DataFrame:

@@ -69,7 +69,7 @@ class ModelPair:
         return by_chance and self.scale_log10_p < -4 and self.too_narrow > 1.5
 
     def rows(self) -> list[dict[str, object]]:
-        """A null a row: its mean and deviation, z, log10 p in both conventions, and the share of draws."""
+        """A null per row: its mean and deviation, z, log10 p in both conventions, and the share of draws."""
         return [
             {
                 "a": self.a,

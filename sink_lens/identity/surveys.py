@@ -79,7 +79,7 @@ def survey(
 
 
 def estimate(config: SurveyConfig) -> pd.DataFrame:
-    """One row a variant: its models, parameters, and the tokens, seconds and memory (bytes, now) of all of them.
+    """One row per variant: its models, parameters, and the tokens, seconds and memory (bytes, now) of all of them.
 
     A few sequences of each variant's first model are timed. Memory is that of this process after a forward; the sums
     are among it, and no number of sequences changes it.

@@ -101,7 +101,7 @@ def columns_of(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
 
 
 def rows_of(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
-    """Gate and up-projection of one expert; a bias is read from nothing, so its row is 0."""
+    """Gate and up-projection of one expert; a bias reads nothing of the stream, so it gets a row of zeros."""
     weight = experts.gate_up_proj[expert]
     weight = weight.T if experts.is_transposed else weight
     gate, up = weight.chunk(2) if experts.is_concatenated else (weight[::2], weight[1::2])

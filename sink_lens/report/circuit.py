@@ -277,7 +277,7 @@ class _Lane:
 
 
 def _lanes(run: Run) -> list[_Lane]:
-    """One lane a growth step; one over all layers where there is none."""
+    """One lane per growth step; without growth steps, one lane over all layers."""
     last = int(run.provenance.get("n_layers") or 1) - 1
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
     table = run.optional("growth_steps", columns=columns)

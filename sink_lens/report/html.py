@@ -26,7 +26,7 @@ from sink_lens.report.edges import edge_circuit
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
-from sink_lens.report.story import chain, first_numbers, link_rows, traced, walked
+from sink_lens.report.story import chain, first_numbers, link_rows, traced, chain_steps
 from sink_lens.report.style import svg
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
 from sink_lens.text import capital, listed, plural, visible, words
@@ -77,7 +77,7 @@ def content(run: Run, *, prefix: str = "") -> Content:
         notes=[capital(visible(note, limit=400)) for note in _notes(run)],
         incomplete=_incomplete(run),
         chained=page.chained,
-        chain=walked(chain(run), verdicts) if page.chained else [],
+        chain=chain_steps(chain(run), verdicts) if page.chained else [],
         links=found or [],
         links_missing=untold,
         numbers=(attempt(run, lambda: first_numbers(run))[0] or []) if page.chained else [],

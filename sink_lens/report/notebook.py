@@ -112,7 +112,7 @@ def verdicts(links: pd.DataFrame, *, names: Iterable[str]) -> str:
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    """Names and values, one a line."""
+    """Names and values, one per line."""
     style = f"{_CELL} text-align: left"
     rows = [
         f"<th style='{style}'>{_text(name)}</th><td style='{style}'>{_text(number(value))}</td>"

@@ -357,7 +357,7 @@ def nodes(links: Sequence[NamedLink]) -> list[str]:
     return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
 
 
-def walked(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
+def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
     """The chain from node to node: each with the verdict on the link that leaves it, none where a branch ends."""
     steps: list[tuple[str, str]] = []
     for before, link in zip([None, *links], links, strict=False):

@@ -157,7 +157,7 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
     )
     heads = {
         "kept": "kept",
-        "tokens": "tokens a sequence",
+        "tokens": "tokens per sequence",
         "loss_nats": "loss, nats",
         "perplexity": "perplexity",
         "change_nats": "above a full cache, nats",

@@ -292,7 +292,7 @@ def _removal_sentences(run: Run) -> list[str]:
     return sentences
 
 
-def _carriers(run: Run) -> str:
+def _carriers_title(run: Run) -> str:
     """Head the page with the neurons that remove most of the sink."""
     columns = ["neurons", "size", "removed_share", "random_max"]
     table = run.optional("summary", columns=columns)
@@ -355,7 +355,7 @@ AMPLIFY = Page(
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
-    title=_carriers,
+    title=_carriers_title,
     headline=_removal_sentences,
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),

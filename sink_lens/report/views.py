@@ -170,7 +170,7 @@ def colored_tokens(
     """The text, each token coloured by its number.
 
     Args:
-        source: numbers, one a position; or a capture of ``pattern`` or a traced run: then the attention that a token
+        source: numbers, one per position; or a capture of ``pattern`` or a traced run: then the attention that a token
             gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not coloured,
             and the title says so: a mean over one or two queries says nothing.
         tokens: see ``attention_heads``, and so the others.

@@ -474,7 +474,7 @@ def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Findin
     if bool(seen.any()):
         return _broken(
             "later_seen",
-            f"{float(seen.sum() / early.sum()):.0%} of the tokens in a sequence's first half change with later tokens",
+            f"{float(seen.sum() / early.sum()):.0%} of the tokens in a sequence's first half change with later ones",
             "a 4-D attention_mask needs the triangle: mask.tril(); a float one is added, with 0 and -inf",
         )
     return _no_alarm("later_tokens", "no token attends to later ones")

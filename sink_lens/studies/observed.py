@@ -279,7 +279,7 @@ class Observed:
     def writers(self) -> list[dict[str, Any]]:
         """Find the writers of the outlier dimension by growth step: attention, MLP and the strongest neurons.
 
-        One row a layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
+        One row per layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
         share] of those that make at least ``SUPER_SHARE``. A mixture of experts also has ``experts``: [expert, share],
         and its neurons are counted over all experts. No row where the token has no outlier dimension. A family that
         norms its MLP's output has no neurons here.

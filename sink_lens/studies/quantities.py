@@ -1,6 +1,6 @@
 """Quantities of a model, each a definition with a name: what a card says, what a fact claims, what ``diff`` compares.
 
-A quantity gives one number a sequence, which has an interval, one number of the weights, or a set of indices. What it
+A quantity gives one number per sequence, which has an interval, one number of the weights, or a set of indices. What it
 needs to know beside the model and the tokens (a layer, a dimension, a threshold) is in its *terms*; what of the
 circumstances its value depends on is in ``depends``, so that a published number is only compared with one that was
 measured alike.
@@ -43,7 +43,7 @@ class Value:
     indices: tuple[Any, ...] = ()
     """Sorted indices, or tuples of them (layer, row, column), or the first and last layer of a range."""
     samples: tuple[float, ...] = ()
-    """One number a sequence, where the quantity has them."""
+    """One number per sequence, where the quantity has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def _is(
 
 
 def by_sequence(name: str, seen: Observed, terms: Terms | None = None) -> Tensor:
-    """One number a sequence of a quantity that has them, undefined ones included, such as for paired differences."""
+    """One number per sequence of a quantity that has them, undefined ones included, such as for paired differences."""
     return QUANTITIES[name].measure(seen, terms or {})
 
 

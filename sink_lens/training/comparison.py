@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """The sentences, one a line."""
+        """The sentences, one per line."""
         return "\n".join(self.sentences)
 
     @property
@@ -159,7 +159,7 @@ def _opening(variants: Variants, finals: pd.DataFrame) -> str:
     same = "" if "data_seed" in variants.by else ", same data in the same order"
     return (
         f"{', '.join(variants.by)}: {others} against {variants.baseline}, {plural(len(variants.seeds), 'seed')} each "
-        f"({', '.join(map(str, variants.seeds))}), {short(tokens)} tokens a run{same}"
+        f"({', '.join(map(str, variants.seeds))}), {short(tokens)} tokens per run{same}"
     )
 
 

@@ -61,9 +61,9 @@ def estimate(config: TrainConfig) -> RenderableType:
         ("steps", f"{config.steps:,} of {config.batch} sequences of {config.length} tokens"),
         ("tokens", f"{tokens:,} ({tokens / found.n_parameters:.1f} a parameter)"),
         ("a step", f"{found.step_seconds:.3g} s on {found.device} in one process{part}"),
-        ("tokens a second", f"{config.step_tokens / found.step_seconds:,.0f}"),
+        ("tokens per second", f"{config.step_tokens / found.step_seconds:,.0f}"),
         ("in all", f"{duration(total)}, evaluations apart"),
-        ("memory", f"{found.peak_bytes / 1e9:.2f} GB at {found.sequences} x {found.length} tokens a forward"),
+        ("memory", f"{found.peak_bytes / 1e9:.2f} GB at {found.sequences} x {found.length} tokens per forward"),
         ("checkpoints", f"{len(config.kept)} kept, {found.checkpoint_bytes / 1e9:.2f} GB"),
     ):
         table.add_row(name, value)

@@ -292,7 +292,7 @@ def check_processes(config: TrainConfig, n_processes: int) -> None:
     if config.batch % (config.accumulation * n_processes):
         raise InputError(
             f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
-            f"forwards a step each; need a multiple of {config.accumulation * n_processes}"
+            f"forwards per step each; need a multiple of {config.accumulation * n_processes}"
         )
 
 

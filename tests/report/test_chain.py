@@ -11,7 +11,7 @@ from sink_lens.records import read_run
 from sink_lens.report import notebook, sketches
 from sink_lens.report.circuit import ChainCircuit, circuit_of
 from sink_lens.report.html import page_text
-from sink_lens.report.story import chain, link_rows, nodes, walked
+from sink_lens.report.story import chain, link_rows, nodes, chain_steps
 
 from .circuits import CHAIN, LINKS, NODES, tables, traced
 from .test_page import Page
@@ -109,7 +109,7 @@ def test_a_node_between_the_growth_steps_joins_them(tmp_path):
 
 def test_a_branch_starts_again_from_its_node(tmp_path):
     found = chain(read_run(with_links(tmp_path / "run", BRANCH)))
-    steps = walked(found, {"sink_output": "holds"})
+    steps = chain_steps(found, {"sink_output": "holds"})
     assert steps[-3:] == [("attention sink", ""), ("super neurons", "holds"), ("a side effect", "")]
     assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [*LINKS, "sink_output"]
     circuit_of(read_run(tmp_path / "run")).draw()

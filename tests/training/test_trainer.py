@@ -197,7 +197,7 @@ def test_a_device_that_is_not_there_a_tracker_and_a_batch_that_cannot_be_shared_
         check_device(config_of(device="cuda"))
     with pytest.raises(InputError, match=r"the tracker tensorboard .* not installed; need pip install 'sink-lens\["):
         trained(tmp_path / "run", config=config_of(trackers=("tensorboard",)))
-    with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards a step each"):
+    with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"):
         check_processes(config_of(accumulation=2), 3)
 
 

@@ -298,7 +298,7 @@ def eager_sink_attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax over the keys and one extra logit, which takes mass but adds nothing; computed as in gpt_oss.
 
-    The logit is one number a head, or one for each query of each head ("batch head query").
+    The logit is one number per head, or one for each query of each head ("batch head query").
     """
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
