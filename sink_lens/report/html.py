@@ -26,7 +26,7 @@ from sink_lens.report.edges import edge_circuit
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
-from sink_lens.report.story import chain, first_numbers, link_rows, traced, chain_steps
+from sink_lens.report.story import chain, chain_steps, first_numbers, link_rows, traced
 from sink_lens.report.style import svg
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
 from sink_lens.text import capital, listed, plural, visible, words

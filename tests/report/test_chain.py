@@ -11,7 +11,7 @@ from sink_lens.records import read_run
 from sink_lens.report import notebook, sketches
 from sink_lens.report.circuit import ChainCircuit, circuit_of
 from sink_lens.report.html import page_text
-from sink_lens.report.story import chain, link_rows, nodes, chain_steps
+from sink_lens.report.story import chain, chain_steps, link_rows, nodes
 
 from .circuits import CHAIN, LINKS, NODES, tables, traced
 from .test_page import Page
