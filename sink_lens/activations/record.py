@@ -73,7 +73,7 @@ def stream(
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     check_tokens(lens, batch)
     plan = _plan(lens, readings)
-    _check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
+    check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
     needed = {name for names in plan.values() for name in names}
     if "rows" in needed and (rows is None or len(rows) == 0):
         raise InputError("a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])")
@@ -136,10 +136,10 @@ def capture(
         site_of(name, family=lens.family)
     having = lens.attention_layers if _of_attention(names, lens) else range(lens.n_layers)
     chosen = sorted(set(having if layers is None else layers))
-    _check_layers(chosen, lens)
+    check_layers(chosen, lens)
     if _of_attention(names, lens):
         check_attention(lens, chosen, what=f"one of {', '.join(names)}")
-    _check_positions(positions or (), batch)
+    check_positions(positions or (), batch)
     needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC) if max_bytes is None else max_bytes
     if needed > allowed:
@@ -278,7 +278,7 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
                 )
             plan.setdefault(lens.n_layers, set()).add("final")
             continue
-        _check_layers(reading.layers or (), lens)
+        check_layers(reading.layers or (), lens)
         for layer in lens.attention_layers if _of_attention(reading.sites, lens) else range(lens.n_layers):
             if _reads(reading, layer):
                 plan.setdefault(layer, set()).update(reading.sites)
@@ -305,14 +305,14 @@ def sequences_a_forward(asked: int | None, batch: TokenBatch) -> int:
     return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
 
 
-def _check_layers(layers: Iterable[int], lens: LensModel) -> None:
+def check_layers(layers: Iterable[int], lens: LensModel) -> None:
     """Refuse layers that do not exist."""
     for layer in layers:
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
 
 
-def _check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
+def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
     """Refuse positions outside the sequences."""
     for position in positions:
         if not 0 <= position < batch.n_positions:

@@ -28,7 +28,7 @@ from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
-from .setting import BAR, Setting, sequences_to_choose_by, setting_of, why_no_interventions, with_makers
+from .setting import BAR, Setting, mean_mass, sequences_to_choose_by, setting_of, why_no_interventions, with_makers
 
 EFFECT_COLUMNS = (
     "link",
@@ -229,8 +229,8 @@ def _row(
     controls += setting.runs(without, layers=reads, of=few, quiet=True)
     # With fewer sequences, what the controls change there is added to the baseline run of all.
     baseline_of_few = few.outcome
-    over = _mass(baseline, one.position, reads) - _mass(baseline_of_few, one.position, reads)
-    masses = torch.tensor([_mass(run, one.position, reads) + over for run in controls])
+    over = mean_mass(baseline, one.position, reads) - mean_mass(baseline_of_few, one.position, reads)
+    masses = torch.tensor([mean_mass(run, one.position, reads) + over for run in controls])
     found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
@@ -247,10 +247,10 @@ def _row(
         "layers": span([layer for edit in one.edits for layer in edit.over(setting.lens.n_layers)]),
         "position": one.position,
         "read_layers": span(reads),
-        "baseline_target_mass": _mass(baseline, target, reads),
-        "target_mass": _mass(whole, target, reads),
-        "baseline_sink_mass": _mass(baseline, sink, reads),
-        "sink_mass": _mass(whole, sink, reads),
+        "baseline_target_mass": mean_mass(baseline, target, reads),
+        "target_mass": mean_mass(whole, target, reads),
+        "baseline_sink_mass": mean_mass(baseline, sink, reads),
+        "sink_mass": mean_mass(whole, sink, reads),
         "uniform_sink_mass": float(uniform[reads].mean()),
         "baseline_loss_nats": float(baseline.loss.mean()),
         "loss_nats": float(whole.loss.mean()),
@@ -274,8 +274,3 @@ def _row(
         "control_n": few.n_sequences if controls else 0,
         "sinks_left_out": setting.averaged.n_sinks,
     }
-
-
-def _mass(run: Outcome, position: int, layers: list[int]) -> float:
-    """Mean attention to a position in some layers."""
-    return float(run.mass_at(position, layers=layers).nanmean())

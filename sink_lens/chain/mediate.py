@@ -21,12 +21,11 @@ import torch
 
 from ..edits.constructors import Edit
 from ..edits.isolation import isolate
-from ..edits.outcome import Outcome
 from ..schema import LEAST_ADDED
 from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
-from .setting import Setting, bar
+from .setting import Setting, bar, mean_mass
 
 COLUMNS = (
     "intervention",
@@ -81,20 +80,20 @@ def mediation_table(
             continue
         position = setting.sink_position if natural else setting.target_position
         # the natural sink is measured over an ordinary position: the target, before anything is done to it
-        baseline = _mass(setting.baseline, setting.target_position, layers)
-        whole = _mass(run.outcome, position, layers)
+        baseline = mean_mass(setting.baseline, setting.target_position, layers)
+        whole = mean_mass(run.outcome, position, layers)
         # of the controls' sequences
-        few_baseline = _mass(setting.of_controls.outcome, setting.target_position, layers)
-        few_whole = _mass(fewer[name].outcome, position, layers)
+        few_baseline = mean_mass(setting.of_controls.outcome, setting.target_position, layers)
+        few_whole = mean_mass(fewer[name].outcome, position, layers)
         generator = setting.generator()
         frozen = [(one.name, one.make(setting, segment, position, generator)) for one in freezes]
         for name_of_link, kept in frozen:
             if kept is None:
                 continue
             read = {"layers": layers, "quiet": True}  # a link may be untouched
-            survived = _mass(setting.run(kept.edits, of=run, **read), position, layers)
+            survived = mean_mass(setting.run(kept.edits, of=run, **read), position, layers)
             few, controls = fewer[name], kept.controls[:FEW_CONTROLS]
-            control = torch.tensor([_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)])
+            control = torch.tensor([mean_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)])
             added, added_to_few = (
                 one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
             )
@@ -121,8 +120,3 @@ def mediation_table(
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def _mass(run: Outcome, position: int, layers: list[int]) -> float:
-    """Mean attention to a position in some layers."""
-    return float(run.mass_at(position, layers=layers).nanmean())

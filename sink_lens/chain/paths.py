@@ -42,7 +42,7 @@ from ..models.weights import attention_weights, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH
 from ..text import span
 from .config import PATH_CONTROLS, PATH_LENGTH
-from .setting import Edits, Setting, bar, random_dimensions, shorten
+from .setting import Edits, Setting, bar, mean_mass, random_dimensions, shorten
 
 COLUMNS = (
     "source",
@@ -172,7 +172,8 @@ class Writings:
         if target.name == SINK:
             return (setting.keep("k", layers=source.layers, position=path.position, mean=True),)
         if target.name == EVERYTHING:
-            return setting.keep_units("neurons", _lists(source.units), position=path.position, mean=True)
+            units = {layer: list(some) for layer, some in source.units.items()}
+            return setting.keep_units("neurons", units, position=path.position, mean=True)
         make = self._neurons if target.units else self._keys if target.name == KEY else self._mlps
         return tuple(edit for layer in target.layers for edit in make(path, layer))
 
@@ -248,7 +249,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
         """Share of the attention to the sink that a run loses."""
-        had, has = (float(one.mass_at(setting.sink_position, layers=layers).nanmean()) for one in (before, run))
+        had, has = (mean_mass(one, setting.sink_position, layers) for one in (before, run))
         return (had - has) / had
 
     rows = []
@@ -274,8 +275,8 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
                     "through": "" if path.through is None else DIMENSIONS,
                     "read_step": number,
                     "read_layers": span(layers),
-                    "baseline_mass": float(whole.mass_at(setting.sink_position, layers=layers).nanmean()),
-                    "mass": float(run.mass_at(setting.sink_position, layers=layers).nanmean()),
+                    "baseline_mass": mean_mass(whole, setting.sink_position, layers),
+                    "mass": mean_mass(run, setting.sink_position, layers),
                     "share": interval.estimate,
                     "ci_low": interval.low,
                     "ci_high": interval.high,
@@ -360,11 +361,6 @@ def _controls(
     places = setting.control_positions(path.position)
     places = places[:: max(1, len(places) // draws)][:draws]
     return "other positions", [replace(path, position=place) for place in places]
-
-
-def _lists(units: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-    """The units of each layer as lists."""
-    return {layer: list(some) for layer, some in units.items()}
 
 
 def _label(path: Path) -> str:

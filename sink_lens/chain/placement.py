@@ -20,7 +20,7 @@ from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
 from ..measures.attention import uniform_mass
 from .readings import OTHERS_FROM, evenly_spaced
-from .setting import Setting, bar
+from .setting import Setting, bar, mean_mass
 
 Kind = Literal[
     "positional", "positional, not BOS", "token", "position or token", "position and token", "no sink", "undecided"
@@ -125,7 +125,7 @@ def _rows(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
     found = outcomes(baseline_run, edits, needs=replace(needs, sites=()))
-    own = float(setting.baseline.mass_at(setting.sink_position, layers=setting.sink_layers).nanmean())
+    own = mean_mass(setting.baseline, setting.sink_position, setting.sink_layers)
     least = _SHARE * max(0.0, own - _uniform(setting, setting.tokens, setting.sink_position))
     return [
         _row(setting, case, run, others, least=least)
@@ -149,7 +149,7 @@ def _others(case: _Case) -> list[int]:
 def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float) -> dict[str, object]:
     """One case as a row of the table ``placement``."""
     assert found.loss is not None  # it was asked for
-    mass = float(found.mass_at(cell.position, layers=setting.sink_layers).nanmean())
+    mass = mean_mass(found, cell.position, setting.sink_layers)
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())
     over = mass - _uniform(setting, cell.tokens, cell.position)
     norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (cell.position, *others)], -1)

@@ -491,6 +491,11 @@ def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generato
     return [pool[torch.randperm(len(pool), generator=generator)[: len(dims)]].tolist() for _ in range(draws)]
 
 
+def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
+    """Mean attention to a position in some layers."""
+    return float(run.mass_at(position, layers=layers).nanmean())
+
+
 BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 """How a bar says what is done and what is left."""
 

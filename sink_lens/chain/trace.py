@@ -28,7 +28,6 @@ from ..activations.precision import rounding
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens, from_tensor
-from ..edits.amplification import CentringMeans
 from ..engine.cost import free_bytes, size, weight_bytes
 from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
@@ -340,7 +339,9 @@ def _run(
             supers=supers,
             config=config,
             once=once,
-            keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            keep_means=lambda means: writer.write_tensors(
+                "centring_means", {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
+            ),
             keep_plan=lambda plan, deviation: writer.write_text("plan.json", plan.as_json(deviation=deviation)),
             lacks_sink=panel.lacks_sink,
             links=links,
@@ -403,11 +404,6 @@ class _Stages:
             if self._bar.n:
                 self._bar.bar_format = "trace: {desc}, about {remaining} left"
             self._bar.set_description_str(_STAGES[name][0])
-
-
-def _arrays(means: CentringMeans) -> dict[str, np.ndarray]:
-    """The means as arrays by name."""
-    return {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
 
 
 def _conditions(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..engine.gradients import zero_added
 from .circuit import Circuit
+from .rules import keep_tensor
 from .stream import hook_of, pulled_back
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
@@ -58,7 +59,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
         for site in ("q", "k"):
             hooks.append((hook_of(runs.lens, site, layer), partial(zero_added, into=zeros, key=(site, layer))))
         for site in ("resid_pre", "scores", "pattern"):
-            hooks.append((hook_of(runs.lens, site, layer), partial(_seen, into=seen, key=(site, layer))))
+            hooks.append((hook_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
     with torch.enable_grad():
@@ -106,8 +107,3 @@ def _parts(
         yield about | {"by": by, "part": names[at], "value": float(values[at])}
     rest = about["advantage"] - float(values[order].sum())
     yield about | {"by": by, "part": "rest", "value": rest}
-
-
-def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> None:
-    """Keep a tensor."""
-    into[key] = x

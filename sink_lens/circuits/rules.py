@@ -32,10 +32,10 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
     found: list[tuple[str, Callable[..., Any]]] = []
     for name, norm in _norms(weights).items():
         if norm is not None and norm.divides and f"{name}.hook_in" in lens.bridge.hook_dict:
-            found.append((f"{name}.hook_in", partial(_see, into=seen, key=name)))
+            found.append((f"{name}.hook_in", partial(keep_tensor, into=seen, key=name)))
             found.append((f"{name}.hook_out", partial(_held, seen=seen, key=name, norm=norm)))
     for layer in () if lens.family.sigmoid else range(lens.n_layers):
-        found.append((hook_of(lens, "scores", layer), partial(_see, into=seen, key=layer)))
+        found.append((hook_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer)))
         found.append((hook_of(lens, "pattern", layer), partial(_smoothed, seen=seen, key=layer)))
     return found
 
@@ -49,7 +49,7 @@ def _norms(weights: Weights) -> dict[str, Norm | None]:
     return found
 
 
-def _see(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
+def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
     """Keep a tensor."""
     into[key] = x
 

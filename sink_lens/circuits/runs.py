@@ -183,7 +183,7 @@ class Runs:
         """What the writers add in the clean or corrupted run of some pairs, [pair writer position d_model], and m."""
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
-            (hook_of(self.lens, *key), partial(_keep, into=kept, key=key, begin=begin))
+            (hook_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=begin))
             for key in writer_sites(self.graph)
         ]
         outcome = self.outcome(self.part(rows, corrupted=corrupted), rows, hooks)
@@ -205,7 +205,7 @@ class Runs:
             kept: dict[tuple[str, int], Tensor] = {}
             key = ("resid_pre", 0)
             with torch.no_grad():
-                hook = (hook_of(self.lens, *key), partial(_keep, into=kept, key=key, begin=0))
+                hook = (hook_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=0))
                 stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
                 hooked_outcome(self.lens, self.part(rows, corrupted=corrupted), metric=stop, hooks=[hook])
             ends.append(kept[key])
@@ -272,7 +272,9 @@ def check_metric(metric: Metric) -> None:
         )
 
 
-def _keep(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int) -> None:
+def keep_late(
+    x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int
+) -> None:
     """Keep a tensor from the first position that differs."""
     into[key] = x.detach()[:, begin:]
 

@@ -42,7 +42,7 @@ from ..models.evaluating import frozen
 from .config import METHODS, TOLERANCE, Method
 from .graph import Graph
 from .rules import rule_hooks
-from .runs import Runs
+from .runs import Runs, keep_late
 from .stream import hook_of, reader_gradients, sites_of
 
 _IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -177,7 +177,8 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
         gradients = Gradients(own, some, begin=begin, rules=method == "gim", keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
-            gradients.add(_embedding_hook(own, embedding), weight=1 / len(points))
+            hook = (hook_of(own.lens, "resid_pre", 0), lambda x, hook, new=embedding: new.to(x.device))
+            gradients.add([hook], weight=1 / len(points))
         found[at] = gradients.contracted()
         used[at] = len(points)
         steps *= 2
@@ -220,11 +221,6 @@ def _activations(
     return found, torch.full((len(found),), float(steps))
 
 
-def _embedding_hook(runs: Runs, embedding: Tensor) -> list[tuple[str, Callable[..., Any]]]:
-    """A hook that puts an embedding in."""
-    return [(hook_of(runs.lens, "resid_pre", 0), lambda x, hook: embedding.to(x.device))]
-
-
 class Gradients:
     """The mean gradient of every reader of some pairs over several runs, times what the writers differ by.
 
@@ -262,7 +258,7 @@ class Gradients:
         at: list[Any] = [*hooks, (hook_of(lens, *key), partial(zero_added, into=zeros, key=key))]
         at += rule_hooks(lens, runs.weights) if self.rules else []
         at += [
-            (hook_of(lens, site, layer), partial(_seen, into=kept, key=(site, layer), begin=self.begin))
+            (hook_of(lens, site, layer), partial(keep_late, into=kept, key=(site, layer), begin=self.begin))
             for site, layer in _streams(graph)
         ]
         at += [
@@ -333,11 +329,6 @@ def _stream_at(place: tuple[str, int], kept: dict[tuple[str, int], Tensor], *, g
         return kept["resid_post", layer - 1]
     before = kept["resid_pre", layer]
     return before if name == "attention" or graph.parallel else before + kept["attn_out", layer]
-
-
-def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int) -> None:
-    """Keep a tensor from the first position that differs."""
-    into[key] = x.detach()[:, begin:]
 
 
 def _check_identity(total: Tensor, embedding: Tensor, *, runs: Runs) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
+from ..activations.record import check_layers, check_positions
 from ..data.tokens import TokenBatch, from_tensor
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, check_edits
@@ -84,7 +85,9 @@ def run_with(
     check_tokens(lens, batch)
     check_edits(given, lens=lens, n_positions=batch.n_positions)
     read = _layers(lens, layers)
-    _check_positions(positions, batch)
+    if not positions:
+        raise InputError("no positions were given; need at least one to read")
+    check_positions(positions, batch)
     for name in sites:
         site_of(name, family=lens.family)
         if not SITES[name].per_layer and not (loss or logits):
@@ -384,21 +387,10 @@ def bridge_pass(
 def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
     """The layers to read, sorted; refuses those that do not exist."""
     chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(asked)))
-    for layer in chosen:
-        if not 0 <= layer < lens.n_layers:
-            raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
+    check_layers(chosen, lens)
     if not chosen:
         raise InputError("no layers were given; need at least one to read")
     return chosen
-
-
-def _check_positions(positions: Sequence[int], batch: TokenBatch) -> None:
-    """Refuse positions outside the sequences."""
-    if not positions:
-        raise InputError("no positions were given; need at least one to read")
-    for position in positions:
-        if not 0 <= position < batch.n_positions:
-            raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")
 
 
 def _check_start(

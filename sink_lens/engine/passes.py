@@ -108,11 +108,6 @@ def _places(site: str, layers: Sequence[int]) -> list[tuple[str, int]]:
     return [(site, layer) for layer in (layers if SITES[site].per_layer else (0,))]
 
 
-def _layout(part: TokenBatch, begins: Sequence[int]) -> Layout:
-    """How the cells' sequences lie in a pass."""
-    return Layout(n_sequences=part.n_sequences, n_positions=part.n_positions, begins=tuple(begins))
-
-
 class _Pack:
     """Some cells in one forward."""
 
@@ -129,7 +124,8 @@ class _Pack:
         """Prepare one pass over several cells."""
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
         self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
-        self.layout = _layout(part, begins)
+        size = {"n_sequences": part.n_sequences, "n_positions": part.n_positions}
+        self.layout = Layout(**size, begins=tuple(begins))
         n, lens, early = passes.n_sequences, self.lens, None if baseline is None else baseline.early
         self.applied = [
             Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)

@@ -152,7 +152,8 @@ def contraction_tables(
     rows.append(("inter_excess_first", *jackknife(first_excess), "cosine"))
     rows.append(("discrepancy", *jackknife(inter[:, last] - inter[:, 0] - first_excess), "cosine"))
     n = sums.sequences
-    rows.append(("smallest_dimension_share", *_share(int(ends.smallest.max()), n), "share of sequences"))
+    most = int(ends.smallest.max())
+    rows.append(("smallest_dimension_share", most / n, *wilson(most, n), "share of sequences"))
     rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
     return Contraction(
         summary=pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
@@ -182,11 +183,6 @@ def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFram
             if first.shape == second.shape:
                 rows.append((a, b, name, float(first @ second), len(first) ** -0.5))
     return pd.DataFrame(rows, columns=["a", "b", "stage", "cosine", "chance"])
-
-
-def _share(count: int, n: int) -> tuple[float, float, float]:
-    """A share with its Wilson interval."""
-    return count / n, *wilson(count, n)
 
 
 def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:

@@ -41,11 +41,12 @@ def sentences(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFra
         sentences = [_pair(row) for row in pairs.to_dict("records")]
     else:
         same = pairs.loc[pairs["verdict"] == _SAME]
-        silent = len(pairs.loc[pairs["verdict"] == _NO_ANSWER])
+        silent = pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]
         names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
         sentences = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
-        if silent:
-            sentences.append(f"{plural(silent, 'pair')} inconclusive: {listed(sorted(_reasons(pairs)), most=3)}")
+        if len(silent):
+            why = listed(sorted(set(map(str, silent))), most=3)
+            sentences.append(f"{plural(len(silent), 'pair')} inconclusive: {why}")
     if len(calibration):
         sentences += _calibrated(calibration, decides=decides)
     if len(scores):
@@ -63,11 +64,6 @@ def _pair(row: dict) -> str:
         f"coordinates, {number(row['expected'])} expected by chance; log10 p {number(row['log10_p_relabelled'])} "
         f"relabelled, {number(row['log10_p_analytical'])} analytical)"
     )
-
-
-def _reasons(pairs: pd.DataFrame) -> set[str]:
-    """The reasons for which pairs have no answer."""
-    return {str(why) for why in pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]}
 
 
 def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:

@@ -175,7 +175,7 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     for name, where in _SAME:
         if name in allowed:
             continue
-        values = [_of(run, name, where) for run in runs]
+        values = [(run.provenance if where == "provenance" else run.config).get(name) for run in runs]
         if any(one != values[0] for one in values):
             differing[name] = values
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
@@ -184,11 +184,6 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
         differing["tokens_sha256"] = tokens
     if differing:
         raise _refused(runs, differing)
-
-
-def _of(run: Run, name: str, where: str) -> Any:
-    """A value of the run's provenance or configuration."""
-    return (run.provenance if where == "provenance" else run.config).get(name)
 
 
 def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:

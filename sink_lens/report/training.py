@@ -73,7 +73,7 @@ def course(
         colour = COLOURS[index % len(COLOURS)]
         mark = MARKS[index % len(MARKS)]
         _line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
-    rate.set_ylim(-0.02, max(0.1, 1.05 * _most(rows)))
+    rate.set_ylim(-0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))))
     legend(rate, columns=4)
     mass = add("attention to position 0")
     images = [_by_layer(mass, watched, "sink_mass", scale)]
@@ -223,11 +223,6 @@ def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     rows = frame.loc[frame["measure"] == measure]
     rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
-
-
-def _most(rows: pd.DataFrame) -> float:
-    """The largest value of the rows; 0 without any."""
-    return float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))
 
 
 def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:

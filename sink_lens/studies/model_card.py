@@ -101,7 +101,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
     lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.thresholds.threshold}
     rounded = rounding(lens, batch, position=seen.location.sink_position)
     losses = {"clean": "loss"}
-    if _has_outliers(seen):
+    if any(layer >= 0 for layer in seen.location.outliers):
         losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}
     found = {
         "schema": CARD_SCHEMA,
@@ -126,7 +126,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         },
         "sink": {
             "found": seen.location.sink_found,
-            "positions": _indices("sink_positions", seen),
+            "positions": list(measure("sink_positions", seen).indices),
             "at_first_position": _at_first(seen),
             "tokens": _sink_tokens(seen),
             "rate": _number("sink_rate", seen, at) | at,
@@ -162,11 +162,6 @@ def shown_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _has_outliers(seen: Observed) -> bool:
-    """True if a layer has outlier dimensions."""
-    return any(layer >= 0 for layer in seen.location.outliers)
-
-
 def _number(name: str, seen: Observed, terms: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A quantity with its interval over sequences; nan where these sequences do not have it."""
     try:
@@ -174,11 +169,6 @@ def _number(name: str, seen: Observed, terms: Mapping[str, Any] | None = None) -
     except UnmeasuredError:
         return _of(Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0))
     return {"value": found.number, "low": found.low, "high": found.high, "n": len(found.samples)}
-
-
-def _indices(name: str, seen: Observed) -> list[Any]:
-    """The indices of a quantity."""
-    return list(measure(name, seen).indices)
 
 
 def _of(found: Interval) -> dict[str, Any]:

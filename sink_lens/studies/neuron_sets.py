@@ -133,8 +133,8 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
     def removed(neurons: Sequence[Neuron]) -> float:
         """Share of the sink that ablating these neurons removes."""
         tick()
-        run = setting.run(_means(setting, neurons), layers=segment.layers, quiet=True)
-        return _share_removed(setting, run, segment)
+        edits = setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
+        return _share_removed(setting, setting.run(edits, layers=segment.layers, quiet=True), segment)
 
     chosen: list[Neuron] = []
     for neuron in order[:most]:
@@ -227,11 +227,6 @@ def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)
     return found
-
-
-def _means(setting: Setting, neurons: Sequence[Neuron]) -> Edits:
-    """Edits that set neurons to their mean at the sink position."""
-    return setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
 
 
 def _edits(

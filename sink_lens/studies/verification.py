@@ -220,7 +220,8 @@ def _decision(table: pd.DataFrame, *, name: str, known: int, published_as: str |
         what = f"No published fact about {published_as or name} is known ({known} about other models)"
         text = f"{what}; {'give facts' if published_as else 'name it with --as, or give facts'} with --facts"
     elif not compared:
-        text = f"None of {plural(unknown, 'published fact')} about {name} can be compared: {_first(table)}"
+        why = listed(dict.fromkeys(table["reason"].tolist()), most=2)
+        text = f"None of {plural(unknown, 'published fact')} about {name} can be compared: {why}"
     elif disagree:
         wrong = table.loc[table["verdict"] == "disagree"].to_dict("records")
         parts = [
@@ -249,8 +250,3 @@ def _decision(table: pd.DataFrame, *, name: str, known: int, published_as: str |
         "not_comparable": unknown,
         "known": known,
     }
-
-
-def _first(table: pd.DataFrame) -> str:
-    """The first two reasons."""
-    return listed(dict.fromkeys(table["reason"].tolist()), most=2)

@@ -196,7 +196,8 @@ class KeySums:
         length = length.to(device)
         distributed.all_reduce(length, op=distributed.ReduceOp.MAX)
         padded = {
-            key: _pad(tensor, int(length)) if "by_key" in key[0] else tensor for key, tensor in self.added.items()
+            key: torch.nn.functional.pad(one, (0, int(length) - one.shape[-1])) if "by_key" in key[0] else one
+            for key, one in self.added.items()
         }
         added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
@@ -285,11 +286,6 @@ def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
     small = magnitude * (COVERAGE_FACTOR * (1 - 1e-5)) < magnitude.amax(-1, keepdim=True)
     some = magnitude[small.sum(-1) > (n - 1) // 2]
     return (some > COVERAGE_FACTOR * some.median(dim=-1, keepdim=True).values).sum(0)
-
-
-def _pad(tensor: Tensor, length: int) -> Tensor:
-    """The tensor with zeros up to this length."""
-    return torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1]))
 
 
 def _all_reduced(

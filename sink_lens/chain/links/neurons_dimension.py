@@ -98,7 +98,13 @@ def _interventions(trial: Trial) -> list[Intervention]:
             """Zero the super neurons' entries to these dimensions."""
             where: dict[str, Any] = {"positions": [setting.sink_position]}
             return tuple(
-                scalar(setting.lens, layer=layer, neurons=_units(mask), dimensions=dimensions[layer], **where)
+                scalar(
+                    setting.lens,
+                    layer=layer,
+                    neurons=mask.nonzero().flatten().tolist(),
+                    dimensions=dimensions[layer],
+                    **where,
+                )
                 for layer, mask in supers.items()
             )
 
@@ -125,11 +131,6 @@ def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
         if bool(mask.any()):
             found[layer] = mask
     return found
-
-
-def _units(mask: Tensor) -> list[int]:
-    """The indices of a mask."""
-    return mask.nonzero().flatten().tolist()
 
 
 def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
