@@ -124,8 +124,8 @@ class _Pack:
         """Prepare one pass over several cells."""
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
         self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
-        size = {"n_sequences": part.n_sequences, "n_positions": part.n_positions}
-        self.layout = Layout(**size, begins=tuple(begins))
+        n_sequences, n_positions = part.tokens.shape
+        self.layout = Layout(n_sequences=n_sequences, n_positions=n_positions, begins=tuple(begins))
         n, lens, early = passes.n_sequences, self.lens, None if baseline is None else baseline.early
         self.applied = [
             Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)
