@@ -132,7 +132,7 @@ def _strongest(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> in
             "" if best is None else f"; the strongest is {_text((best,), lens.tokenizer)} with {often[best]:.3f}"
         )
         raise InputError(
-            f"no token that stands {_FEWEST} times at position {_BEFORE} or later is a sink there in "
-            f"{config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without --at"
+            f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "
+            f"there in {config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without --at"
         )
     return best

@@ -122,7 +122,7 @@ def summary_table(
     for place, (name, said) in enumerate(
         (("effective_rank", "with the sink token"), ("effective_rank_without", "without it"))
     ):
-        note = f"after layer {middle}, {said}; every sequence"
+        note = f"after layer {middle}, {said}; all sequences"
         add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note)
     ratios = torch.stack([massive_ratio(state).mean() for state in panel.states()[1:]])
     stable = stable_range(ratios, threshold=1000.0)

@@ -181,8 +181,8 @@ def trace(
     check_every_layer(lens)
     if lens.offloaded and config.random_init:
         raise InputError(
-            f"{lens.name} does not fit into memory, so its random-init baseline does not either; need the trace "
-            "without it: random_init=False, or --no-random-init"
+            f"{lens.name} does not fit into memory, and neither does its random-init baseline; trace without the "
+            "baseline: random_init=False, or --no-random-init"
         )
     if lens.device.type == "cpu" and not lens.offloaded:
         check_room(lens, config)

@@ -133,8 +133,8 @@ def _dots(run: Run) -> tuple[str, Figure]:
     """Draw every seed's measures of preference."""
     variants, summary = variant_tables(run)
     see = (
-        "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: the "
-        "multinomial for the counts, shifted vocabularies for the probability."
+        "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
+        "multinomial draws for the counts, shifted vocabularies for the probability."
     )
     return see, dots(variants, summary, _PREFERRED)
 

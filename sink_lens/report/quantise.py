@@ -175,10 +175,7 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
         interval=intervals(named, "closed_low", "closed_high", shown=percent),
     )
     heads = {"what": "what is kept", "loss_nats": "loss, nats", "perplexity": "perplexity", "change_nats": "cost, nats"}
-    see = (
-        "Held-out loss of every condition, and the share that it closes of the gap between rounding everything "
-        "and rounding nothing."
-    )
+    see = "Held-out loss of every condition, and how much of the cost of rounding everything it wins back."
     if len(random):
         shares = random["closed_share"].to_numpy(float)
         see += f" {len(random)} random sets close {percent(shares.min())} to {percent(shares.max())}."

@@ -137,8 +137,8 @@ class TrainConfig:
     dummy_pass (the same from one draw, with a biased deviation, as in the released code) or ones."""
 
     data: str = "bundled"
-    """bundled, a text, JSONL or Parquet file, a folder of them, one that ``datasets`` saved, or one of the model hub
-    (OWNER/NAME; streamed: OWNER/NAME[:1000])."""
+    """bundled; a text, JSONL or Parquet file, or a folder of such files; a folder that ``datasets`` saved; or a data
+    set of the model hub (OWNER/NAME; streamed: OWNER/NAME[:1000])."""
     tokenizer: str = "bpe"
     """bpe (a byte-level one of vocab_size ids, trained on the data), a saved tokenizer's folder or a model's name."""
     bos: bool = True

@@ -85,7 +85,7 @@ def test_interventions_are_refused_with_the_reason(both):
 def test_a_trace_measures_without_interventions_and_gives_the_same_tables(both, tmp_path):
     whole, part = both
     config = TraceConfig(model="tiny", tokens="random", sequences=3, length=20, threshold=0.1)
-    with pytest.raises(InputError, match="random-init baseline does not either; need the trace without it"):
+    with pytest.raises(InputError, match="neither does its random-init baseline; trace without the baseline"):
         trace(part, config=config, out=tmp_path / "no", progress=False, report=False)
     options = {"random_init": False, "progress": False, "report": False}
     expected = trace(whole, config=config, out=tmp_path / "whole", interventions=False, **options)
