@@ -81,7 +81,6 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
 
 WITHOUT = [
     ("untrained", "llama"),
-    ("untrained", "gpt2"),
     ("untrained", "headnorm_sigmoid"),
     ("unread_variance", "llama"),
     ("spike", "llama"),
@@ -111,13 +110,9 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     assert first["value"] == first["value"]
     assert f"measured: {first['measured']}" in said
     assert f"measured: {first['measured']}" in page
-
-
-def test_variance_without_a_sink_is_a_finding(tmp_path):
-    _, result = traced("unread_variance", tmp_path / "run", length=64)
-    first = result.links.query("link == 'aggregation_variance' and is_primary").iloc[0]
-    assert (first["verdict"], first["measured"], first["intervened"]) == ("not applicable", "holds", "no intervention")
-    assert first["ci_low"] > 1.25
+    if name == "unread_variance":  # variance without a sink is a finding
+        assert (first["measured"], first["intervened"]) == ("holds", "no intervention")
+        assert first["ci_low"] > 1.25
 
 
 def test_with_a_sink_every_link_is_judged(tmp_path):
@@ -147,9 +142,8 @@ def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, 
     torch.testing.assert_close(outcome.mass[..., 0], panel.at_sink("sink_mass", 0), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_sink_of_a_window_is_averaged_over_the_queries_that_reach_it(seed, tmp_path):
-    zoo, result = traced("first_window", tmp_path / "run", seed=seed)
+def test_the_sink_of_a_window_is_averaged_over_the_queries_that_reach_it(tmp_path):
+    zoo, result = traced("first_window", tmp_path / "run", seed=1)
     assert (result.location.sink_position, result.location.sink_found) == (0, True)
     heads = result.tables["heads"].query(
         "sink_position == 0 and layer in @locked", local_dict={"locked": zoo.truth.locked}

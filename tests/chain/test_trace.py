@@ -185,16 +185,12 @@ def test_the_folder_has_exactly_the_named_files(tmp_path):
     assert "default-src 'none'; script-src 'sha256-" in report
 
 
-def test_the_report_is_drawn_without_growth_and_without_neurons(tmp_path):
+def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):
     result = run(speaking("gpt_oss"), tmp_path / "run", sequences=1, random_init=False)
     assert not result.report_path.exists()
     assert result.report() == result.report_path
     assert result.report_path.stat().st_size > 10_000
     assert check_folder(tmp_path / "run", random_init=False).tables["neurons"].empty
-
-
-def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path):
-    run(speaking("gpt_oss"), tmp_path / "run")
     table = pd.read_parquet(tmp_path / "run" / "neurons.parquet")
     assert table.empty
     assert set(COLUMNS["neurons"].split()) <= set(table.columns)
@@ -419,20 +415,14 @@ def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, w
     pd.testing.assert_frame_equal(stopped.tables["arms"], whole.tables["arms"])
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "_conditions", interrupt)  # finished: must not be measured again
-        again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    same_tables(again.tables, whole.tables)
-    same_tables(dict(read_run(tmp_path / "run").tables), dict(read_run(whole.folder).tables))
-    check_folder(tmp_path / "run")
-
-
-def test_a_finished_twin_is_not_measured_again(tmp_path, monkeypatch, whole):
-    with monkeypatch.context() as patch:
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    monkeypatch.setattr(tracing, "random_init", interrupt)
+    monkeypatch.setattr(tracing, "random_init", interrupt)  # nor the finished random-init baseline
     again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
     same_tables(again.tables, whole.tables)
+    same_tables(dict(read_run(tmp_path / "run").tables), dict(read_run(whole.folder).tables))
+    check_folder(tmp_path / "run")
 
 
 def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeypatch):
@@ -504,7 +494,7 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
         assert text in said
 
 
-def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, monkeypatch, cut_whole):
+def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equal(tmp_path, monkeypatch, cut_whole):
     with monkeypatch.context() as patch:
         patch.setattr(mediate, "mediation_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -514,7 +504,11 @@ def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(interventions, "effect_table", interrupt)  # finished: must not be made again
         patch.setattr(amplification, "amplification_curve", interrupt)
-        again = cut_run(tmp_path / "run")
+        patch.setattr(tracing, "link_table", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cut_run(tmp_path / "run")
+    monkeypatch.setattr(interventions, "setting_of", interrupt)  # all cuts are done: none is run again
+    again = cut_run(tmp_path / "run")
     same_tables(again.tables, cut_whole.tables)
     means = [
         safetensors.numpy.load_file(folder / "centring_means.safetensors")
@@ -522,15 +516,6 @@ def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, mon
     ]
     assert set(means[0]) == set(means[1])
     assert all(np.array_equal(means[0][name], means[1][name]) for name in means[0])
-
-
-def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, monkeypatch, cut_whole):
-    with monkeypatch.context() as patch:
-        patch.setattr(tracing, "link_table", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            cut_run(tmp_path / "run")
-    monkeypatch.setattr(interventions, "setting_of", interrupt)
-    same_tables(cut_run(tmp_path / "run").tables, cut_whole.tables)
 
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
@@ -606,7 +591,7 @@ def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
     assert (tmp_path / "run" / "kept.txt").read_text() == "kept"
 
 
-def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path):
+def test_a_finished_run_is_overwritten_only_if_asked_and_its_page_goes_with_it(tmp_path, monkeypatch):
     first = run(planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False)
     again = run(
         planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False
@@ -616,18 +601,13 @@ def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path):
     with pytest.raises(RunError, match="finished"):
         run(planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False)
     config = asked(sequences=3, length=12, random_init=False)
-    trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False, report=False)
-    assert len(read_run(tmp_path / "run").tables["tokens"]) == 36
-
-
-def test_a_stopped_run_keeps_no_report_of_the_run_before(tmp_path, monkeypatch):
-    run(planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False)
-    (tmp_path / "run" / "report.html").write_text("drawn")
-    monkeypatch.setattr(tracing, "link_table", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        config = asked(sequences=3, length=12, random_init=False)
-        trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False, report=False)
+    options = {"config": config, "out": tmp_path / "run", "progress": False, "report": False}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tracing, "link_table", interrupt)
+        trace(planted_lens(), **options, overwrite=True)
     assert not (tmp_path / "run" / "report.html").exists()
+    trace(planted_lens(), **options)
+    assert len(read_run(tmp_path / "run").tables["tokens"]) == 36
 
 
 def test_patterns_are_those_of_the_first_sequence(tmp_path):

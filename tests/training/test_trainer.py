@@ -84,9 +84,16 @@ def whole(tmp_path_factory):
     return trained(out)
 
 
-def copy_of(whole, folder):
-    shutil.copytree(whole.folder, folder)
-    return folder
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a training that was stopped after step 10."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    stop_at(out, 10)
+    return out
+
+
+def copy_of(folder, to):
+    return shutil.copytree(folder, to)
 
 
 # --- what is decided by the configuration
@@ -374,7 +381,7 @@ def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tm
 
 
 def test_a_finished_run_is_read_and_not_trained_again(whole, tmp_path, monkeypatch):
-    out = copy_of(whole, tmp_path / "run")
+    out = copy_of(whole.folder, tmp_path / "run")
     monkeypatch.setattr(Loop, "training_step", lambda *given, **named: pytest.fail("it trains"))
     again = trained(out)
     pd.testing.assert_frame_equal(again.log, whole.log)
@@ -382,7 +389,7 @@ def test_a_finished_run_is_read_and_not_trained_again(whole, tmp_path, monkeypat
 
 
 def test_another_configuration_or_other_data_is_refused_with_the_difference(whole, tmp_path):
-    out = copy_of(whole, tmp_path / "run")
+    out = copy_of(whole.folder, tmp_path / "run")
     with pytest.raises(RunError, match=r"holds a run that differs in lr: 0\.01 there, 0\.02 here"):
         trained(out, config=config_of(lr=2e-2))
     with pytest.raises(RunError, match="differs in tokens_sha256"):
@@ -392,9 +399,8 @@ def test_another_configuration_or_other_data_is_refused_with_the_difference(whol
     assert list(fresh.checkpoints) == [0, 1, 2]
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, tmp_path):
-    out = tmp_path / "run"
-    stop_at(out, 10)
+def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, stopped, tmp_path):
+    out = copy_of(stopped, tmp_path / "run")
     weights_file = out / "checkpoints/latest-10/model.safetensors"
     content = bytearray(weights_file.read_bytes())
     content[-3] ^= 1
@@ -443,9 +449,8 @@ class Evil:
 
 
 @pytest.mark.parametrize("content", FOREIGN)
-def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, tmp_path, content):
-    out = tmp_path / "run"
-    stop_at(out, 10)
+def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, stopped, tmp_path, content):
+    out = copy_of(stopped, tmp_path / "run")
     newest = out / "checkpoints/latest-10"
     FOREIGN[content](newest)
     step, facts = 10, checkpoint_files.read_checkpoint(out / "checkpoints/checkpoint-8").facts
@@ -457,7 +462,7 @@ def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, tmp_
 
 
 def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_path):
-    out = copy_of(whole, tmp_path / "run")
+    out = copy_of(whole.folder, tmp_path / "run")
     only = out / "checkpoints/checkpoint-12"
     facts = checkpoint_files.read_checkpoint(only).facts
     (only / "optimizer.pt").write_bytes(b"garbage")
@@ -469,9 +474,8 @@ def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_p
     assert only.exists()
 
 
-def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(whole, tmp_path):
-    out = tmp_path / "run"
-    stop_at(out, 10)
+def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_path):
+    out = copy_of(stopped, tmp_path / "run")
     folder = out / "checkpoints"
     os.truncate(folder / "latest-10/optimizer.pt", 3)
     shutil.copytree(folder / "latest-10", folder / "latest-11")
@@ -480,7 +484,7 @@ def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(whole, tmp_path
 
 
 def test_where_no_checkpoint_is_whole_it_is_said(whole, tmp_path):
-    out = copy_of(whole, tmp_path / "run")
+    out = copy_of(whole.folder, tmp_path / "run")
     (out / "checkpoints/checkpoint-12/optimizer.pt").unlink()
     with (
         pytest.warns(UserWarning, match="checkpoint-12 is damaged"),
@@ -489,9 +493,8 @@ def test_where_no_checkpoint_is_whole_it_is_said(whole, tmp_path):
         trained(out)
 
 
-def test_a_pickle_beside_the_weights_is_never_read(whole, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    stop_at(out, 10)
+def test_a_pickle_beside_the_weights_is_never_read(whole, stopped, tmp_path, monkeypatch):
+    out = copy_of(stopped, tmp_path / "run")
     (out / "checkpoints/latest-10/pytorch_model.bin").write_bytes(b"not to be opened")
     asked = []
     load = torch.load
