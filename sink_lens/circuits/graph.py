@@ -201,11 +201,6 @@ class Graph:
         """Number of edges."""
         return len(self.spans) * sum(self._before)
 
-    @property
-    def n_nodes(self) -> int:
-        """Number of nodes: the writers, and the logits."""
-        return len(self.writers) + 1
-
     @cached_property
     def names(self) -> np.ndarray:
         """Name of every edge."""

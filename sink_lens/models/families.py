@@ -99,11 +99,6 @@ class Family:
     """Name under which the TransformerLens adapter is registered, if that is not the class name."""
 
     @property
-    def fused_kernel(self) -> bool:
-        """Check whether a fused kernel computes this family's attention exactly."""
-        return not (self.soft_capped or self.sigmoid or self.alibi)
-
-    @property
     def plain_kernel(self) -> str:
         """The Hugging Face attention implementation that is exact for the family and fastest."""
         no_sdpa = self.soft_capped or ((self.sink_logit or self.own_attention) and not self.own_sdpa)
