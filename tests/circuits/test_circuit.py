@@ -266,7 +266,7 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in record.told(blind))
     seen = summary.to_frame().T.assign(unseen_nodes=np.nan)  # as an empty text comes back from a file
     assert any(
-        f"each of the {len(nodes)} nodes was really patched, and gradients miss none of them" in one
+        f"Each of the {len(nodes)} nodes was really patched, and gradients miss none of them" in one
         for one in record.told(seen)
     )
     written = json.loads((tmp_path / "one" / "run.json").read_text())
