@@ -70,7 +70,7 @@ def test_lineages_that_are_known_are_scored(tmp_path):
 def test_untrained_models_of_other_seeds_are_known_to_be_unrelated(tmp_path):
     done = run("--untrained", SMALL, "--seeds", "0-3", *OPTIONS, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
-    assert "of 6 pairs known to be unrelated" in done.stdout
+    assert "in 6 pairs known to be unrelated" in done.stdout
     table = read_run(tmp_path / "out").tables["calibration"]
     assert table["pairs"].tolist() == [6] * 5
     assert "Do the nulls hold?" in (tmp_path / "out" / "report.html").read_text()
