@@ -11,7 +11,7 @@ Prints on the default model:
     toy, softmax, seed 0: 120 steps, 122,880 tokens, 9 s; loss 5.5962 nats, held out 5.5798
     toy, softmax, value norm shared, seed 0: 120 steps, 122,880 tokens, 10 s; loss 5.4055 nats, held out 5.3867
 
-    value_norm: shared against none, 1 seed each (0), 123k tokens a run, same data in the same order
+    value_norm: shared against none, 1 seed each (0), 123k tokens per run, same data in the same order
     final evaluation loss: shared 5.3867, none 5.5798 nats, difference -0.1931 (one seed: no interval)
     whether shared reaches the baseline's final evaluation loss sooner cannot be told either (the one seed: 1.34x
     as fast)

@@ -113,7 +113,7 @@ def test_compare_prints_what_it_finds_and_keeps_it(tmp_path):
     done = run("compare", *variants(tmp_path), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     for words in (
-        "value_norm: shared against none, 3 seeds each (0, 1, 2), 2.56k tokens a run, same data in the same order",
+        "value_norm: shared against none, 3 seeds each (0, 1, 2), 2.56k tokens per run, same data in the same order",
         "shared 2.0000, none 3.0000 nats, difference -1.0000",
         "“none” has no sink at 0.3 (fewer than 5%) in any of 3 seeds",
         "final losses, nats",
