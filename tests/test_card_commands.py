@@ -62,6 +62,14 @@ def test_diff_by_bos_and_quietly(model, tmp_path):
     assert "BOS does not matter" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_diff_names_neurons_as_neurons():
+    from sink_lens.studies.comparison import _change
+
+    row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
+    row |= dict.fromkeys(("first", "second", "change", "change_low", "change_high"), float("nan"))
+    assert _change(row) == "writing neurons L1.N49, L11.N1229 → none"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

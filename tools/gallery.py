@@ -25,7 +25,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "quantise": ("quantise --sequences 4 --controls 3 --out {0}",),
     "streaming": ("streaming --sequences 4 --length 128 --window 32 --controls 2 --out {0}",),
     "card": ("card --out {0}",),
-    "diff": ("diff --by bos --out {0}",),
+    "diff": ("diff --by bos --sequences 8 --out {0}",),
     "patch": (
         'patch --clean "The capital of France is" --corrupted "The capital of Spain is" --metric logit_difference '
         '--correct " Paris" --incorrect " Madrid" --out {0}',

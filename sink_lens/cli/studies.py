@@ -18,6 +18,7 @@ from ..studies.config import (
     VerifyConfig,
 )
 from ..studies.tokens_config import TokensConfig
+from ..text import named_parts
 from .console import app, columns_of, console, echo, hush, printed, render_report
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
@@ -305,6 +306,7 @@ def diff(study: "Study") -> "Iterator[RenderableType]":
     numbers = changes.loc[changes["unit"] != "index"]
     yield columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))
     indices = changes.loc[changes["unit"] == "index"]
+    indices = indices.assign(**{name: indices[name].map(named_parts) for name in ("first_indices", "second_indices")})
     yield columns_of(indices, ("quantity", "first_indices", "second_indices", "alarm"))
     for row in study.tables["checks"].to_dict("records"):
         sign = "✗" if row["alarm"] else "✓"

@@ -25,7 +25,7 @@ from ..records import check_free
 from ..schema import GAINED_FRAC, LOST_FRAC
 from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
-from ..text import listed, number, plural
+from ..text import listed, named_parts, number, plural
 from .config import DiffConfig
 from .input_checks import Finding, check_batch, check_rows, check_tokenizers, read_batch
 from .model_card import shown_name
@@ -519,6 +519,7 @@ def _change(row: Mapping[Any, Any]) -> str:
     name = str(row["quantity"]).replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if math.isnan(row["first"]) and math.isnan(row["second"]):
-        return f"{name} {row['first_indices'] or 'none'} → {row['second_indices'] or 'none'}"
+        first, second = (named_parts(row[f"{which}_indices"]) or "none" for which in ("first", "second"))
+        return f"{name} {first} → {second}"
     change = f"change {number(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
     return f"{name} {number(row['first'])} → {number(row['second'])} ({change})"
