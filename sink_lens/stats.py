@@ -92,7 +92,8 @@ def interval(
             method="percentile",
             rng=generator,
         ).confidence_interval
-    return Interval(estimate=estimate, low=float(found.low), high=float(found.high), n=n)
+    high = max(found.high, found.low)  # two quantiles of one value can differ in their last digit, in either order
+    return Interval(estimate=estimate, low=float(found.low), high=float(high), n=n)
 
 
 def studentised_interval(

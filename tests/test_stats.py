@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
@@ -87,6 +87,7 @@ def test_infinite_units_stay_infinite():
 
 
 @settings(deadline=None, max_examples=40)
+@example([0.0, *[999999.9999999999] * 3], np.max)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12), st.sampled_from([np.mean, np.median, np.max]))
 def test_bounds_lie_within_the_values_and_in_order(values, statistic):
     found = interval(values, generator=generator(), statistic=statistic, n_resamples=100)

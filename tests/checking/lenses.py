@@ -9,14 +9,15 @@ from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
-_AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor]]] = {}
+_AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor], str]] = {}
 
 
 def lens_of(family: str = "llama") -> LensModel:
     """The family's model. A test that changes weights builds one of its own."""
     if family not in _AS_BUILT:
         lens = wrap(tiny(family))
-        _AS_BUILT[family] = lens, {name: tensor.clone() for name, tensor in lens.plain.state_dict().items()}
+        weights = {name: tensor.clone() for name, tensor in lens.plain.state_dict().items()}
+        _AS_BUILT[family] = lens, weights, kernel_of(lens)
     return _AS_BUILT[family][0]
 
 
@@ -29,10 +30,16 @@ def speaking(family: str = "llama") -> LensModel:
 def changed() -> list[str]:
     """The families whose model is no longer as it was built; they are built anew when next asked for."""
     found = []
-    for family, (lens, before) in list(_AS_BUILT.items()):
+    for family, (lens, before, kernel) in list(_AS_BUILT.items()):
         now = lens.plain.state_dict()
-        if lens.plain.training or not all(torch.equal(now[name], tensor) for name, tensor in before.items()):
+        same = kernel_of(lens) == kernel and all(torch.equal(now[name], tensor) for name, tensor in before.items())
+        if lens.plain.training or not same:
             found.append(family)
             del _AS_BUILT[family]
             speaking.cache_clear()
     return found
+
+
+def kernel_of(lens: LensModel) -> str:
+    """The attention function that the plain model runs."""
+    return str(lens.plain.config._attn_implementation)
