@@ -186,6 +186,7 @@ def example_files() -> list[Path]:
 
 _NOTEBOOKS = {
     "colab": "a notebook for Colab: installs the package, traces a model, shows the page",
+    "find_a_circuit": "a notebook from a task to its circuit, its curve, real patches and files, with its outputs",
     "first_look": "a notebook from loading to the circuit, with its outputs",
 }
 
