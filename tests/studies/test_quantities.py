@@ -282,7 +282,7 @@ def test_no_query_bias_is_a_query_without_its_bias():
 
 def test_the_largest_activation_of_a_site_is_read_there():
     assert measure("site_max_activation", seen(), {"site": "mlp_out"}).number == pytest.approx(108.5, abs=0.5)
-    with pytest.raises(UnmeasuredError, match="nowhere is not read"):
+    with pytest.raises(UnmeasuredError, match="the site nowhere cannot be read"):
         measure("site_max_activation", seen(), {"site": "nowhere"})
 
 
@@ -303,7 +303,7 @@ def test_what_a_model_lacks_is_said():
         measure("sinks", seen())
     with pytest.raises(InputError, match="needs dimension"):
         measure("dimension_value", seen())
-    with pytest.raises(AbsentError, match="no dimension 48, but 0 to 47"):
+    with pytest.raises(AbsentError, match="no dimension 48; it has 0 to 47"):
         measure("dimension_value", seen(), {"dimension": 48})
     with pytest.raises(AbsentError, match="no outlier dimension"):
         measure("outlier_layers", seen("random"))

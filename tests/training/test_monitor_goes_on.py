@@ -237,7 +237,7 @@ def test_a_step_without_a_forward_is_left_out_and_the_next_one_read(caplog):
         training.steps(2, 4, monitor)
     assert sorted(set(monitor.frame()["step"])) == [2, 3]
     (warning,) = warnings_of(caplog)
-    assert "the model was not called in it; need a forward of the model that was given" in warning
+    assert "the model was not called in it; need a forward of the given model" in warning
     assert SinkMonitor(training.model).step() is None  # never begun
     assert "the monitor was not listening" in caplog.text
 
