@@ -187,6 +187,15 @@ def test_the_table_of_circuits_and_the_sentence_in_the_readme_are_those_of_its_r
     assert functions["sentence_of"](circuits) in told
 
 
+def test_a_circuits_sentences_on_its_nodes_follow_the_rates_that_were_measured():
+    rate = read_result(read_claim(ROOT / "circuit_nodes")).set_index("number")["value"]
+    assert rate["detected_zero @ eap-ig, zero"] < 0.5
+    assert rate["alarm_zero @ eap-ig, zero"] >= rate["detected_zero @ eap-ig, zero"]
+    for ablation in ("resample", "mean_ordinary"):
+        assert rate[f"alarm_eap @ eap, {ablation}"] > 0.2
+        assert rate[f"alarm @ eap-ig, {ablation}"] == 0
+
+
 def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
     _, rows, _ = circuit_truth
     worse = set(rows.loc[rows["over_exact"] < -0.02, "method"]) & set(METHODS)

@@ -319,7 +319,7 @@ def _order(node: str) -> tuple[int, int, int]:
 
 
 def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
-    """What a row of the picture is called: input, a layer's attention or MLP, or logits."""
+    """Return what a row of the picture is called: input, a layer's attention or MLP, or logits."""
     layer, sublayer = row
     if layer < 0:
         return "input"
@@ -385,17 +385,23 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _nodes_told(row: Mapping[str, Any]) -> str:
-    """The nodes whose edges gradients do not see, though a real patch of the node does much."""
+    """Name the nodes whose edges gradients do not see, and say where that is no sign (``analyses/circuit_nodes``)."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
+    of_zero = row["ablation"] == "zero"
     if not unseen:
+        doubt = " Against zero that is no sign of a right circuit: most wrong ones have no such node." * of_zero
         return (
             f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no "
-            "patch does both 5% of the difference and ten times the sum of its edges' scores."
+            f"patch does both 5% of the difference and ten times the sum of its edges' scores.{doubt}"
         )
+    if of_zero:
+        doubt = " Against zero that is no sign of a wrong circuit: right ones have such nodes as often."
+    else:
+        doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (row["method"] == "eap")
     return (
         f"Do not believe the circuit at {listed(map(part_name, unseen))}: a real patch of the whole node does at "
         "least 5% of the difference, and ten times the sum of its edges' scores. Gradients do not see such edges, "
-        "for example if two parts cancel before a threshold. Score them with exact."
+        f"for example if two parts cancel before a threshold. Score them with exact.{doubt}"
     )
 
 

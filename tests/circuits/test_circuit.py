@@ -265,6 +265,12 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     blind = summary.to_frame().T.assign(unseen_nodes="a1.h2 m0")
     assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in record.told(blind))
     seen = summary.to_frame().T.assign(unseen_nodes=np.nan)  # as an empty text comes back from a file
+    for frame, options, words in (
+        (blind, {"ablation": "zero"}, "no sign of a wrong circuit"),
+        (seen, {"ablation": "zero"}, "no sign of a right circuit"),
+        (blind, {"ablation": "resample", "method": "eap"}, "in many right circuits too; use eap-ig"),
+    ):
+        assert any(words in one for one in record.told(frame.assign(**options)))
     assert any(
         f"Each of the {len(nodes)} nodes was really patched, and gradients miss none of them" in one
         for one in record.told(seen)
