@@ -53,7 +53,7 @@ class Rule:
 
     @property
     def has_number(self) -> bool:
-        """Whether the paper gives a number: a digit outside brackets."""
+        """Return whether the paper gives a number: a digit outside brackets."""
         return any(letter.isdigit() for letter in _BRACKETS.sub("", self.theirs))
 
     def verdict(self, found: Interval) -> str:
@@ -282,17 +282,17 @@ def span(low: float, high: float) -> str:
 
 
 def _within(found: Interval, span: tuple[float, float]) -> bool:
-    """Whether the whole interval lies in a range; an undefined one lies in none."""
+    """Return whether the whole interval lies in a range; an undefined one lies in none."""
     return span[0] <= found.low and found.high <= span[1]
 
 
 def _outside(found: Interval, span: tuple[float, float]) -> bool:
-    """Whether none of the interval lies in a range; an undefined one does not say."""
+    """Return whether none of the interval lies in a range; an undefined one does not say."""
     return found.high < span[0] or span[1] < found.low
 
 
 def _counted(numbers: pd.DataFrame) -> str:
-    """How many numbers went which way: those of the paper's by their verdict, the others by our prediction."""
+    """Return how many numbers went which way: those of the paper's by their verdict, the others by our prediction."""
     theirs = numbers["verdict"] != NO_NUMBER
     sides = (numbers["verdict"][theirs], VERDICTS), (numbers["prediction"][~theirs], PREDICTIONS)
     said = [[f"{(side == name).sum()} {name}" for name in names if (side == name).any()] for side, names in sides]

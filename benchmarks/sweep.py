@@ -190,7 +190,7 @@ class Bench:
         return self.timed(run)[1]
 
     def timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
-        """What it gives, and the seconds that it took."""
+        """Return what it gives, and the seconds that it took."""
         self._wait()
         before = time.perf_counter()
         found = run()

@@ -71,7 +71,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return what it is called."""
         one = self.config
         shape = f"{one.batch} x {one.length}" + f" in {one.accumulation}" * (one.accumulation > 1)
         return f"{one.size} ({shape}), {str(self.dtype).removeprefix('torch.')}" + ", compiled" * one.compile
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
-    """What is measured: batches that fit, and steps of at most a second or two on the device."""
+    """Return what is measured: batches that fit, and steps of at most a second or two on the device."""
     on_gpu = device.type == "cuda"
     sizes = options.sizes or (
         ["toy"] if options.quick else ["small", "medium", "paper"] if on_gpu else ["toy", "small"]

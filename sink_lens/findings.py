@@ -145,7 +145,7 @@ def _no_part(tables: Tables) -> list[Phrase]:
 
 
 def _answers_on_sink(answers: Mapping[str, Mapping[str, str]], link: str) -> tuple[str, ...]:
-    """What the two questions that speak of the sink answer about a link."""
+    """Return what the two questions that speak of the sink answer about a link."""
     return tuple(answers[link][name] for name in ("necessary_or_sufficient", "carries")) if link in answers else ()
 
 
@@ -179,7 +179,7 @@ def cancels_bias(tables: Tables) -> bool:
 
 
 def is_direction(tables: Tables) -> bool:
-    """Whether the span of what the makers write carries the sink beyond random spans and beyond its norm alone."""
+    """Check that the span of what the makers write carries the sink beyond random spans and beyond its norm alone."""
     rows = _effects(tables)
     if not {SPAN, RESCALED} <= set(rows):
         return False

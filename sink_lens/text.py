@@ -123,7 +123,7 @@ def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> st
 
 
 def costs(value: float, low: Any, high: Any) -> str:
-    """What something does to the loss, as a verb: it costs so many nats, or, where it costs none, changes the loss."""
+    """Say what something does to the loss: it costs so many nats, or, where it costs none, changes the loss."""
     verb = "costs" if value > 0 else "changes the loss by"
     return f"{verb} {number(value)} nats {interval(low, high)}".rstrip()
 

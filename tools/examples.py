@@ -39,7 +39,7 @@ def arguments_of(text: str) -> list[str]:
 
 
 def printed(path: Path, arguments: Sequence[str]) -> str:
-    """What a script prints."""
+    """Return what a script prints."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(path), *arguments]
         return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout

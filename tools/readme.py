@@ -74,7 +74,7 @@ def traced() -> Path:
 
 
 def output(run: Run) -> list[str]:
-    """What the command prints of a finished trace, in lines."""
+    """Return what the command prints of a finished trace, in lines."""
     from sink_lens.chain.config import TraceConfig
     from sink_lens.chain.locate import location_from
     from sink_lens.chain.trace import Trace

@@ -108,7 +108,7 @@ def judge(circuit: Circuit, mechanism: Mechanism, ablation: str) -> dict[str, in
 
 
 def auroc_of(size: np.ndarray, needed: np.ndarray, others: np.ndarray) -> float:
-    """How often a needed edge is larger than another; a tie counts half."""
+    """Return how often a needed edge is larger than another; a tie counts half."""
     one, other = size[needed][:, None], size[others]
     return float(((one > other).mean() + (one >= other).mean()) / 2)
 

@@ -81,7 +81,7 @@ def prose(work: Work, n: int, *, vocabulary: int) -> Tensor:
 
 @torch.no_grad()
 def last_states(lens, tokens: Tensor) -> Tensor:
-    """What the unembedding reads at the last position of each sequence: sequence, dimension."""
+    """Return what the unembedding reads at the last position of each sequence: sequence, dimension."""
     name, states = "ln_final.hook_out", []
     for batch in tokens.split(BATCH):
         _, cache = lens.bridge.run_with_cache(batch, names_filter=lambda at: at == name)

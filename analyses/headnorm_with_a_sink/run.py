@@ -70,7 +70,7 @@ class Training:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells it from the others in the table."""
+        """Return what tells it from the others in the table."""
         return tuple(getattr(self, name) for name in RUN)
 
 
@@ -205,7 +205,7 @@ def rate_at(step: int, config: TrainConfig) -> float:
 
 
 def readings(model: Any, *, prose: Tensor, task: Tensor) -> dict[str, float]:
-    """What the monitor reads of 32 held-out sequences, on prose and on the task."""
+    """Return what the monitor reads of 32 held-out sequences, on prose and on the task."""
     row = {}
     for name, tokens in (("prose", prose), ("task", task)):
         with SinkMonitor(model, every=1, tokens=tokens[:32], sequences=32) as monitor:

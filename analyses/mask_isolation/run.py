@@ -9,7 +9,7 @@ PLACES = (9, 5, 20, 40)
 
 
 def measure(work: Work) -> Measured:
-    """What comes to the isolated token, in whole, early and late layers, and what position 0 and the loss do."""
+    """Return what comes to the isolated token, in whole, early and late layers, and what position 0 and the loss do."""
     tokens = work.text(sequences=work.size(32, 4), length=64)
     last_of_first, last = work.steps()[0].last_layer, work.steps()[-1].last_layer
     late = range(last_of_first + 1, work.lens.n_layers)

@@ -18,7 +18,7 @@ SAYS = {
 
 
 def measure(work: Work) -> Measured:
-    """What each kind of ablation removes, by growth step, where the sets were found and on the other texts."""
+    """Return what each kind of ablation removes, by growth step, where the sets were found and on the other texts."""
     (_, tokens), *others = work.texts(sequences=work.size(8, 4), length=64).items()
 
     def ablations():
@@ -56,7 +56,7 @@ def measure(work: Work) -> Measured:
 
 
 def _on(work, tokens, *, chosen, best, dimension):
-    """What a set that was found elsewhere, its best neuron and its entries remove on other sequences."""
+    """Return what a set that was found elsewhere, its best neuron and its entries remove on other sequences."""
     reads = range(chosen["layers_from"], chosen["layers_to"] + 1)
     neurons = _by_layer(chosen["neurons"])
     clean = capture(work.lens, tokens, sites=["neurons"], layers=list(neurons))

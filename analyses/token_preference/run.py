@@ -81,7 +81,7 @@ def trained(work: Work) -> pd.DataFrame:
 
 
 def draw(arms, course):
-    """How many tokens cover which share of the predictions; and how long the initial preference lasts."""
+    """Return how many tokens cover which share of the predictions; and how long the initial preference lasts."""
     figure = canvas(width=9.6, height=3.3)
     axes = panel(figure, place=(1, 2, 1), xlabel="tokens, the most frequent first", ylabel="share of predictions")
     for (arm, table), colour in zip(arms.items(), (ORANGE, GREEN, BLUE, INK), strict=True):

@@ -65,7 +65,7 @@ def measure(work: Work) -> Measured:
 
 
 def named(arm: str, n_layers: int, d_model: int) -> str:
-    """What a model is called."""
+    """Return what a model is called."""
     return f"{arm}, {n_layers} layers of {d_model}"
 
 

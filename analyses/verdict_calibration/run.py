@@ -43,7 +43,7 @@ COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
 
 
 def measure(work: Work) -> Measured:
-    """How often an answer is wrong or undecided, over all models and seeds, link by link, and the makers found."""
+    """Count wrong and undecided answers over all models and seeds, link by link, and the makers found."""
     committed = work.folder / "answers.csv"
     if work.retrain or work.tiny:
         if work.tiny:
@@ -114,7 +114,7 @@ def headline_of(run: Run) -> tuple[Phrase, ...]:
 
 
 def sink_of(zoo: Any, tokens: torch.Tensor, found: Any) -> tuple[str, str]:
-    """Whether there is a sink, and what is said of it: right, misplaced, or nothing found."""
+    """Return whether there is a sink, and what is said of it: right, misplaced, or nothing found."""
     places, position = zoo.sinks(tokens), found.location.sink_position
     truth = "yes" if bool(places.any()) else "no"
     if not found.location.sink_found:
@@ -276,7 +276,7 @@ def _cell(of: pd.DataFrame) -> str:
 
 
 def draw(counts: pd.DataFrame):
-    """How many verdicts on a link are right, wrong and undecided, where there is something to answer."""
+    """Return how many verdicts on a link are right, wrong and undecided, where there is something to answer."""
     table = judge(counts)
     asked = table[(table["question"] == "verdict") & table["truth"].isin(["intact", "broken"])]
     figure = canvas(width=7.4, height=3.2)

@@ -38,7 +38,7 @@ COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
 
 
 def measure(work: Work) -> Measured:
-    """How often verdicts are wrong or undecided, by the number of sequences and by the mass of the sink."""
+    """Return how often verdicts are wrong or undecided, by the number of sequences and by the mass of the sink."""
     committed = work.folder / "answers.csv"
     if work.tiny:
         rows = work.once("answers", lambda: asked_of("bos_neuron", 1.0, SEEDS[0], sequences=(4, 8), quick=True))
@@ -63,7 +63,7 @@ def answers() -> Iterator[pd.DataFrame]:
 def asked_of(
     name: str, strength: float, seed: int, *, sequences: tuple[int, ...] = SEQUENCES, quick: bool = False
 ) -> pd.DataFrame:
-    """What is said of each link of a model, or of the chain with one link weakened, for each number of sequences."""
+    """Read what is said of each link of a model, or of a chain with one link weakened, by number of sequences."""
     torch.set_num_threads(1)
     if strength < 1.0:
         zoo = weakened(name, strength=strength, seed=seed)

@@ -22,7 +22,7 @@ def measure(work: Work) -> Measured:
     }
 
     def terms(view):
-        """What each neuron adds at the first token, and last the layer's change of the dimension."""
+        """Return what each neuron adds at the first token, and last the layer's change of the dimension."""
         dimension = places[view.layer].outlier_dimension
         added = contributions(view["neurons"][:, 0], weights=weights[view.layer].w_down[dimension])
         return torch.cat([added, (view["attn_out"] + view["mlp_out"])[:, 0, [dimension]]], dim=1)

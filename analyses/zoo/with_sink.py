@@ -375,7 +375,7 @@ def token_truth(
 
 
 def after_w_o(family: str) -> Answers:
-    """Whether the extra variance of the first position survives after W_O; a post-norm removes it."""
+    """Return whether the extra variance of the first position survives after W_O; a post-norm removes it."""
     return NO if family in ("olmo2", "gemma3") else BESIDE
 
 

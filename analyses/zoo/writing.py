@@ -93,7 +93,7 @@ class Draft:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normed."""
+        """Return whether queries and keys are normed."""
         return self.family in ("qwen3", "olmo2", "gemma3")
 
     @property

@@ -167,7 +167,7 @@ def with_positions(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]
 
 
 def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
-    """What is watched under this name."""
+    """Return what is watched under this name."""
     match name:
         case "mass":
             weights = _weights(score.columns(watch.keys), lse)

@@ -152,7 +152,7 @@ def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> No
 
 
 def _observe(name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None) -> Tensor:
-    """What ``attention.OBSERVED`` calls by this name, from the scores or the pattern; a site's own tensor as it is."""
+    """Find what ``attention.OBSERVED`` names, from the scores or the pattern; a site's own tensor as it is."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]

@@ -98,7 +98,7 @@ class Panel:
 
     @property
     def tells_sinks(self) -> bool:
-        """Whether the sequences are long enough, and windows wide enough, for any position to have a sink score."""
+        """Check that the sequences are long enough, and windows wide enough, for any position to have a sink score."""
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:

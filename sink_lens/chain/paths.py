@@ -138,7 +138,7 @@ class Writings:
         return self._over(part)
 
     def _over(self, x: Tensor) -> Tensor:
-        """What a tensor has beyond its mean over ordinary tokens."""
+        """Return what a tensor has beyond its mean over ordinary tokens."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 

@@ -100,7 +100,7 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
         return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
 
     def key_rank(view: LayerView) -> Tensor:
-        """How many keys draw more attention than each sink position."""
+        """Return how many keys draw more attention than each sink position."""
         ranks = []
         for key in sink_positions:
             later = _row_valid(view) & (_rows(view) > key)

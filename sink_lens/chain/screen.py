@@ -249,7 +249,7 @@ class _Run:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """How the cells' sequences lie in this run."""
+        """Return how the cells' sequences lie in this run."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 

@@ -102,7 +102,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
 
 
 def writing_table(panel: Panel) -> pd.DataFrame:
-    """How each outlier dimension of the studied token changes in every layer, and in which layers it is written."""
+    """Follow each outlier dimension of the studied token layer by layer: its value, and whether it is written there."""
     outliers = panel.location.outliers
     dims = sorted({one for found in outliers.values() for one in found})
     columns = ["dimension", "layer", "value", "change", "share", "is_outlier", "writes"]

@@ -45,7 +45,7 @@ def circuit_values(
 
 
 def _bases(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """What every place of the stream holds where all writers are replaced."""
+    """Return what every place of the stream holds where all writers are replaced."""
     graph = runs.graph
     of_heads = biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
@@ -166,7 +166,7 @@ class _Ablated:
         self.kept[site, layer] = x[:, self.begin :]
 
     def _wrote(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:
-        """What a sublayer adds in this run, minus what replaces it."""
+        """Return what a sublayer adds in this run, minus what replaces it."""
         graph: Graph = self.runs.graph
         self.kept[sites[0], layer] = x[:, self.begin :]
         start = self.starts[layer]

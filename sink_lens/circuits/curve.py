@@ -49,7 +49,7 @@ class Curve:
 
     @property
     def defined(self) -> bool:
-        """Whether the difference that faithfulness is divided by is told from 0."""
+        """Return whether the difference that faithfulness is divided by is told from 0."""
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
     @property

@@ -243,13 +243,13 @@ def place_of(kind: str) -> str:
 
 
 def is_parallel(lens: "LensModel") -> bool:
-    """Whether attention and MLP of a layer read the same stream: they share a norm, or the configuration says so."""
+    """Check if attention and MLP of a layer read the same stream: they share a norm, or the configuration says so."""
     family = lens.family
     shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
     return shared or bool(getattr(lens.config, "use_parallel_residual", False))
 
 
 def has_gate(lens: "LensModel") -> bool:
-    """Whether a projection of the attention's input gates the heads' output."""
+    """Return whether a projection of the attention's input gates the heads' output."""
     attention = lens.layer(0).get_submodule(lens.family.attention)
     return bool(getattr(attention, "gated", False))

@@ -180,7 +180,7 @@ class Runs:
 
     @torch.no_grad()
     def writings(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
-        """What the writers add in the clean or corrupted run of some pairs, [pair writer position d_model], and m."""
+        """Read what writers add in the clean or corrupted run of some pairs, [pair writer position d_model], and m."""
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
             (hook_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=begin))
@@ -190,7 +190,7 @@ class Runs:
         return writings(kept, graph=self.graph, weights=self.weights), self.values(outcome)
 
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
-        """What replaces what the writers add."""
+        """Return what replaces what the writers add."""
         if self.ablation == "resample":
             return self.writings(rows, corrupted=True, begin=begin)[0]
         if self.means is None:
@@ -236,7 +236,7 @@ class Runs:
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
     def _means(self, ordinary: Tensor | None) -> Tensor:
-        """What replaces each writer: a mean of the clean runs."""
+        """Return what replaces each writer: a mean of the clean runs."""
         valid = self.clean.valid.clone()
         if self.ablation == "mean_ordinary" and ordinary is not None:
             valid &= ordinary

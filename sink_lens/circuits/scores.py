@@ -91,7 +91,7 @@ class Scores:
 
     @property
     def complete(self) -> float:
-        """What the edges out of input sum to, over the difference of the metric, both as means over pairs."""
+        """Return what the edges out of input sum to, over the difference of the metric, both as means over pairs."""
         table = self.completeness
         gap = float(table["gap"].to_numpy().mean())
         return float(table["attributed"].to_numpy().mean()) / gap if gap else float("nan")

@@ -238,7 +238,7 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
 def writings(
     tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
-    """What every writer adds to the stream in one run; 0 in layers that the run did not reach."""
+    """Return what every writer adds to the stream in one run; 0 in layers that the run did not reach."""
     first = tensors["resid_pre", 0].to(weights.dtype)
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
@@ -279,7 +279,7 @@ def of_layer(
 
 
 def biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
-    """What the attention of each layer adds that belongs to no head: the bias of its output projection."""
+    """Return what the attention of each layer adds that belongs to no head: the bias of its output projection."""
     rows = []
     for own in weights.layers:
         after = own.attn_after
@@ -289,7 +289,7 @@ def biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
 
 
 def factor_behind(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
-    """What a norm or multiplier behind a sublayer multiplies each part of its output by."""
+    """Return what a norm or multiplier behind a sublayer multiplies each part of its output by."""
     if after is None:
         return total.new_ones(1, 1, 1)
     if not after.divides:

@@ -107,7 +107,7 @@ class Task:
 
     @property
     def sentence(self) -> str:
-        """How well the model does the task."""
+        """Return how well the model does the task."""
         share = self.n_answered / self.n_tried if self.n_tried else float("nan")
         return (
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "

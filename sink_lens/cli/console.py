@@ -212,7 +212,7 @@ def console(*, stderr: bool = False) -> "Console":
             return super().render_str(for_terminal(text), **named)  # before a table measures it
 
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
-            """What is printed, without what a terminal would obey."""
+            """Return what is printed, without what a terminal would obey."""
             for one in super().render(*given, **named):
                 yield one if one.control else one._replace(text=for_terminal(one.text))
 

@@ -301,7 +301,7 @@ def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
 
 
 def _matrix(table: pd.DataFrame) -> Table:
-    """What survives each freeze, for the terminal."""
+    """Return what survives each freeze, for the terminal."""
     shown = _table("Share of the sink that survives while a link is frozen (random controls)")
     for name in ("sink by", "layers"):
         shown.add_column(name, no_wrap=True)

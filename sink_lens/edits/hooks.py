@@ -84,7 +84,7 @@ def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = Non
     point.name = name
 
     def change(x: Tensor, at: At) -> Tensor:
-        """What the hook function makes of a copy."""
+        """Return what the hook function makes of a copy."""
         own = x.clone()
         new = function(own, hook=point)
         return own if new is None else new

@@ -74,7 +74,7 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What is chosen, in words; empty if everything is."""
+        """Return what is chosen, in words; empty if everything is."""
         chosen = {axis: indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
         return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items())
 

@@ -70,7 +70,7 @@ def peak_by_header(header: "Header", *, weights: int, tokens: int) -> int:
 
 
 def bytes_of_a_layer(header: "Header", *, tokens: int) -> int:
-    """What a forward pass holds of a layer's activations: they are about as wide as its weights."""
+    """Return what a forward pass holds of a layer's activations: they are about as wide as its weights."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 

@@ -343,7 +343,7 @@ class Engine:
         return shares
 
     def _has_lanes(self, block: Block) -> bool:
-        """Whether the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
+        """Check if the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
     def _in_lanes(

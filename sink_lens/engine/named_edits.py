@@ -47,7 +47,7 @@ class EditSpec:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the kind takes beside the part."""
+        """Return what the kind takes beside the part."""
         return {"factor": self.factor, "seed": self.seed, "centre": self.centre}
 
     @property

@@ -97,7 +97,7 @@ def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
 
 
 def _tokens_that_fit(lens: LensModel, tokens: TokenBatch, needs: Needs) -> int:
-    """How many tokens a forward may have in the free memory."""
+    """Return how many tokens a forward may have in the free memory."""
     if lens.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(lens.device)
     else:

@@ -82,7 +82,7 @@ def score_table(pairs: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
 
 
 def calibration_table(nulls: pd.DataFrame, *, unrelated: Sequence[tuple[str, str]]) -> pd.DataFrame:
-    """How each null does on pairs that are known to be unrelated: its p should be uniform, its z standard normal.
+    """Judge each null on pairs that are known to be unrelated: its p should be uniform, its z standard normal.
 
     ``too_narrow`` is the root mean square of z: by how much the null's standard deviation is too small. ``p_over_NN``
     is the share of pairs with p > 0.NN (one-sided; by the draws where there are any, else by the normal).

@@ -296,7 +296,7 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
 
 
 def whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file exists and equals, byte for byte, the one that run.json lists; a log may have grown since."""
+    """Check that a file exists and equals, byte for byte, the one that run.json lists; a log may have grown since."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
     content = path.read_bytes()

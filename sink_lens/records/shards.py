@@ -198,7 +198,7 @@ def progress_of(run: Path) -> pd.DataFrame:
 
 
 def _row(run: Path, shard: Shard) -> dict[str, Any]:
-    """How far a shard is, as a row."""
+    """Return how far a shard is, as a row."""
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}

@@ -122,7 +122,7 @@ def _laid(figure: Figure, engine: Any) -> list[str]:
 
 
 def _wrong(figure: Figure) -> list[str]:
-    """What is wrong with a figure: its faults, text too small to read, panels too small."""
+    """Return what is wrong with a figure: its faults, text too small to read, panels too small."""
     problems = faults(figure)
     smallest = min((float(text.get_fontsize()) for text in _texts(figure)), default=FONT)
     if smallest < _UNREADABLE - 0.01:

@@ -215,7 +215,7 @@ def _incomplete(run: Run) -> str:
 
 
 def _provenance(run: Run) -> dict[str, str]:
-    """What the run was made from, as text by name."""
+    """Return what the run was made from, as text by name."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
     rows = [*_flat(run_itself), *_flat(run.provenance), *_flat(run.config, "config.")]
     shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}

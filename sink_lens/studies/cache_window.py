@@ -238,7 +238,7 @@ def _ignore(layer: int, name: str, tensor: Tensor) -> None:
 
 
 def _watch(*, change: Any = None, names: Sequence[str] = (), put: Put = _ignore) -> Watch:
-    """What to read and change in the attention of a pass."""
+    """Return what to read and change in the attention of a pass."""
     wanted = frozenset(names)
     return Watch(kernel="eager", names=lambda _: wanted, keys=(), rows=None, put=put, change=change)
 

@@ -73,6 +73,6 @@ _UNDEFINED = Interval(estimate=float("nan"), low=float("nan"), high=float("nan")
 
 
 def is_cost(more: torch.Tensor, less: torch.Tensor, *, seed: int) -> bool:
-    """Whether one loss is above another by at least ``WORTH_KEEPING_NATS``, and by more than 0 with its interval."""
+    """Check if one loss is above another by at least ``WORTH_KEEPING_NATS``, and by more than 0 with its interval."""
     found = paired_difference(more.double().numpy(), less.double().numpy(), generator=np.random.default_rng(seed))
     return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0

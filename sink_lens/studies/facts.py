@@ -57,7 +57,7 @@ class Fact:
         )
 
     def agrees(self, found: Value) -> bool:
-        """Whether a measured value is the published one, within the tolerance and the interval of the measurement.
+        """Check if a measured value is the published one, within the tolerance and the interval of the measurement.
 
         A number agrees where its interval meets the tolerated range; a set where it has all published members, and has
         none where none was published; a range of layers where both ends are within the tolerance (1 if none is named).

@@ -195,7 +195,7 @@ def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Find
 
 
 def _template_error(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a chat template that is a program with an error says; empty where it shows both chats, or there is none."""
+    """Find the error of a chat template that is a program; empty if it shows both chats, or there is none."""
     if not getattr(tokenizer, "chat_template", None):
         return ""
     try:

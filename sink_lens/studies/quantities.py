@@ -292,7 +292,7 @@ def norm_ratio(seen: Observed, terms: Terms) -> Tensor:
 
 
 def _read_by_attention(seen: Observed, terms: Terms) -> Tensor:
-    """What the layer's attention reads at the first token."""
+    """Return what the layer's attention reads at the first token."""
     layer = terms["layer"]
     kept = capture(seen.lens, seen.tokens, sites=["attn_in"], layers=[layer], positions=[0])
     return kept["attn_in", layer][:, 0].float()

@@ -326,7 +326,7 @@ def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: Tokens
 
 
 def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
-    """Whether a token has no letter and no digit, or is special: punctuation, white space, BOS within a sequence."""
+    """Check if a token has no letter and no digit, or is special: punctuation, white space, BOS within a sequence."""
     return token_id in special or not any(character.isalnum() for character in text)
 
 

@@ -204,7 +204,7 @@ def _published_text(fact: Fact, kind: str) -> str:
 
 
 def _measured_text(found: Value, kind: str) -> str:
-    """What was measured, as text."""
+    """Return what was measured, as text."""
     if kind != "number":
         return _as_text(found.indices)
     return f"{number(found.number)} {bounds(found.low, found.high)}".strip()

@@ -331,7 +331,7 @@ def _killed(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _differs(found: Path, needed: Path) -> str:
-    """How the tables of a run differ from those of another, to the last bit but for times; nothing if they do not."""
+    """Compare the tables of two runs to the last bit, but for times; nothing if they are equal."""
     from sink_lens.records import read_run
 
     a, b = read_run(found), read_run(needed)

@@ -199,7 +199,7 @@ def _act(action: Callable[[], object], outcome: Outcome) -> None:
 
 
 def _of_a_given_function(error: BaseException) -> bool:
-    """Whether a function that the attack gives as a metric raised it: such an error passes as it is, with a note."""
+    """Check if a function that the attack gives as a metric raised it: such an error passes as it is, with a note."""
     return {f"raised in the metric {one.__name__!r}" for one in (int, len)} & set(
         getattr(error, "__notes__", ())
     ) != set()
@@ -222,5 +222,5 @@ def _hook(reached: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
 
 
 def canary(folder: Path) -> bool:
-    """Whether code ran."""
+    """Return whether code ran."""
     return any(folder.rglob(CANARY)) or (folder.parent / CANARY).exists()

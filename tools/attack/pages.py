@@ -68,7 +68,7 @@ def browser() -> str | None:
 
 
 def ran(page: Path) -> str:
-    """What a browser shows of a page if something ran in it; empty where nothing did."""
+    """Return what a browser shows of a page if something ran in it; empty where nothing did."""
     program = browser()
     if program is None:
         return "no browser was found: apt-get install chromium, or name it in CHROMIUM"

@@ -132,7 +132,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def judge(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str], folder: Path) -> str:
-    """How an attempt ended, in a word; or what is wrong with how it ended."""
+    """Return how an attempt ended, in a word; or what is wrong with how it ended."""
     lines = [line.rpartition("\r")[2] for line in outcome.err.split("\n")]  # a bar is written over
     lines = [line for line in lines if line.strip()]
     errors = [line for line in lines if line.startswith(("error:", "interrupted:", "stopped;"))]
@@ -174,7 +174,7 @@ def judge(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str],
 
 
 def _own(name: str, out: str | None) -> bool:
-    """Whether a file is one that the run itself writes again and again."""
+    """Return whether a file is one that the run itself writes again and again."""
     return Path(name).name in (".lock", "report.html") or (out is not None and Path(name) == Path(out) / "run.json")
 
 

@@ -89,7 +89,7 @@ class Loop:
                 monitor.step()
 
     def hooks(self) -> int:
-        """How many hooks stand on the model."""
+        """Return how many hooks stand on the model."""
         return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in self.model.modules())
 
 

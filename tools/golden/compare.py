@@ -123,7 +123,7 @@ class Renames:
         return name
 
     def ignored(self, name: str) -> bool:
-        """Whether a table, by its path on its own side, is not compared."""
+        """Return whether a table, by its path on its own side, is not compared."""
         found = any(fits(name, pattern) for pattern in self.given.get("ignored", {}))
         if found:
             self.use("ignored", name)
@@ -164,7 +164,7 @@ def read_map(path: Path | None) -> Renames:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a path fits a pattern, whole or by its last part."""
+    """Return whether a path fits a pattern, whole or by its last part."""
     return fnmatch.fnmatchcase(name, pattern) or ("/" not in pattern and fnmatch.fnmatchcase(Path(name).name, pattern))
 
 
@@ -326,7 +326,7 @@ def plain(column: Column) -> Column:
 
 
 def unequal(one: Column, two: Column) -> str | None:
-    """How two columns differ; None where they do not."""
+    """Return how two columns differ; None where they do not."""
     if one.values == two.values:
         return None
     if len(one.values) != len(two.values):

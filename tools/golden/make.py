@@ -314,7 +314,7 @@ def patches(out: Path, family: str) -> Mapping[str, Any]:
 
 
 def outcome(run: Any) -> Mapping[str, Any]:
-    """What was read of a run."""
+    """Return what was read of a run."""
     return {"mass": run.mass, "state": run.state, "loss": run.loss, "logits": run.logits, "tensors": run.tensors}
 
 

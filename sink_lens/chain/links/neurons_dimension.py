@@ -57,7 +57,7 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
         supers = [super_neurons(evidence.splits, layer=split.layer) for split in splits]
 
         def share_rows(masks: list[Tensor], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
-            """What the neurons of some masks write, and the whole change, by sequence."""
+            """Return what the neurons of some masks write, and the whole change, by sequence."""
             written = torch.stack([s.terms[:, mask].sum(1) for s, mask in zip(splits, masks, strict=True)]).sum(0)
             return torch.stack([written, change], dim=1)[evidence.tested]
 
