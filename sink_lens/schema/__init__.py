@@ -73,9 +73,9 @@ COSTLY = 0.25
 many nats."""
 ERROR_RATES = (
     "0 of 321 intact links were said to fail, 0 of 150 broken ones to hold, and 0 of 43 models without a sink to have "
-    "one; 0 of 122 headlines had an untrue phrase. On 122 traces of models whose mechanism was written by hand, one for "
-    "each model and architecture (docs/zoo.md, with the answers that are wrong more often). None of these models is "
-    "larger than a few million parameters."
+    "one; 0 of 122 headlines had an untrue phrase. On 122 traces of models whose mechanism was written by hand, one "
+    "for each model and architecture (docs/zoo.md, with the answers that are wrong more often). None of these models "
+    "is larger than a few million parameters."
 )
 """How often verdicts with default floors and 20 sequences were wrong (``analyses/verdict_calibration``)."""
 TELLING_LOSS = 0.9
