@@ -13,7 +13,7 @@ from .truth import Maker, ZooModel
 from .writing import N_HEADS, N_KV_HEADS
 
 _ONE_NEURON = ("bos_neuron", "redundant", "direction", "eraser", "cancelled_bias", "beside", "elsewhere")
-_CHAIN = ("variance", "bimodal", "bos_without")
+_CHAIN = ("variance", "bimodal", "bos_without", "first_window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
