@@ -6,6 +6,7 @@ imported.
 """
 
 import argparse
+import functools
 import os
 import random
 import shutil
@@ -91,12 +92,18 @@ def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> l
     return found
 
 
-def killed(arguments: list[str], *, name: str, kills: int, drawn: random.Random) -> list[str]:
-    """Kill a command again and again, resume it, and give the tables that differ from those of a whole run."""
+@functools.cache
+def undisturbed(name: str) -> tuple[float, dict[str, pd.DataFrame]]:
+    """The seconds and the tables of a command that nobody kills."""
     begun = time.monotonic()
-    if not finished(run([*arguments, "--overwrite"], out=f"{name}-whole")):
-        return ["the run that nobody killed"]
-    seconds, whole = time.monotonic() - begun, tables(f"{name}-whole")
+    if not finished(run(COMMANDS[name], out=f"{name}-whole")):
+        sys.exit(f"{name} fails where nobody kills it")
+    return time.monotonic() - begun, tables(f"{name}-whole")
+
+
+def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
+    """Kill a command again and again, resume it, and give the tables that differ from those of a whole run."""
+    arguments, (seconds, whole) = COMMANDS[name], undisturbed(name)
     out, done, wrong = f"{name}-killed", 0, list[str]()
     while done < kills:
         child = run(arguments, out=out)
@@ -113,22 +120,19 @@ def killed(arguments: list[str], *, name: str, kills: int, drawn: random.Random)
     return wrong + differing(whole, tables(out))
 
 
-SHARDS = 8
 DIVIDED = ("sweep", "patch", "circuit")
 
 
-def killed_shards(arguments: list[str], *, name: str, kills: int, drawn: random.Random) -> list[str]:
+def killed_shards(name: str, *, shards: int, kills: int, drawn: random.Random) -> list[str]:
     """Start all shards of a run at once, kill them at random and start them again; what differs from a whole run."""
-    begun = time.monotonic()
-    if not finished(run([*arguments, "--overwrite"], out=f"{name}-whole")):
-        return ["the run that nobody killed"]
-    seconds, whole, out = time.monotonic() - begun, tables(f"{name}-whole"), f"{name}-sharded"
+    seconds, whole = undisturbed(name)
+    out = f"{name}-sharded"
 
     def start(number: int) -> int:
-        return run([*arguments, "--shard", f"{number}/{SHARDS}"], out=out)
+        return run([*COMMANDS[name], "--shard", f"{number}/{shards}"], out=out)
 
     wrong = list[str]()
-    running, left = {number: start(number) for number in range(1, SHARDS + 1)}, kills
+    running, left = {number: start(number) for number in range(1, shards + 1)}, kills
     while running:
         time.sleep(drawn.uniform(0, seconds / 4))
         for number, child in list(running.items()):
@@ -158,6 +162,7 @@ def main() -> int:
     asked.add_argument("--kills", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
+    asked.add_argument("--shards", type=int, default=8)
     asked.add_argument("--repeat", type=int, default=1, help="of the shards")
     options = asked.parse_args()
     torch.set_num_threads(1)
@@ -168,16 +173,16 @@ def main() -> int:
         Path("sweep.toml").write_text(SWEEP)
         planted().model.save_pretrained("model")
         tiny_tokenizer(adds_bos=True).save_pretrained("model")
-        for name, arguments in COMMANDS.items():
+        for name in COMMANDS:
             if options.only in (None, name):
-                wrong = killed(arguments, name=name, kills=options.kills, drawn=drawn)
+                wrong = killed(name, kills=options.kills, drawn=drawn)
                 sys.stdout.write(f"{name}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
                 sys.stdout.flush()
                 failed |= bool(wrong)
         for name in DIVIDED * options.repeat if options.only in (None, "shards") else ():
-            wrong = killed_shards(COMMANDS[name], name=name, kills=options.kills, drawn=drawn)
-            said = f"{name} in {SHARDS} shards: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n"
-            sys.stdout.write(said)
+            wrong = killed_shards(name, shards=options.shards, kills=options.kills, drawn=drawn)
+            divided = f"{name} in {options.shards} shards"
+            sys.stdout.write(f"{divided}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
             sys.stdout.flush()
             failed |= bool(wrong)
         os.chdir("/")
