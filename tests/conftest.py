@@ -31,6 +31,10 @@ pytest_plugins = ["raw_models", "written_tables"]
 _LONG = (
     "test_real",
     "test_analyses",
+    "test_killed",
+    "test_trained_mechanisms",
+    "test_two_paths",
+    "test_json",
     "test_examples",
     "test_cluster",
     "test_monitor",
