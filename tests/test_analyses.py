@@ -20,7 +20,9 @@ from sink_lens.schema import ERROR_RATES
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
-SHARED = tuple(f"analyses.{one}." for one in ("claims", "fingerprint_baselines", "texts", "trigger_training", "zoo"))
+SHARED = tuple(
+    f"analyses.{one}." for one in ("claims", "fingerprint_baselines", "rates", "texts", "trigger_training", "zoo")
+)
 """What several analyses import."""
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
+from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED
 from sink_lens import wrap
@@ -105,21 +105,6 @@ def judge(circuit: Circuit, mechanism: Mechanism, ablation: str) -> dict[str, in
     named, whole = nodes["unseen"], edges["held"] == edges["needed"]
     counts |= {"lost": int(lost.sum()), "lost_named": int((lost & named).sum())}
     return counts | {"named": int(named.sum()), "named_whole": int((named & whole).sum())}
-
-
-def auroc_of(size: np.ndarray, needed: np.ndarray, others: np.ndarray) -> float:
-    """Return how often a needed edge is larger than another; a tie counts half."""
-    one, other = size[needed][:, None], size[others]
-    return float(((one > other).mean() + (one >= other).mean()) / 2)
-
-
-def share(holds: int, n: int) -> Interval:
-    """A share of combinations, whose seeds are not independent, with its exact 95% interval; nan for none."""
-    if not n:
-        return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=0)
-    test = binomtest(holds, n)
-    bounds = test.proportion_ci()
-    return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=n)
 
 
 def ratio(table: pd.DataFrame, above: str, below: str, *, work: Work) -> Interval:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analyses.circuit_nodes.run import auroc_of, share
 from analyses.claims import Measured, Work, main
+from analyses.rates import auroc_of, share
 from analyses.zoo import ZOO, build
 from analyses.zoo.edges import sink_edges
 from sink_lens import wrap

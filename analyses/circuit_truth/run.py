@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import binomtest
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from analyses.claims import Measured, Work, main
+from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
@@ -165,8 +165,7 @@ class Edges:
     def row(self, method: str, values: np.ndarray) -> dict[str, Any]:
         """Measure how well a method ranks the edges that are needed before the others."""
         size = np.abs(values)
-        one, other = size[self.needed], size[self.others]
-        auroc = float(((one[:, None] > other).mean() + (one[:, None] >= other).mean()) / 2)
+        auroc = auroc_of(size, self.needed, self.others)
         order = np.argsort(-np.where(self.needed | self.others, size, -1), kind="stable")
         share = float(self.needed[order[: self.needed.sum()]].mean())
         return {"ablation": self.ablation, "method": method, "auroc": auroc, "auroc_least": auroc, "found": share}
@@ -238,13 +237,6 @@ def name_of(node: theirs.Node) -> str:
     if node.head is not None:
         return f"a{node.layer}.h{node.head}{letter}"
     return {"embed": "input", "logits": "logits"}.get(node.kind, f"m{node.layer}")
-
-
-def share(found: int, n: int) -> Interval:
-    """A share of mechanisms and architectures, whose seeds are not independent, with its exact 95% interval."""
-    test = binomtest(found, n)
-    bounds = test.proportion_ci()
-    return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=n)
 
 
 def ratio(table: pd.DataFrame, above: str, below: str, *, work: Work) -> Interval:

@@ -20,6 +20,7 @@ import torch
 from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
+from analyses.rates import share as of_all
 from analyses.zoo import LINKS, ZOO, build
 from analyses.zoo.headlines import untrue
 from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
@@ -173,11 +174,7 @@ def judge(counts: pd.DataFrame) -> pd.DataFrame:
 def share(part: pd.DataFrame, whole: pd.DataFrame) -> Interval:
     """A share of pairs of model and architecture, whose seeds are not independent, with its exact 95% interval."""
     found, n = (len(of[["model", "family"]].drop_duplicates()) for of in (part, whole))
-    if not n:
-        return Interval(estimate=float("nan"), low=float("nan"), high=float("nan"), n=0)
-    test = binomtest(found, n)
-    bounds = test.proportion_ci()
-    return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=n)
+    return of_all(found, n)
 
 
 def bound(found: int, n: int) -> float:
