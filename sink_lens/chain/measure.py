@@ -27,6 +27,9 @@ CONDITION_READINGS = frozenset(
 MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
 """Makes the readings that a link needs beside those that all share."""
 
+TellsRates = Callable[[Float[Tensor, "layer batch position"]], None]
+"""Is told the sink rates of the scout's sequences as soon as they are known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
@@ -118,11 +121,13 @@ def scout(
     config: TraceConfig,
     position: int | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
+    tell: TellsRates | None = None,
 ) -> Location:
     """Where to look, from the first 64 positions of eight sequences: sink positions, growth steps, outlier dimensions.
 
     What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
-    growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken.
+    growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken. ``tell`` gets the
+    sink rates, which come first; where the position is given, none are read.
     """
     few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
     rows = sampled_queries(few.n_positions)
@@ -130,6 +135,8 @@ def scout(
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
         rates = sink_rates(lens, few, threshold=config.threshold, kernel=config.kernel)
+        if tell is not None:
+            tell(rates[:, :, :shortest])
         found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
@@ -254,13 +261,15 @@ def scout_and_measure(
     only: frozenset[str] | None = None,
     aim: Location | None = None,
     position: int | None = None,
+    tell: TellsRates | None = None,
 ) -> Panel:
     """Scout and measure; measure again where the pass found that it was aimed at other positions.
 
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
     have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
     needed only where the scout took a wrong position for the strongest. ``aim`` is where to look first, instead of
-    where the scout says. Where a ``position`` is given, it alone is studied, whether it has a sink or not.
+    where the scout says. Where a ``position`` is given, it alone is studied, whether it has a sink or not. The first
+    scout calls ``tell``.
     """
 
     def measured(at: Location, label: str) -> Panel:
@@ -268,7 +277,7 @@ def scout_and_measure(
         plan = at.plan(lens.n_layers)
         return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
 
-    aim = scout(lens, tokens, config=config, position=position) if aim is None else aim
+    aim = scout(lens, tokens, config=config, position=position, tell=tell) if aim is None else aim
     panel = measured(aim, label)
     if position is not None:
         again = only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers)

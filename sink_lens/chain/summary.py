@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ..activations.precision import Rounding
+from ..data.tokens import TokenBatch
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import NORM_ALONE
 from ..stats import Interval, interval, studentised_interval
@@ -188,19 +191,34 @@ def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     return rows
 
 
-def first_answer(panel: Panel, *, config: TraceConfig) -> str:
-    """Where the sink is and how strong, in a line, and a digit a layer: what is known after the first pass."""
-    position = panel.location.sink_position
-    rate = float(panel.sink_rate(config.threshold).nanmean())
-    if not panel.tells_sinks:
-        return "the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)"
-    if not panel.location.sink_found:
-        return f"no attention sink so far: position {position} has one in {rate:.0%} of heads"
-    score = panel.at_sink("sink_score", position).nanmean(dim=(1, 2))
-    tenths = "".join("-" if value != value else f"{min(9, int(10 * value))}" for value in score.tolist())
-    return (
-        f"attention sink at position {position}, in {rate:.0%} of heads (sink score above {config.threshold:g}); "
-        f"mean score by layer, in tenths: {tenths}"
+def first_answer(
+    rates: Float[Tensor, "layer batch position"],
+    *,
+    config: TraceConfig,
+    tokens: TokenBatch,
+    position: int | None = None,
+) -> tuple[int | None, str]:
+    """The sink's position, None where none is found, and a line on it: its rate, and a digit for each layer.
+
+    It is asked as soon as rates of any of the sequences are known. If the position is given, the line is about it.
+    """
+    if rates.isnan().all():
+        return None, "the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)"
+    rate_at = rates.nanmean(dim=(0, 1)).nan_to_num(0.0)
+    place = int(rate_at.argmax()) if position is None else position
+    found = bool(rate_at[place] >= config.min_sink_rate)
+    n_read, n_positions = rates.shape[1:]
+    of = f"all {n_read}" if n_read == tokens.n_sequences else f"{n_read} of {tokens.n_sequences}"
+    cut = f"the first {n_positions} tokens of " if n_positions < int(tokens.lengths.min()) else ""
+    read = f"in {rate_at[place]:.0%} of heads on {cut}{of} sequences"
+    if not found:
+        has = "comes nearest, with one" if position is None else "has one"
+        return None, f"no attention sink so far: position {place} {has} {read}"
+    by_layer = rates[:, :, place].nanmean(1).tolist()
+    tenths = "".join("-" if rate != rate else f"{min(9, int(10 * rate))}" for rate in by_layer)
+    return place, (
+        f"attention sink at position {place}, {read} (sink score above {config.threshold:g}); share of heads by "
+        f"layer, in tenths: {tenths}"
     )
 
 

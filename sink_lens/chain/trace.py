@@ -285,15 +285,24 @@ def _run(
             collect()
         return frames[name]
 
+    answered: list[int | None] = []  # the position of each first answer
+
+    def answer(rates: Tensor) -> None:
+        """Say where the sink is, as soon as sink rates are known and where later ones say something else."""
+        place, said = summary.first_answer(rates, config=config, tokens=batch, position=given)
+        if [place] != answered[-1:]:
+            _LOG.info("%s", said)
+            answered.append(place)
+
     keep("chain", chain_table(links))
     given = None if there is None else there.position
-    panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, position=given)
+    panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, position=given, tell=answer)
     at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
     moved = align_sinks(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
         batch, other = moved, None
         panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
-    _LOG.info("%s", summary.first_answer(panel, config=config))
+    answer(panel["rate_by_key"][..., : panel.shortest])
     found = panel.location.sink_found and moved is None and there is None
     others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if found else {}
     n_asked = batch.n_sequences

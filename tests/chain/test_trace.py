@@ -254,16 +254,39 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
     assert not {verdicts[name] for name in CHAIN} & {"holds"}
     check_folder(tmp_path / "run")
     assert "no attention sink was found" in text_of(short_table(result))
-    assert "no attention sink so far: position 0 has one in 0% of heads" in caplog.text
+    assert "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq" in caplog.text
+
+
+def test_the_first_answer_is_of_eight_sequences_and_comes_before_anything_else_is_measured(
+    tmp_path, caplog, monkeypatch
+):
+    caplog.set_level("INFO", logger="sink_lens")
+    monkeypatch.setattr("sink_lens.chain.measure.measure", None)
+    with pytest.raises(TypeError, match="NoneType"):
+        run(planted_lens(), tmp_path / "run", sequences=12, length=72, random_init=False)
+    (said,) = [record.getMessage() for record in caplog.records if "sink at position" in record.getMessage()]
+    assert "of heads on the first 64 tokens of 8 of 12 sequences (sink score above 0.3); share of heads by" in said
+
+
+def test_a_first_answer_that_all_sequences_contradict_is_corrected(tmp_path, caplog):
+    caplog.set_level("INFO", logger="sink_lens")
+    lens, batch = planted_lens(), random_batch(sequences=32, length=24)
+    batch.tokens[8:, 0] = lens.tokenizer.bos_token_id
+    run(lens, tmp_path / "run", batch=batch, random_init=False)
+    first, second = (record.getMessage() for record in caplog.records if "attention sink" in record.getMessage())
+    assert first.startswith("no attention sink so far: position ")
+    assert first.endswith("% of heads on 8 of 32 sequences")
+    assert second.startswith("attention sink at position 0, in ")
+    assert "of heads on all 32 sequences" in second
 
 
 def test_the_sink_goes_with_bos_and_the_first_answer_has_the_rate_of_the_summary(tmp_path, caplog):
     caplog.set_level("INFO", logger="sink_lens")
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, random_init=False)
     rate = float(result.tables["summary"].set_index("quantity").loc["sink_rate", "value"])
-    score = result.tables["heads"].groupby("layer")["sink_score"].mean()
-    digits = "".join(f"{min(9, int(10 * value))}" for value in score)
-    assert f"attention sink at position 0, in {rate:.0%} of heads" in caplog.text
+    heads = result.tables["heads"].groupby("layer")["sink_rate"].mean()
+    digits = "".join(f"{min(9, int(10 * value))}" for value in heads)
+    assert f"attention sink at position 0, in {rate:.0%} of heads on all 8 sequences" in caplog.text
     assert f"in tenths: {digits}" in caplog.text
     conditions = result.tables["arms"].set_index("condition")
     assert conditions["chosen"].to_dict() == {"with": True, "without": False}
