@@ -16,7 +16,7 @@ from ..models.header import Header, read_header
 from ..models.prompt_tokens import tokenizer_of
 from .config import CircuitConfig
 from .graph import Graph
-from .tasks import pairs_that_fit
+from .pairs import pairs_that_fit
 
 _PASSES_A_POINT = 4
 """Forward passes that one point of the scores takes for a pair: a forward, its backward and the sums over edges."""

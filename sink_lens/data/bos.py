@@ -80,6 +80,51 @@ def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, wh
         )
 
 
+def prompt_ids(
+    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
+) -> list[list[int]]:
+    """Token ids of each prompt, after BOS if it is added.
+
+    Raises:
+        InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
+            or begins with BOS itself.
+    """
+    if not prompts:
+        raise InputError("there is no prompt; need at least one. Give one.")
+    first = first_ids(tokenizer, bos)
+    rows: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        ids = text_ids(prompt, tokenizer)
+        if not ids:
+            raise InputError(f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it.")
+        refuse_own_bos(ids, tokenizer, what=f"prompt {index}")
+        rows.append(first + ids)
+        if len(rows[-1]) < 2:
+            raise InputError(
+                f"prompt {index} ({prompt!r}) is a single token; need at least 2, as no later token could "
+                f"attend to it. Make it longer."
+            )
+    return rows
+
+
+def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
+    """The ids that plain text can have, ascending: ids in the vocabulary that are not special."""
+    if vocab_size is not None and vocab_size < 1:
+        raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
+    if tokenizer is None:
+        if vocab_size is None:
+            raise InputError("there is no tokenizer and no vocab_size; need one of them to draw from. Give one.")
+        return list(range(vocab_size))
+    special = set(tokenizer.all_special_ids)
+    special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    ids = sorted(set(tokenizer.get_vocab().values()) - special)
+    if vocab_size is not None:
+        ids = [token for token in ids if token < vocab_size]
+    if not ids:
+        raise InputError("the tokenizer has no ordinary token below vocab_size; need at least one. Check both.")
+    return ids
+
+
 def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that the tokenizer itself puts in front of plain text."""
     alone = text_ids("a", tokenizer)

@@ -16,6 +16,8 @@ from sink_lens.data.batch import TokenBatch, decode_tokens, from_tensor
 from sink_lens.data.bos import (
     bos_id,
     first_ids,
+    ordinary_ids,
+    prompt_ids,
     refuse_own_bos,
     text_ids,
     tokenizer_adds_bos,
@@ -84,21 +86,7 @@ def from_prompts(
         InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
             or begins with BOS itself.
     """
-    if not prompts:
-        raise InputError("there is no prompt; need at least one. Give one.")
-    first = first_ids(tokenizer, bos)
-    rows: list[list[int]] = []
-    for index, prompt in enumerate(prompts):
-        ids = text_ids(prompt, tokenizer)
-        if not ids:
-            raise InputError(f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it.")
-        refuse_own_bos(ids, tokenizer, what=f"prompt {index}")
-        rows.append(first + ids)
-        if len(rows[-1]) < 2:
-            raise InputError(
-                f"prompt {index} ({prompt!r}) is a single token; need at least 2, as no later token could "
-                f"attend to it. Make it longer."
-            )
+    rows = prompt_ids(prompts, tokenizer, bos=bos)
     pad_ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     pad = next(pad for pad in pad_ids if pad is not None)
     width = max(len(row) for row in rows)
@@ -106,7 +94,7 @@ def from_prompts(
         tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
         lengths=torch.tensor([len(row) for row in rows]),
         source="prompts",
-        bos=bool(first),
+        bos=bool(first_ids(tokenizer, bos)),
         bos_condition=bos,
         seed=None,
     )
@@ -275,24 +263,6 @@ def _draw_ids(
         bos_condition=bos,
         seed=generator.initial_seed(),
     )
-
-
-def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
-    """The ids that plain text can have, ascending: ids in the vocabulary that are not special."""
-    if vocab_size is not None and vocab_size < 1:
-        raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
-    if tokenizer is None:
-        if vocab_size is None:
-            raise InputError("there is no tokenizer and no vocab_size; need one of them to draw from. Give one.")
-        return list(range(vocab_size))
-    special = set(tokenizer.all_special_ids)
-    special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    ids = sorted(set(tokenizer.get_vocab().values()) - special)
-    if vocab_size is not None:
-        ids = [token for token in ids if token < vocab_size]
-    if not ids:
-        raise InputError("the tokenizer has no ordinary token below vocab_size; need at least one. Check both.")
-    return ids
 
 
 def _document(row: object, index: int, column: str) -> str:

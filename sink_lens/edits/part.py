@@ -9,17 +9,18 @@ of ``scores`` and ``pattern``.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 from zlib import crc32
 
 import numpy as np
-import torch
-from jaxtyping import Shaped
-from torch import Tensor
 
 from ..errors import InputError
 from ..models.sites import SITES
 from ..text import span
+
+if TYPE_CHECKING:  # a dry run counts parts without torch
+    from jaxtyping import Shaped
+    from torch import Tensor
 
 Indices = tuple[int, ...] | None
 """What is chosen on one axis: indices that are edited together; None is all of them."""
@@ -78,7 +79,7 @@ class Part:
         chosen = {axis: indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
         return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items())
 
-    def of(self, values: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
+    def of(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
         """This part of one layer's values; an axis of size 1 stays, since its value is repeated.
 
         Raises:
@@ -87,7 +88,7 @@ class Part:
         index = self.mesh(values)
         return values if index is None else values[index]
 
-    def mesh(self, tensor: Tensor, *, begin: int = 0) -> tuple[Tensor, ...] | None:
+    def mesh(self, tensor: "Tensor", *, begin: int = 0) -> "tuple[Tensor, ...] | None":
         """The index that selects this part of one layer's tensor, an open mesh; None if everything is chosen.
 
         Args:
@@ -97,6 +98,8 @@ class Part:
         Raises:
             InputError: an index does not exist.
         """
+        import torch
+
         names = ("sequence", *SITES[self.site].parts)
         vectors: list[Tensor | None] = [None]
         for name, indices, size in zip(names[1:], self.index, tensor.shape[1:], strict=True):

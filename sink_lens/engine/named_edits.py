@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Generator
-
 from ..edits.part import AXES, Part
 from ..errors import InputError
 from ..models.sites import SITES
@@ -157,6 +155,8 @@ def _mean(spec: EditSpec, refs: "References") -> "Edit":
 
 def _resample(spec: EditSpec, refs: "References") -> "Edit":
     """Set to another sequence's values."""
+    from torch import Generator
+
     from ..edits.constructors import resample
 
     values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers(spec, refs)}

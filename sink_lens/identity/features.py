@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..data.bos import ordinary_ids
 from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
-from ..data.tokens import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel

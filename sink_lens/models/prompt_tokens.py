@@ -30,8 +30,6 @@ def prompt_tokens(path: Path, prompts: Sequence[str], *, bos: BosCondition) -> l
     tokenizer = tokenizer_of(path)
     if tokenizer is None:
         return None
-    from ..data.tokens import from_prompts
+    from ..data.bos import prompt_ids
 
-    batch = from_prompts(list(prompts), tokenizer, bos=bos)
-    rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
-    return [row[:length] for row, length in rows]
+    return prompt_ids(prompts, tokenizer, bos=bos)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
 from ..errors import SiteError
 from .families import EXPERTS_HOOK, Family
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # neither torch nor the types of shapes: a dry run knows the sites without them
+    from jaxtyping import Float
+    from torch import Tensor
+
     from .lens import LensModel
 
 
@@ -391,7 +391,7 @@ def site_at(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | N
 
 
 def read_site(
-    tensor: Tensor,
+    tensor: "Tensor",
     *,
     address: Address,
     family: Family,
@@ -399,7 +399,7 @@ def read_site(
     n_kv_heads: int,
     d_head: int,
     batch: int,
-) -> Float[Tensor, "batch position *value"]:
+) -> "Float[Tensor, 'batch position *value']":
     """Extract a site's tensor from a submodule's input or output: split a fused projection, view by heads."""
     if tensor.dim() == 2:  # OPT flattens batch and position around its MLP
         tensor = tensor.unflatten(0, (batch, -1))

@@ -267,9 +267,10 @@ READ_TEXT = ("a sweep of prompts", "patch", "circuit")
 
 @pytest.mark.parametrize("name", DRY_RUNS)
 def test_a_dry_run_on_the_cpu_imports_no_library_of_models(name, folder, tmp_path):
-    """A tokenizer takes a part of transformers and, in a batch of tokens, pandas; no model is imported for it."""
-    heavy = {"transformer_lens", "scipy", "accelerate", "transformers.modeling_utils"}
-    heavy |= set() if name in READ_TEXT else {"transformers", "pandas"}
+    """A tokenizer takes a part of transformers, and a training's timed step takes torch; no model is imported."""
+    heavy = {"transformer_lens", "scipy", "accelerate", "pandas", "transformers.modeling_utils"}
+    heavy |= set() if name in READ_TEXT else {"transformers"}
+    heavy |= set() if name == "train" else {"torch"}
     code = (
         "import sys\nfrom sink_lens.cli import app\n"
         "try:\n    app(prog_name='sink-lens')\nexcept SystemExit as end:\n    assert not end.code\n"

@@ -16,7 +16,8 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.curve import area
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
-from sink_lens.circuits.tasks import read_pairs, task_of
+from sink_lens.circuits.pairs import read_pairs
+from sink_lens.circuits.tasks import task_of
 from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
