@@ -7,9 +7,15 @@ import re
 import numpy as np
 import pytest
 
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import render
+from sink_lens.studies import diff
 
+from ..report.test_models import a_card
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
+from ..report.test_pages import SAYS, a_run
+from . import edges
 
 SOME_TEXT = re.compile(r"[\s\S]{6}")
 SIZE = {"layers": 6, "heads": 4, "length": 16}
@@ -161,6 +167,25 @@ def test_a_narrow_screen_is_not_overflown(opened, report, width):
     assert found.page.locator(".viewer canvas").bounding_box()["width"] > 200
     found.page.locator("[data-map]").tap()
     assert found.quiet
+
+
+def a_diff(folder):
+    lenses = [wrap(planted(seed=seed).model, tokenizer=tiny_tokenizer(adds_bos=True)) for seed in (0, 1)]
+    diff(*lenses, tokens="random", sequences=4, length=16, out=folder, progress=False)
+    return folder
+
+
+ALSO = {"card": a_card, "circuit": edges.a_run, "diff": a_diff}
+
+
+@pytest.mark.parametrize("kind", [*SAYS, *ALSO])
+def test_no_page_scrolls_sideways_on_a_phone(opened, tmp_path, kind):
+    """Tables and figures do, each in its own box."""
+    path = render(ALSO[kind](tmp_path / kind) if kind in ALSO else a_run(tmp_path / kind, kind))
+    page = opened(path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).page
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    widths = page.evaluate("[document.scrollingElement.scrollWidth, document.scrollingElement.clientWidth]")
+    assert widths == [390, 390]
 
 
 def test_dark_and_light_follow_the_reader(opened, report):
