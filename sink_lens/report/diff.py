@@ -1,5 +1,7 @@
 """The page of ``diff``: what changed from one model to another, what is alarming, and the line to change."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -62,8 +64,8 @@ def _title(run: Run) -> str:
     if row["by"] == "bos" and not row["alarms"]:
         loss = loss.replace("the loss", "over all positions the loss")
         return f"{visible(row.get('sentence', ''), limit=200).partition(':')[0] or result}{loss}"
-    other = run.config.get("other")
-    whose = f" in {visible(other)}" if other else ""
+    other = Path(str(run.config.get("other") or ""))
+    whose = f" in {visible(other.name if other.is_absolute() else other)}" if other.name else ""
     return f"{result}{whose}{by.get(str(row['by']), '')}{loss}"
 
 

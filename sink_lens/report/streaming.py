@@ -80,7 +80,8 @@ def _title(run: Run) -> str:
     title = f"A cache of {row['window']} tokens: keep {many}"
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
     if n == 0 and np.isfinite(cost):
-        if not float(row.get("cost_low", np.nan)) > 0:
+        low, high = (float(row.get(f"cost_{end}", np.nan)) for end in ("low", "high"))
+        if not (low > 0 or high < 0):
             return f"{title}; evicting has no cost that can be told from 0"
         return f"{title}; evicting {costs(cost, row.get('cost_low'), row.get('cost_high'))}"
     if n == 0 or not np.isfinite(closed):

@@ -73,7 +73,8 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
             images.append((on, image))
         else:
             on = _line(figure, rows, axes[0], place=place, value=value)
-        on.set_title(": ".join(part for part in (title if index == 0 else "", name) if part), fontsize=FONT, loc="left")
+        above = ": ".join(part for part in (title if index == 0 else "", name) if part)
+        on.set_title(above, fontsize=FONT, color=INK, loc="left")
     if images:
         colour_scale(figure, images[0][1], [on for on, _ in images], label=value.replace("_", " "))
     return finished(figure)

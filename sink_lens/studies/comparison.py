@@ -501,7 +501,7 @@ def _sentence(
             f"Nothing is broken from {found['first']} to {second}: {_change(rows[0])}, {_change(sink)}; every check of "
             "the inputs passed."
         )
-    parts = [f"{one.said}: change {one.line}" for one in lines[:3]]
+    parts = [f"{one.said} (fix: {one.line})" for one in lines[:3]]
     if wrong:
         told = listed((_change(row) for row in wrong), most=3)
         where = ""

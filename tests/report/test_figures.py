@@ -242,6 +242,10 @@ def test_bars_of_a_cache_are_the_change_from_a_full_one():
             {"recommended": 0, "cost_nats": -0.004, "cost_low": -0.1, "cost_high": 0.1},
             "has no cost that can be told from 0",
         ),
+        (
+            {"recommended": 0, "cost_nats": -0.07, "cost_low": -0.1, "cost_high": -0.02},
+            "evicting changes the loss by −0.07 nats [−0.1, −0.02]",
+        ),
         ({"recommended": 0, "cost_nats": 0.3, "cost_low": 0.2, "cost_high": 0.4}, "evicting costs 0.3 nats [0.2, 0.4]"),
         (
             {"recommended": 1, "closed_share": 0.97, "closed_low": 0.92, "closed_high": 1.08},
