@@ -14,6 +14,7 @@ from ..engine.cost import BACKWARD, about, peak_by_header, runs_on_gpu, seconds_
 from ..models.bundled import files_of
 from ..models.header import check_fits, read_header
 from ..patching.config import PatchConfig
+from ..patching.estimate import passes_of_patches
 from .config import (
     MOST_IN_SET,
     AblateConfig,
@@ -141,8 +142,6 @@ def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
 
 def _cost_of_patches(config: PatchConfig) -> StudyCost | None:
     """The cost of ``patch`` on the CPU; None where it takes the model itself."""
-    from ..patching.estimate import passes_of_patches  # it takes torch, which the other studies' headers do not
-
     path = files_of(config.model)
     header = path and read_header(path)
     if path is None or header is None or header.architecture is None:

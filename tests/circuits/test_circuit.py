@@ -10,7 +10,7 @@ from lenses import lens_of, speaking
 from transformer_lens.evals import IOIDataset
 
 from sink_lens import circuits
-from sink_lens.circuits import estimate, record, stability, tasks
+from sink_lens.circuits import estimate, pairs, record, stability
 from sink_lens.circuits.choice import connected, greedy, largest, random_like
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.curve import area
@@ -102,9 +102,9 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
 
 
 def test_the_templates_of_indirect_objects_are_those_of_transformer_lens():
-    assert list(tasks._TEMPLATES[:-1]) == IOIDataset.get_default_templates()
+    assert list(pairs._TEMPLATES[:-1]) == IOIDataset.get_default_templates()
     theirs = {noun: tuple(words) for noun, words in IOIDataset.get_default_nouns().items()}
-    assert list(theirs.items()) == list(tasks._OF_TEMPLATES.items())
+    assert list(theirs.items()) == list(pairs._OF_TEMPLATES.items())
 
 
 def test_a_greedy_circuit_grows_from_the_output_and_a_random_one_has_as_many_edges_between_layers():
