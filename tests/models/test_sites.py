@@ -28,12 +28,7 @@ WIDE_HEAD = (
 D_MLP = {"bloom": 192, "gpt_oss": 4 * 81, "mixtral": 4 * 80, "qwen3_moe": 4 * 40, "olmoe": 4 * 80}
 NORMED = ("headnorm", "headnorm_gate")
 """Families with a step between the aggregated values and W_O."""
-CASES = [
-    (family, site)
-    for family in ALL_FAMILIES
-    for site in SITES
-    if not (family in EXPERTS and site in NO_GATE) and not (family in UNGATED and site == "gate")
-]
+EVERY = pytest.mark.parametrize("family", ALL_FAMILIES)
 
 
 @functools.cache
@@ -53,13 +48,13 @@ def baseline(family):
 
 
 @torch.no_grad()
-def edited_bridge(family, site, edit, layers=(LAYER,)):
+def edited_bridge(family, places, edit):
     model = lens(family)
-    hooks = [(bridge_hook(SITES[site], family=model.family, layer=layer), edit) for layer in layers]
+    hooks = [(bridge_hook(SITES[site], family=model.family, layer=layer), edit) for site, layer in places]
     return model.bridge.run_with_hooks(tokens(), fwd_hooks=hooks, use_cache=False)
 
 
-def assert_close(found, expected, tolerance=1e-5, *, cancels=False):
+def assert_close(found, expected, tolerance=1e-5, *, of=None, cancels=False):
     """Within the tolerance of the norm of each row; what the mask blocks is equal.
 
     Where its entries are sums that may cancel to near 0, within that of the largest row of the head: rounding is
@@ -67,12 +62,12 @@ def assert_close(found, expected, tolerance=1e-5, *, cancels=False):
     """
     found, expected = found.double(), expected.double()
     blocked = expected < -1e30
-    assert torch.equal(found < -1e30, blocked)
+    assert torch.equal(found < -1e30, blocked), of
     found, expected = found.masked_fill(blocked, 0), expected.masked_fill(blocked, 0)
     size = expected.norm(dim=-1)
     if cancels:
         size = size.amax(-1, keepdim=True)
-    assert ((found - expected).norm(dim=-1) <= tolerance * size + 1e-12).all()
+    assert ((found - expected).norm(dim=-1) <= tolerance * size + 1e-12).all(), of
 
 
 def noise_like(tensor):
@@ -104,26 +99,25 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
     assert "hook_resid_mid" not in {site.bridge.rpartition(".")[2] for site in SITES.values()}
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@EVERY
 def test_a_family_has_every_site_but_those_that_it_lacks(family):
     lacking = NO_GATE if family in EXPERTS else ("gate",) if family in UNGATED else ()
     assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
 
 
-@pytest.mark.parametrize(("family", "site"), CASES)
-def test_a_site_is_equal_on_both_paths(family, site):
+@EVERY
+def test_every_site_is_equal_on_both_paths(family):
     plain, bridge = captured(family, "plain"), captured(family, "bridge")
-    assert set(plain) == set(bridge)
-    layers = [0] if site == "final" else [0, 1, 2]
-    assert [layer for name, layer in plain if name == site] == layers
-    for layer in layers:
+    sites = sites_of(lens(family).family)
+    assert set(plain) == set(bridge) == {(site, at) for site in sites for at in ([0] if site == "final" else range(3))}
+    for site, layer in plain:
         assert plain[site, layer].dtype == bridge[site, layer].dtype == torch.float32
         # A score is a product of a query and a key: where these are rounded in another way, so is a score near 0.
-        assert_close(plain[site, layer], bridge[site, layer], cancels=site == "scores")
+        assert_close(plain[site, layer], bridge[site, layer], of=(site, layer), cancels=site == "scores")
 
 
-@pytest.mark.parametrize(("family", "site"), CASES)
-def test_a_site_has_the_sizes_of_its_axes(family, site):
+@EVERY
+def test_every_site_has_the_sizes_of_its_axes(family):
     sizes = {
         "batch": BATCH,
         "position": LENGTH,
@@ -135,11 +129,12 @@ def test_a_site_has_the_sizes_of_its_axes(family, site):
         "d_head": 16 if family in WIDE_HEAD else 12,
         "d_mlp": D_MLP.get(family, 80),
     }
-    layer = 0 if site == "final" else LAYER
-    assert captured(family, "plain")[site, layer].shape == tuple(sizes[axis] for axis in SITES[site].axes.split())
+    found = captured(family, "plain")
+    for site, layer in found:
+        assert found[site, layer].shape == tuple(sizes[axis] for axis in SITES[site].axes.split()), site
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@EVERY
 def test_the_sites_add_up_to_the_stream(family):
     sites = captured(family, "plain")
     for layer in range(3):
@@ -148,10 +143,10 @@ def test_the_sites_add_up_to_the_stream(family):
         assert torch.equal(sites["z", layer], sites["z_raw", layer]) == (family not in NORMED)
 
 
-@pytest.mark.parametrize(("family", "site"), CASES)
-def test_an_edit_with_the_same_value_leaves_the_logits_as_they_are(family, site):
-    layers = (LAYER,) if site == "final" else (0, 1, 2)
-    assert torch.equal(edited_bridge(family, site, lambda tensor, hook: tensor.clone(), layers), baseline(family))
+@EVERY
+def test_edits_of_every_site_with_the_same_values_leave_the_logits_as_they_are(family):
+    found = edited_bridge(family, captured(family, "plain"), lambda tensor, hook: tensor.clone())
+    assert torch.equal(found, baseline(family))
 
 
 @torch.no_grad()
@@ -238,15 +233,16 @@ def raw_attention_edit(family, site):
         plain.config._attn_implementation = before
 
 
-@pytest.mark.parametrize(("family", "site"), CASES)
-def test_an_edit_on_the_bridge_is_the_same_edit_of_the_raw_model(family, site):
-    found = edited_bridge(family, site, lambda tensor, hook: tensor + noise_like(tensor))
-    expected = raw_attention_edit(family, site) if SITES[site].observed else raw_edit(family, site)
-    assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm()
-    assert_close(found, expected)
+@EVERY
+def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(family):
+    for site in sites_of(lens(family).family):
+        found = edited_bridge(family, [(site, LAYER)], lambda tensor, hook: tensor + noise_like(tensor))
+        expected = raw_attention_edit(family, site) if SITES[site].observed else raw_edit(family, site)
+        assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm(), site
+        assert_close(found, expected, of=site)
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@EVERY
 def test_nothing_is_uneditable_on_a_model_that_was_loaded(family):
     assert lens(family).uneditable == frozenset()
 
