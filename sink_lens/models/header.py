@@ -158,10 +158,10 @@ def read_gguf(gguf: Path) -> Header:
     Raises:
         ModelError: the file is damaged, or one part of a split file.
     """
-    from gguf import GGUFReader
+    from .gguf_header import HeaderReader
 
     try:
-        reader = GGUFReader(gguf)
+        reader = HeaderReader(gguf)
         sizes = {str(tensor.name): [int(one) for one in tensor.shape] for tensor in reader.tensors}
         elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
         kind = _entry(reader, "general.architecture") or ""
