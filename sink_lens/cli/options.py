@@ -168,6 +168,9 @@ def check_shard(shard: str | None, *, out: Path | None, overwrite: bool) -> None
 
 def unfinished(folder: Path, *, shard: str, quiet: bool) -> "Answer":
     """The answer of a shard that is done while others are not."""
+    from ..records.shards import Shard
+
+    shard = str(Shard.parse(shard))  # of an array job, which one it was
     if not quiet:
         echo(f"shard {shard} is done, others are not yet: sink-lens status {folder}")
     return Answer(found=lambda: {"run": folder, "shard": shard, "finished": False})
