@@ -109,7 +109,8 @@ def _of_header(header: Header, *, path: Path, config: TraceConfig) -> Renderable
         memory,
         disk,
         f"Times come from the model's size, in the header of its files, and from the speed of a product of matrices "
-        f"here and now, with {_STEPS} growth steps; expect a factor of 2. {_NOT_INCLUDED}",
+        f"here and now, with {_STEPS} growth steps; expect a factor of 2. A model without a sink has no interventions. "
+        f"{_NOT_INCLUDED}",
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.cost import about, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import LIBRARIES, about, bytes_of_a_layer, runs_on_gpu, seconds_a_token, size
 from ..models.bundled import files_of
 from ..models.header import Header, read_header
 from ..models.prompt_tokens import tokenizer_of
@@ -18,8 +18,13 @@ from .config import CircuitConfig
 from .graph import Graph
 from .pairs import pairs_that_fit
 
-_PASSES_A_POINT = 4
-"""Forward passes that one point of the scores takes for a pair: a forward, its backward and the sums over edges."""
+PASSES_A_POINT, _PASSES_A_CIRCUIT = 3, 2
+"""Forward passes that one point of the scores takes for a pair (a forward, its backward and each reader's stream), and
+that one circuit takes."""
+_NODE_PAIRS = 4
+"""Pairs on which every node is patched, at most."""
+_STACKS = 4
+"""Copies of what all writers add to the pairs of a pass."""
 _TRIED = 8
 """Pairs whose tokens are counted."""
 
@@ -32,7 +37,9 @@ class CircuitCost:
     n_positions: int
     """Tokens of the longest pair that was looked at."""
     seconds_a_pair: float
-    """A forward and a backward pass of one pair."""
+    """A forward pass of one pair."""
+    bytes_peak: int
+    """Peak memory of the process, without the scores."""
 
 
 def estimate(config: CircuitConfig) -> tuple[str, ...]:
@@ -55,15 +62,18 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
     if config.method == "exact":
         points = graph.n_edges // 3
     circuits = len(config.sizes) * (1 + config.nodes) + config.random * sum(one < 1 for one in config.sizes)
-    scoring, judging = a_pair * points * config.pairs, a_pair * config.pairs / 2 * circuits
-    patches = config.check * config.check_pairs + bool(config.check) * 4 * len(graph.writers)
+    scoring = a_pair * PASSES_A_POINT * points * config.pairs
+    judging = a_pair * _PASSES_A_CIRCUIT * config.pairs / 2 * circuits
+    patches = config.check_pairs * config.check
+    if config.check and config.method != "exact":
+        patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
     held = 4 * config.pairs * graph.n_edges
     return (
         f"{graph.n_edges:,} edges of {config.model}, {config.pairs} pairs of up to {cost.n_positions} tokens",
         f"scores ({config.method}, about {points} points per pair): {about(scoring)}; more where sums are not complete",
         f"curve ({circuits} circuits): {about(judging)}",
-        f"real patches of edges and nodes: {about(a_pair / _PASSES_A_POINT * patches / 2)}",
-        f"scores by pair take {size(held)} of memory and disk",
+        f"real patches of edges and nodes: {about(a_pair * patches / 2)}",
+        f"memory: about {size(cost.bytes_peak + held)} at its peak; scores by pair take {size(held)} of it and of disk",
         f"times are from {source}",
     )
 
@@ -83,8 +93,16 @@ def _cost_by_header(config: CircuitConfig) -> CircuitCost | None:
         neurons=config.neurons_by_layer,
         spans=tuple(config.positions_by_span) or ("",),
     )
-    a_pair = _PASSES_A_POINT * n_positions * seconds_a_token(header)
-    return CircuitCost(graph=graph, n_positions=n_positions, seconds_a_pair=a_pair)
+    pairs = min(config.pairs, graph.pairs_a_pass(n_positions=n_positions, copies=3))
+    of_token = seconds_a_token(header, whole=config.reads != "sink_mass", rows=pairs * n_positions)
+    stacks = 4 * _STACKS * pairs * n_positions * len(graph.writers) * graph.d_model
+    kept = header.n_layers * bytes_of_a_layer(header, tokens=pairs * n_positions)
+    return CircuitCost(
+        graph=graph,
+        n_positions=n_positions,
+        seconds_a_pair=n_positions * of_token,
+        bytes_peak=LIBRARIES + header.bytes_as(config.dtype) + stacks + kept,
+    )
 
 
 def _is_plain(header: Header) -> bool:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..models.header import Sized
     from ..models.lens import LensModel
 
+_STACK_BYTES = 192 * 2**20
+"""Most bytes of what all writers add in one batch of pairs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
@@ -178,6 +181,11 @@ class Graph:
         for index, reader in enumerate(self.readers):
             found.setdefault((place_of(reader.kind), reader.layer), []).append(index)
         return {place: tuple(some) for place, some in found.items()}
+
+    def pairs_a_pass(self, *, n_positions: int, itemsize: int = 4, copies: int = 1) -> int:
+        """Pairs of which what all writers add fits, ``copies`` times, into the memory of a pass."""
+        size = len(self.writers) * n_positions * self.d_model * itemsize * copies
+        return min(max(_STACK_BYTES // size, 1), 32)
 
     def before(self, reader: int) -> int:
         """Number of writers that a reader comes after; they are the first ones."""

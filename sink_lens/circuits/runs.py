@@ -35,8 +35,6 @@ from .config import Ablation
 from .graph import Graph
 from .stream import Weights, hook_of, weights_of, writer_sites, writings
 
-_STACK_BYTES = 192 * 2**20
-"""Most bytes of what all writers add in one batch of pairs."""
 _READ_DIRECTLY = ("resid_pre", "resid_post", "attn_in")
 
 
@@ -144,9 +142,8 @@ class Runs:
 
     def batches(self, *, copies: int = 1) -> Iterator[slice]:
         """Slices of pairs whose stacks fit; ``copies`` is how many such stacks there are at once."""
-        width = len(self.graph.writers) * (self.clean.n_positions - self.begin(slice(None))) * self.graph.d_model
-        size = width * self.weights.dtype.itemsize * copies
-        step = int(min(max(_STACK_BYTES // size, 1), 32))
+        late = self.clean.n_positions - self.begin(slice(None))
+        step = self.graph.pairs_a_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
         for start in range(0, self.n_pairs, step):
             yield slice(start, min(start + step, self.n_pairs))
 

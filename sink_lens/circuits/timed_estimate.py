@@ -3,8 +3,9 @@
 import time
 from dataclasses import replace
 
+from ..engine.cost import peak_bytes
 from .config import CircuitConfig
-from .estimate import CircuitCost
+from .estimate import PASSES_A_POINT, CircuitCost
 from .graph import Graph
 from .record import model_for, runs_of, task_for
 from .scores import Gradients
@@ -26,4 +27,9 @@ def timed_cost(config: CircuitConfig) -> CircuitCost:
     began = time.perf_counter()
     Gradients(own, added, begin=begin).add([], weight=1.0)
     a_pair = (time.perf_counter() - began) / (rows.stop - rows.start)
-    return CircuitCost(graph=graph, n_positions=runs.clean.n_positions, seconds_a_pair=a_pair)
+    return CircuitCost(
+        graph=graph,
+        n_positions=runs.clean.n_positions,
+        seconds_a_pair=a_pair / PASSES_A_POINT,
+        bytes_peak=peak_bytes(lens.device),
+    )

@@ -53,13 +53,16 @@ def operations_a_second(*, rows: int = 512, width: int = 2048) -> float:
     return 2 * rows * width**2 / fastest
 
 
-def seconds_a_token(header: "Header") -> float:
+def seconds_a_token(header: "Header", *, whole: bool = True, rows: int = 512) -> float:
     """Time of a forward pass for each token on the CPU: the model's operations at the speed of a product of matrices.
+
+    Without ``whole`` the unembedding is left out. With few ``rows`` (tokens of a forward) each takes longer, since all
+    weights are read for them.
 
     Too little for models of a few million parameters, whose time is that of Python, and where a sequence is so long
     (several thousand tokens) that attention takes longer than the weights.
     """
-    return OVERHEAD * 2 * (header.n_body + header.n_vocab) / operations_a_second()
+    return OVERHEAD * 2 * (header.n_body + whole * header.n_vocab) / operations_a_second(rows=min(rows, 512))
 
 
 def peak_by_header(header: "Header", *, weights: int, tokens: int) -> int:

@@ -44,6 +44,8 @@ _INPUT_SETS = 6
 """Sets of whole linear inputs that ``quantise`` tries."""
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
+_WITHOUT_OUTLIERS = 3
+"""Passes of a card of a model without growth steps and outlier dimensions."""
 _CLEAN = 4
 """Passes that read the neurons which ``ablate`` ranks."""
 
@@ -103,10 +105,11 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     most = "at most"
     if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig | VerifyConfig):
         most = "about"
+    less = f" ({_WITHOUT_OUTLIERS} without outlier dimensions)" if isinstance(config, CardConfig) else ""
     source = "one timed pass" if cost.is_timed else "the model's size and the speed of a product of matrices"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
-        ("passes", f"{most} {cost.passes:.4g} over all {sequences} sequences, {cost.tokens:,} tokens"),
+        ("passes", f"{most} {cost.passes:.4g} over all {sequences} sequences, {cost.tokens:,} tokens{less}"),
         ("time", f"{about(cost.seconds)}, from {source}; loading, tables and the page apart"),
         ("memory", f"about {size(cost.bytes_peak)} at its peak, with libraries and one pass"),
     ):

@@ -21,6 +21,7 @@ from sink_lens.circuits.tasks import task_of
 from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
+from sink_lens.models.header import read_header
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 from sink_lens.records.shards import progress_of
@@ -98,7 +99,10 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         assert (cost.graph.n_edges, cost.graph.parallel) == (graph.n_edges, graph.parallel)
         task = task_of(lens, "induction", pairs=8, generator=np.random.default_rng([0, 0]), least=0.0)
         assert cost.n_positions >= task.clean.n_positions
-        assert f"{graph.n_edges:,} edges" in estimate.estimate(config)[0]
+        said = estimate.estimate(config)
+        assert f"{graph.n_edges:,} edges" in said[0]
+        assert any(line.startswith("memory: about ") for line in said)
+        assert cost.bytes_peak > read_header(tmp_path / family).weight_bytes
 
 
 def test_the_templates_of_indirect_objects_are_those_of_transformer_lens():
