@@ -18,9 +18,9 @@ from .config import CircuitConfig
 from .graph import Graph
 from .pairs import pairs_that_fit
 
-PASSES_A_POINT, _PASSES_A_CIRCUIT = 3, 2
-"""Forward passes that one point of the scores takes for a pair (a forward, its backward and each reader's stream), and
-that one circuit takes."""
+PASSES_A_POINT, _PASSES_A_CIRCUIT, _PASSES_A_PAIR = 2.5, 1.25, 3
+"""Forward passes that one point of the scores takes for a pair (a forward, its backward and each reader's stream), that
+one circuit takes, and that read what is replaced."""
 _NODE_PAIRS = 4
 """Pairs on which every node is patched, at most."""
 _STACKS = 4
@@ -62,7 +62,7 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
     if config.method == "exact":
         points = graph.n_edges // 3
     circuits = len(config.sizes) * (1 + config.nodes) + config.random * sum(one < 1 for one in config.sizes)
-    scoring = a_pair * PASSES_A_POINT * points * config.pairs
+    scoring = a_pair * (PASSES_A_POINT * points + _PASSES_A_PAIR) * config.pairs
     judging = a_pair * _PASSES_A_CIRCUIT * config.pairs / 2 * circuits
     patches = config.check_pairs * config.check
     if config.check and config.method != "exact":

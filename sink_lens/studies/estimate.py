@@ -78,7 +78,7 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, StreamingConfig):
         return 3 + len(config.keep) + config.controls / 2  # sinks, no limit, the sink tokens kept
     if isinstance(config, CardConfig):
-        return 5 + _LAYERS_OF_STEPS  # read, another position, BOS, two edits
+        return 4 + _LAYERS_OF_STEPS  # read, BOS, two edits; another position than the first takes one more
     if isinstance(config, DiffConfig):
         return 2 * (1 + _LAYERS_OF_STEPS)  # each model: read
     if isinstance(config, AblateConfig):

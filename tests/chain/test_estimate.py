@@ -208,7 +208,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     text = shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16, device="cpu")))
     for part in ("tiny.gguf: 6 sequences of up to 16 tokens", "interventions", "in the cache once"):
         assert part in text
-    assert "about 7 over all 16 sequences" in shown(
+    assert "about 6 over all 16 sequences" in shown(
         study_estimate(CardConfig(model=str(gguf), length=16, device="cpu"))
     )
     assert not (tmp_path / "cache").exists()
