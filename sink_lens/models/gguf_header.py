@@ -17,7 +17,7 @@ class HeaderReader(GGUFReader):
         """Size, parts, which of them are data, and types of a field."""
         if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
-        order, held = ">" if self.endianess == GGUFEndian.BIG else "<", memoryview(self.data)
+        order, held = ">" if self.endianess == GGUFEndian.BIG else "<", self.data.data  # memoryview
         kind, count = struct.unpack_from(f"{order}IQ", held, orig_offs)
         end = orig_offs + 12
         if (scalar := self.gguf_scalar_to_np.get(GGUFValueType(kind))) is not None:
