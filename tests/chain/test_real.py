@@ -10,7 +10,6 @@ from rounding import close
 
 from sink_lens import load
 from sink_lens.activations.record import Reading, capture, stream
-from sink_lens.chain import makers
 from sink_lens.chain.amplification import amplification_curve
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.judge import off_distribution
@@ -37,7 +36,7 @@ def lens():
 
 @pytest.fixture(scope="module")
 def traced(lens, tmp_path_factory):
-    """A trace of the default model on text, without the search for makers, which takes most of the time of one."""
+    """A trace of the default model on text."""
     config = TraceConfig(
         model=DEFAULT_MODEL,
         random_init=False,
@@ -45,9 +44,7 @@ def traced(lens, tmp_path_factory):
         intervention_length=32,
         controls=2,
     )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(makers, "find_makers", lambda *given, **options: None)
-        return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
+    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
 
 
 def measured(lens, *, tokens):
@@ -261,10 +258,10 @@ def test_sink_mass_is_the_same_with_both_kernels(lens, sequences, length):
 
 
 def test_sink_mass_runs_at_8192_tokens(lens):
-    layers = frozenset({5})  # the layers behind it do not run
+    layers = frozenset({lens.n_layers // 2})
     found = stream(lens, text(lens, sequences=1, length=8192), [mass_reading(layers=layers)]).stacked("mass")
     assert found.shape == (1, 1, lens.n_heads)
     values = found.numpy()
     assert np.isfinite(values).all()
     assert ((values >= 0) & (values <= 1)).all()
-    assert values.mean() > 0.005  # uniform attention gives 0.001
+    assert values.mean() > 0.2
