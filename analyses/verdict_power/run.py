@@ -41,7 +41,7 @@ def measure(work: Work) -> Measured:
     """Return how often verdicts are wrong or undecided, by the number of sequences and by the mass of the sink."""
     committed = work.folder / "answers.csv"
     if work.tiny:
-        rows = work.once("answers", lambda: asked_of("bos_neuron", 1.0, SEEDS[0], sequences=(4,), quick=True))
+        rows = work.once("answers", lambda: asked_of("bos_neuron", 1.0, SEEDS[0], sequences=(4, 8), quick=True))
     elif work.retrain:
         rows = work.once("answers", lambda: pd.concat(answers(), ignore_index=True))
         rows = rows.sort_values(["model", "strength", "seed", "sequences"], kind="stable")
