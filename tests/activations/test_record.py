@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from lenses import lens_of as lens
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
@@ -118,7 +117,7 @@ def test_capture_equals_hugging_face_alone(family, path):
         assert close(found[key], expected), key
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_stream_equals_capture_in_batches_of_one_as_all_at_once(family):
     names = streamed_sites(family)
     together = stream(lens(family), tokens(5), keep(*names), batch_size=5)
@@ -130,7 +129,7 @@ def test_stream_equals_capture_in_batches_of_one_as_all_at_once(family):
         assert close(one_by_one[name, at], kept[name, layer]), (name, layer)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_prompt_in_a_padded_batch_is_as_alone(family):
     lengths = torch.tensor([LENGTH, 11, 5])
     ids = tokens(3)
@@ -199,7 +198,7 @@ def test_a_frame_has_one_row_a_number():
 # --- what runs, and what is kept ---
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_layers_after_the_last_one_needed_do_not_run(family):
     model, ran = lens(family), []
     handles = [
@@ -266,7 +265,7 @@ def test_captured_tensors_share_no_storage():
 @pytest.mark.parametrize("path", ["plain", "bridge"])
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [*((one, torch.float32) for one in ONE_OF_EACH), *((one, torch.bfloat16) for one in ("olmo2", "gpt2"))],
+    [*((one, torch.float32) for one in TINY_FAMILIES), *((one, torch.bfloat16) for one in ("olmo2", "gpt2"))],
 )
 def test_the_estimate_is_the_bytes_that_are_kept(family, dtype, path):
     model = lens(family) if dtype == torch.float32 else wrap(tiny(family).to(dtype))
@@ -358,7 +357,7 @@ def state(model):
     return model.plain.config._attn_implementation, hooks, [module.training for module in model.plain.modules()]
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_model_is_left_as_it_was_also_after_an_error(family):
     model = lens(family)
     before = state(model)

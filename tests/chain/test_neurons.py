@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from lenses import ONE_OF_EACH, lens_of
+from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
@@ -23,8 +23,10 @@ from sink_lens.chain.neurons import (
 )
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted
+from sink_lens.models.tiny import TINY_FAMILIES, planted
 from sink_lens.models.weights import mlp_weights
+
+WITH_NEURONS = TINY_FAMILIES
 
 
 @functools.cache
@@ -48,7 +50,7 @@ def panel_at(family, dimension, positions=(0,)):
 # --- the exact split
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", WITH_NEURONS)
 @pytest.mark.parametrize("dimension", [0, 31])
 def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
     lens, panel = lens_of(family), panel_at(family, dimension, (0, 2))
@@ -65,7 +67,7 @@ def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
         torch.testing.assert_close(split.terms, terms)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", WITH_NEURONS)
 def test_the_change_is_that_of_the_stream(family):
     lens, panel = lens_of(family), panel_at(family, 7)
     states = panel.states()

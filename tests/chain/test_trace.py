@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 import torch
-from lenses import ONE_OF_EACH, lens_of, speaking
+from lenses import lens_of, speaking
 from rich.console import Console
 
 from sink_lens.chain import amplification, interventions, mediate
@@ -26,7 +26,7 @@ from sink_lens.cli.trace_table import brief, short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import create_run, read_run
 
 TABLES = (
@@ -154,7 +154,7 @@ def sequences_elsewhere(found):
     return int(summary.get("sequences_elsewhere", 0))
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_is_traced_to_the_end(family, tmp_path):
     lens = speaking(family)
     result = run(lens, tmp_path / "run")

@@ -9,19 +9,6 @@ from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
-ONE_OF_EACH = (
-    "llama",
-    "gemma2",  # windows, capped scores, norms behind attention and MLP, heads wider than the stream
-    "phi3",  # fused projections, a window in every layer
-    "olmo2",  # no norm before, a norm of whole queries and keys
-    "gpt2",  # learned positions, weights the other way round, biases
-    "gpt_neox",  # attention and MLP side by side
-    "gpt_oss",  # experts, a logit that takes attention
-    "headnorm_gate",  # norms of values, queries and keys by head, a gate
-    "headnorm_sigmoid",  # rows that sum to anything
-)
-"""A family of every way in which families differ, for what is asked of the code that all of them share."""
-
 _AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor], str]] = {}
 
 

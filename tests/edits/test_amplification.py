@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from rounding import assert_moved, assert_rows_close
 
 from sink_lens.data.tokens import random_tokens
@@ -14,7 +13,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.sites import SITES, read_site
-from sink_lens.models.tiny import VOCAB_SIZE
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 P = 5
 
@@ -102,7 +101,7 @@ def test_of_no_centre_the_direction_stays_and_of_a_centre_the_distance_grows(len
 # --- in a model
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 @pytest.mark.parametrize("centre", CENTRES)
 def test_factor_1_changes_nothing(lens_of, means_of, family, centre):
     lens = lens_of(family)
@@ -110,7 +109,7 @@ def test_factor_1_changes_nothing(lens_of, means_of, family, centre):
     assert torch.equal(run_with(lens, tokens(), one, logits=True, loss=False, quiet=True).logits, unedited(lens))
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_it_is_the_edit_of_the_raw_model(lens_of, raw_run, means_of, family):
     mu = means_of(family).values[1]
 
@@ -140,7 +139,7 @@ def test_chosen_heads_change_and_no_others(lens_of, means_of):
 # --- the means
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_means_are_those_of_the_plain_model(lens_of, raw_of, means_of, family):
     lens, means, model = lens_of(family), means_of(family), raw_of(family)
     ids = random_tokens(

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from transformers import AutoModelForCausalLM
 
 from sink_lens.edits.baking import bake
@@ -10,12 +9,12 @@ from sink_lens.edits.constructors import scalar, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
 
 TOKENS = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("family", [name for name in ONE_OF_EACH if name != "gpt_oss"])
+@pytest.mark.parametrize("family", [name for name in TINY_FAMILIES if name != "gpt_oss"])
 def test_a_baked_model_read_from_its_folder_is_the_edited_one(family, tmp_path):
     lens = wrap(tiny(family))
     clean = run_with(lens, TOKENS, layers=[0], logits=True).logits

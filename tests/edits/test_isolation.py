@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from rounding import assert_moved, assert_rows_close
 
 from sink_lens.data.tokens import from_tensor
@@ -10,7 +9,7 @@ from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
-from sink_lens.models.tiny import VOCAB_SIZE, WINDOW
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW
 
 P, LENGTH = 9, 16
 WINDOWED = ("mistral", "gemma2", "gemma3", "gpt_oss")
@@ -28,7 +27,7 @@ def run(lens, edits=(), *, ids=None, sites=("pattern", "v", "z_raw"), logits=Fal
 # --- what it is
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_what_it_aggregates_is_its_own_value(lens_of, family):
     lens = lens_of(family)
     found = run(lens, isolate([P])).tensors
@@ -45,7 +44,7 @@ def test_what_it_aggregates_is_its_own_value(lens_of, family):
             assert_rows_close(found["z_raw", layer][:, P], own)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_what_came_before_does_not_reach_it(lens_of, family):
     lens = lens_of(family)
     ids, other = tokens(), tokens()
@@ -57,7 +56,7 @@ def test_what_came_before_does_not_reach_it(lens_of, family):
     assert_moved(plain[:, P], plain_other[:, P])
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_it_is_the_mask_of_the_raw_model(lens_of, raw_run, family):
     def block(scores):
         scores[:, :, P, :P] = torch.finfo(scores.dtype).min

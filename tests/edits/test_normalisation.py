@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from rounding import assert_moved, assert_rows_close
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -13,7 +12,7 @@ from sink_lens.edits.normalisation import head_rms_norm, natural_rms, variance_c
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE, planted, tiny
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, planted, tiny
 
 BATCH, LENGTH, LAYER, N_HEADS = 2, 14, 1, 4
 
@@ -92,7 +91,7 @@ def test_the_target_is_by_head_by_dimension_or_both(lens_of, target, expected):
     assert torch.equal(found[1, 4, [1, 3]], z_after(lens, constant_z(lens, 3.0))[1, 4, [1, 3]])
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_calibration_is_the_same_edit_of_the_raw_model(lens_of, raw_run, family):
     lens = lens_of(family)
     factor, mu = torch.tensor([0.5, -1.0, 3.0, 2.0]), draw(N_HEADS, lens.d_head)
@@ -110,7 +109,7 @@ def test_calibration_is_the_same_edit_of_the_raw_model(lens_of, raw_run, family)
     assert (found - logits(lens)).norm() > 1e-3 * found.norm()
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_norm_is_that_of_hugging_face_in_the_raw_model(lens_of, raw_run, family):
     lens = lens_of(family)
     target = {layer: draw(N_HEADS, lens.d_head, seed=layer) for layer in (0, 2)}
@@ -131,7 +130,7 @@ def test_the_norm_is_that_of_hugging_face_in_the_raw_model(lens_of, raw_run, fam
     assert (found - logits(lens)).norm() > 1e-3 * found.norm()
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_factor_of_1_changes_no_bit_whatever_the_centre(lens_of, family):
     lens = lens_of(family)
     centre = {layer: draw(N_HEADS, lens.d_head, seed=layer) for layer in range(3)}
@@ -141,7 +140,7 @@ def test_a_factor_of_1_changes_no_bit_whatever_the_centre(lens_of, family):
         assert torch.equal(found, logits(lens))
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_factor_of_0_leaves_the_centre_and_the_norm_leaves_the_target(lens_of, family):
     lens = lens_of(family)
     mu = draw(N_HEADS, lens.d_head)
@@ -152,7 +151,7 @@ def test_a_factor_of_0_leaves_the_centre_and_the_norm_leaves_the_target(lens_of,
     torch.testing.assert_close(sizes, target.expand(BATCH, LENGTH, -1), rtol=2e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_natural_size_is_the_mean_over_tokens_from_the_eighth_on(lens_of, family):
     lens, lengths = lens_of(family), torch.tensor([14, 10])
     batch = from_tensor(tokens(), lengths=lengths)

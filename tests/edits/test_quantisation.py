@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lenses import ONE_OF_EACH
 
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.quantisation import (
@@ -22,7 +21,7 @@ from sink_lens.edits.quantisation import (
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
 from sink_lens.schema import LINEAR_INPUTS, QUANTISED_FORMATS
 
 TOKENS = torch.randint(3, 300, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -220,7 +219,7 @@ def test_what_cannot_be_quantised_is_refused():
         run_with(lens, TOKENS, quantisation("z", "int8_tensor", tokens=torch.ones(1, 20, dtype=torch.bool)), layers=[0])
 
 
-@pytest.mark.parametrize("family", [name for name in ONE_OF_EACH if name != "gpt_oss"])
+@pytest.mark.parametrize("family", [name for name in TINY_FAMILIES if name != "gpt_oss"])
 def test_rounded_weights_reach_both_paths_and_come_back(family):
     model = tiny(family)
     lens = wrap(model)

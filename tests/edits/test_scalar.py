@@ -4,16 +4,15 @@ import copy
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from rounding import assert_moved, assert_rows_close
 
 from sink_lens.edits.constructors import scalar, scale, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.families import family_of
-from sink_lens.models.tiny import VOCAB_SIZE
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
-DENSE = tuple(family for family in ONE_OF_EACH if family != "gpt_oss")
+DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
 """Families whose down-projection is a module; experts are in tests/models/test_experts.py."""
 LAYER, NEURONS, DIMENSIONS, POSITIONS = 1, [60, 3], [7, 0, 41], [5, 0, 11]
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from rounding import assert_close, assert_moved, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
@@ -92,7 +91,7 @@ def test_mass_and_sites_are_read_after_the_edits(lens_of):
     assert_close(found.mass[0], run_with(lens_of("llama"), tokens(), positions=(3,)).mass[0])
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_run_in_pieces_is_the_run_in_one(lens_of, family):
     lens = lens_of(family)
     generator = torch.Generator().manual_seed(3)

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH, lens_of, speaking
+from lenses import lens_of, speaking
 
 from sink_lens.edits.constructors import scale, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import TINY_FAMILIES, tiny, tiny_tokenizer
 
 
 def loop(lens, ids, edits, n):
@@ -23,7 +23,7 @@ def loop(lens, ids, edits, n):
     return tuple(ids)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_without_edits_it_is_what_hugging_face_generates(family):
     lens = speaking(family)
     found = generate(lens, "the cat and the", max_new_tokens=10)

@@ -7,7 +7,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from lenses import lens_of as lens
 from safetensors.torch import load_file, save_file
 from transformer_lens.model_bridge import TransformerBridge
@@ -128,7 +127,7 @@ def test_a_wrapped_bridge_shares_its_parameters_with_the_plain_path(folders, fam
     assert_shared(found, blind=blind)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 @pytest.mark.filterwarnings("ignore")  # enable_compatibility_mode warns about much
 def test_a_bridge_in_compatibility_mode_is_refused(folders, family):
     bridge = boot(family, folders)
@@ -199,7 +198,7 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path, family):
     assert load(tmp_path, tokenizer=mine).tokenizer is mine
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_half_precision_loads_and_passes_the_checks(folders, family):
     found = load(folders(family), dtype="bfloat16")
     assert found.dtype == torch.bfloat16
@@ -499,7 +498,7 @@ def test_the_hash_of_a_scalar_or_a_turned_weight_is_that_of_its_numbers():
     assert weights_hash(one) == weights_hash(two)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_random_twin_has_the_configuration_and_other_weights(family):
     model = lens(family)
     # Python's own generator is left out: the shape checks of a test run draw from it.

@@ -93,7 +93,7 @@ def test_granites_multiplier_is_read_from_the_configuration():
     assert row.residual_multiplier == 0.22
 
 
-@pytest.mark.parametrize("family", [*OWN_ATTENTION, "granite", "cohere", "mixtral"])
+@pytest.mark.parametrize("family", MORE_FAMILIES)
 def test_a_trace_runs_to_its_end(family, tmp_path):
     config = TraceConfig(
         model="tiny", tokens="random", sequences=2, length=16, interventions=False, random_init=False, threshold=0.1

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH, lens_of
+from lenses import lens_of
 from matplotlib.figure import Figure
 from rounding import CLOSE
 
@@ -13,6 +13,7 @@ from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.sites import sites_of
+from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.activation import patch
 from sink_lens.patching.attribution import attribution_patch
 
@@ -28,7 +29,7 @@ def pair(*, length=7, at=2):
     return clean, corrupted
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
     lens, (clean, corrupted) = lens_of(family), pair()
     for site in sites_of(lens.family) if family in WHOLE else ("scores", "z", "mlp_out"):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import transformer_lens.patching as reference
-from lenses import ONE_OF_EACH, lens_of
+from lenses import lens_of
 from rounding import close
 
 from sink_lens.edits import metrics
@@ -13,6 +13,7 @@ from sink_lens.edits.constructors import freeze
 from sink_lens.edits.part import Part
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
+from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.activation import patch
 from sink_lens.patching.path import path_patch
 
@@ -84,7 +85,7 @@ def test_mlps_between_carry_the_change_on_where_only_attention_is_frozen():
     assert abs(value(direct) - value(through)) > 1e-4
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_list_of_senders_is_a_sweep_in_every_family(family):
     lens, (clean, corrupted) = lens_of(family), pair()
     senders = [("z", 0, 0), ("z", 0, 3), ("mlp_out", 1)]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 from rounding import assert_close
 from transformers import DynamicCache
 
@@ -12,14 +11,14 @@ from sink_lens.edits.eviction import first_tokens, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.studies import cache_window as module
 from sink_lens.studies.cache_window import Cache, rotary_frequencies, streaming, token_losses, turned_back
 from sink_lens.studies.config import StreamingConfig
 
 LENGTH, SIZE = 20, 7
 TOKENS = torch.randint(3, 300, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-ROTARY = [name for name in ONE_OF_EACH if name not in ("gpt2", "opt")]
+ROTARY = [name for name in TINY_FAMILIES if name not in ("gpt2", "opt")]
 NO_WINDOW = ("llama", "qwen2", "qwen3", "olmo2", "gpt_neox")
 INNER = torch.zeros(2, LENGTH, dtype=torch.bool)
 INNER[0, [0, 4]] = True
@@ -100,7 +99,7 @@ def test_learned_positions_stay_and_equal_a_real_cache():
         token_losses(lens, TOKENS, cache=Cache(size=SIZE, kept=kept, reindexed=True))
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_pass_with_a_cache_is_the_window_edit_on_the_bridge(family):
     lens = wrap(tiny(family))
     found = token_losses(lens, TOKENS, cache=Cache(size=SIZE, kept=INNER))

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from lenses import ONE_OF_EACH, speaking
+from lenses import speaking
 
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.models import row_of
 from sink_lens.schema import CARD_SCHEMA
@@ -102,7 +102,7 @@ def test_heads_that_do_nothing_are_listed_weakest_first(tmp_path):
     assert [(row["layer"], row["head"]) for row in found.decision["inactive_heads"]] == [(1, 0), (3, 1)]
 
 
-@pytest.mark.parametrize("family", [*ONE_OF_EACH, "opt", "bloom", "mixtral"])
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES])
 def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
     lens = speaking(family)
     made = card(lens, out=tmp_path / "card", **SIZE)

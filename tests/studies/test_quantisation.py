@@ -6,13 +6,12 @@ import types
 import pandas as pd
 import pytest
 import torch
-from lenses import ONE_OF_EACH
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.studies import quantisation as module
 from sink_lens.studies.config import QuantiseConfig, StreamingConfig
@@ -183,7 +182,7 @@ def test_the_noise_of_a_site_is_that_of_its_rounded_values(tmp_path):
     assert found["ordinary_sqnr_db"] == pytest.approx(float(ordinary), abs=1e-3)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_can_be_asked(family, tmp_path):
     lens = wrap(tiny(family))
     tokens = torch.randint(3, 300, (4, 16), generator=torch.Generator().manual_seed(0))

@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lenses import ONE_OF_EACH, speaking
+from lenses import speaking
 from planted_sequences import planted_lens, sequences
 
 from sink_lens import TokenBatch, read_run
 from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError, RunError
-from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
 from sink_lens.studies import ablate, card, diff, quantise, streaming, verify
 from sink_lens.studies.amplification import amplify
 from sink_lens.studies.isolation import isolate
@@ -40,7 +40,7 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path,
             study(*arguments, tokens=sequences(), out=folder, progress=False)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
     lens = speaking(family)
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
