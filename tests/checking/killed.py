@@ -120,19 +120,20 @@ def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
     return wrong + differing(whole, tables(out))
 
 
+SHARDS = 8
 DIVIDED = ("sweep", "patch", "circuit")
 
 
-def killed_shards(name: str, *, shards: int, kills: int, drawn: random.Random) -> list[str]:
+def killed_shards(name: str, *, kills: int, drawn: random.Random) -> list[str]:
     """Start all shards of a run at once, kill them at random and start them again; what differs from a whole run."""
     seconds, whole = undisturbed(name)
     out = f"{name}-sharded"
 
     def start(number: int) -> int:
-        return run([*COMMANDS[name], "--shard", f"{number}/{shards}"], out=out)
+        return run([*COMMANDS[name], "--shard", f"{number}/{SHARDS}"], out=out)
 
     wrong = list[str]()
-    running, left = {number: start(number) for number in range(1, shards + 1)}, kills
+    running, left = {number: start(number) for number in range(1, SHARDS + 1)}, kills
     while running:
         time.sleep(drawn.uniform(0, seconds / 4))
         for number, child in list(running.items()):
@@ -162,7 +163,6 @@ def main() -> int:
     asked.add_argument("--kills", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
-    asked.add_argument("--shards", type=int, default=8)
     asked.add_argument("--repeat", type=int, default=1, help="of the shards")
     options = asked.parse_args()
     torch.set_num_threads(1)
@@ -180,9 +180,9 @@ def main() -> int:
                 sys.stdout.flush()
                 failed |= bool(wrong)
         for name in DIVIDED * options.repeat if options.only in (None, "shards") else ():
-            wrong = killed_shards(name, shards=options.shards, kills=options.kills, drawn=drawn)
-            divided = f"{name} in {options.shards} shards"
-            sys.stdout.write(f"{divided}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
+            wrong = killed_shards(name, kills=options.kills, drawn=drawn)
+            said = f"{name} in {SHARDS} shards: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n"
+            sys.stdout.write(said)
             sys.stdout.flush()
             failed |= bool(wrong)
         os.chdir("/")
