@@ -54,7 +54,7 @@ COMMANDS = {
     "circuit": CIRCUIT,
 }
 SLOWER = 1e4
-"""How many times slower dry runs are told that the processor is, so that they say hours with many digits."""
+"""Dry runs are made with a processor that is slower by this factor, so that they say hours with many digits."""
 
 
 def main() -> None:
@@ -75,15 +75,15 @@ def main() -> None:
                 model = write(shape, form, folder=folder)
                 for command in options.command or COMMANDS:
                     if command != "convert" or form == "gguf":
-                        row = measured(command, model, out=folder / f"{shape}-{form}-{command}")
+                        row = row_of(command, model, out=folder / f"{shape}-{form}-{command}")
                         print(f"| {shape} | {form} | {command} | {row} |", flush=True)
 
 
-def measured(command: str, model: Path, *, out: Path) -> str:
-    """Run a command in a fork; its row."""
+def row_of(command: str, model: Path, *, out: Path) -> str:
+    """Run a command in a process of its own, between two dry runs; return its row of the table."""
     name, *given = COMMANDS[command]
     arguments = [name, str(model), *given]
-    said = [estimated(arguments)]
+    said = [dry_run(arguments)]
     began, child = time.monotonic(), os.fork()
     if child == 0:
         log = (out.parent / f"{out.name}.log").open("w")
@@ -95,7 +95,7 @@ def measured(command: str, model: Path, *, out: Path) -> str:
     wall, load = time.monotonic() - began, os.getloadavg()[0]
     if status:
         return f"ended with {os.waitstatus_to_exitcode(status)}"
-    said.append(estimated(arguments))
+    said.append(dry_run(arguments))
     likely, memory = np.mean(said, axis=0)
     seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
     return (
@@ -104,24 +104,24 @@ def measured(command: str, model: Path, *, out: Path) -> str:
     )
 
 
-def estimated(arguments: list[str]) -> tuple[float, float]:
-    """Seconds of processor time, and memory in GB, that a dry run says."""
-    with mock.patch.object(cost, "operations_a_second", told):
+def dry_run(arguments: list[str]) -> tuple[float, float]:
+    """Make a dry run; return the seconds of processor time, and the memory in GB, that it says."""
+    with mock.patch.object(cost, "operations_a_second", slow_operations):
         said = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).output
     hours = [float(found) for found in re.findall(r"([\d.]+) h\b", said)]
     (memory,) = re.findall(r"memory\W+(?:about )?([\d.]+) GB", said)
     return (hours[-1] if arguments[0] == "trace" else sum(hours)) * 3600 / SLOWER, float(memory)
 
 
-def told(*, rows: int = 512, width: int = 2048) -> float:
-    """What ``cost.operations_a_second`` measures, in processor time, and much slower."""
+def slow_operations(*, rows: int = 512, width: int = 2048) -> float:
+    """Measure ``cost.operations_a_second`` in processor time, and return it divided by SLOWER."""
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
     fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=9, timer=time.process_time)[1:])
     return 2 * rows * width**2 / fastest / SLOWER
 
 
 def write(shape: str, form: str, *, folder: Path) -> Path:
-    """Write a model, unless it is there; its folder or file."""
+    """Write a model, unless it is there; return its folder or file."""
     path = folder / (f"{shape}.gguf" if form == "gguf" else shape)
     if path.exists():
         return path
