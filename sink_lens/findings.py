@@ -2,16 +2,18 @@
 
 The headline is made from a small grammar: where the sink is, what it is bound to, what carries it, and what plays no
 part, in at most 25 words. Each phrase has a key, by which a table of permitted headlines names it, and the rows that
-support it. `remarks` says of one link where a statistic and an intervention disagree, or a control does as much.
+support it. `remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree, or a
+control does as much.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from .schema import ALL_BUT, INTERVENTION_FLOOR, RESCALED, SPAN
+from .schema import ALL_BUT, COSTLY, INTERVENTION_FLOOR, LEAST_SINK, RESCALED, SPAN, TELLING_LOSS
 from .text import listed, percent, plural
 
 MOST_WORDS = 25
@@ -189,11 +191,12 @@ def is_direction(tables: Tables) -> bool:
 
 
 def remarks(tables: Tables, link: str) -> list[str]:
-    """Sentences about a link of which the statistic and an intervention disagree, or a control does as much."""
-    answers, said = _answers(tables).get(link), []
-    effects = tables.get("effects")
+    """Sentences on what keeps a link undecided, where statistic and intervention disagree, and on its controls."""
+    answers, effects = _answers(tables).get(link), tables.get("effects")
     if not answers or effects is None or not len(effects):
         return []
+    why = why_undecided(tables, link)
+    said = [f"undecided: {why}"] if why else []
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
     moved = percent(own[0]["share"]) if own else ""
     not_so, broken = "the sink does not hang on it", f"breaking it removes {moved}"
@@ -227,6 +230,45 @@ def remarks(tables: Tables, link: str) -> list[str]:
                 "large a dimension any change of direction disturbs the key"
             )
     return said
+
+
+def why_undecided(tables: Tables, link: str) -> str:
+    """Say what keeps an undecided link from a verdict; empty where it has one, or no interventions were made."""
+    answers, of = _answers(tables).get(link), tables["links"].loc[tables["links"]["link"].eq(link)]
+    effects = tables.get("effects")
+    if not answers or of["verdict"].iloc[0] != "undecided" or effects is None or not len(effects):
+        return ""
+    if answers["present"] == "undecided":
+        return "the interval of its statistic reaches what it is held against"
+    own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
+    if answers["necessary_or_sufficient"] == "yes":
+        return "what it leads to carries less than half of the sink: another path exists"
+    if not own:
+        return "nothing was there to intervene on"
+    row, breaking = own[0], "isolating a position" if link == "aggregation_variance" else "breaking it"
+    if math.isnan(row["ci_low"]):
+        return "one sequence gives no interval"
+    if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
+        return "the sink has hardly more attention than chance, and a share of that says nothing"
+    if off_distribution(row):
+        cost = row["loss_nats"] - row["baseline_loss_nats"]
+        beyond = f"at least {row['beyond_masking_nats']:.1f} more than masking the sink"
+        return f"{breaking} costs {cost:.1f} nats, {beyond}: it may break more than the sink"
+    does = "makes" if link == "aggregation_variance" else "removes"
+    moved = "not calibrated" in set(of.get("floors", ()))
+    least = "the floor that was asked for" if moved else percent(INTERVENTION_FLOOR)
+    return f"what {breaking} {does} may lie below {least}, or below a control"
+
+
+def off_distribution(row: Mapping[Hashable, Any]) -> bool:
+    """Check whether an intervention, a row of ``effects``, costs clearly more than masking the sink itself.
+
+    It is asked only where the unchanged model predicts clearly better than uniform guessing. Removing a sink may be
+    costly because the sink matters, so a high loss alone says nothing.
+    """
+    baseline, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
+    asked = baseline < TELLING_LOSS * uniform
+    return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 
 
 def shown_set(row: Mapping[Any, Any]) -> str:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from ..schema import ANOTHER_PATH, COSTLY, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS, TELLING_LOSS
+from ..findings import off_distribution
+from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS
 from ..text import span
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -56,17 +57,6 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
     if all(row["ci_low"] > bar for bar in bars):
         return "holds"
     return "fails" if any(row["ci_high"] < bar for bar in bars) else "undecided"
-
-
-def off_distribution(row: Mapping[Hashable, Any]) -> bool:
-    """Check whether an intervention costs clearly more than masking the sink itself.
-
-    It is asked only where the unchanged model predicts clearly better than uniform guessing. Removing a sink may be
-    costly because the sink matters, so a high loss alone says nothing.
-    """
-    baseline, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
-    asked = baseline < TELLING_LOSS * uniform
-    return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 
 
 _ANSWER: Mapping[str, Answer] = {"holds": "yes", "fails": "no", "undecided": "undecided"}

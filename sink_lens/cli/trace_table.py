@@ -16,7 +16,7 @@ from ..chain.locate import Location
 from ..chain.makers import ALL, GOALS
 from ..chain.placement import kind_of
 from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
-from ..findings import beyond_chance, remarks, shown_set
+from ..findings import beyond_chance, remarks, shown_set, why_undecided
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import capital, listed, named_parts, neuron_name, number, percent, plural, span, words
 from ..text import interval as interval_text
@@ -58,7 +58,7 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
         found = sets.loc[sets["control_of"].eq("") & sets["set"].isin([*GOALS, ALL])].drop_duplicates("parts")
         parts += [_makers_line(row) for row in _rows(found)[:2]]
         parts.append(Text())
-    parts.append(_verdicts(frames, sink_position=location.sink_position))
+    parts += _verdicts(frames, sink_position=location.sink_position)
     if len(frames.get("effects", ())):
         kind = kind_of(frames["placement"])
         parts.append(Text(f"\nPosition or token? {kind}: {BOUND_TO[kind]}"))
@@ -74,17 +74,20 @@ def _makers_line(row: Mapping[Any, Any]) -> Text:
     return Text(f"{plural(size, 'part')} {does} {share}: {named}")
 
 
-def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Table:
-    """A line per link: its verdict, and what its intervention makes or removes of the sink."""
+def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
+    """A line per link: its verdict, what its intervention makes or removes of the sink; what left some undecided."""
     links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
     table = _table("Links, and the sink that breaking each makes or removes")
     for name in ("link to", "verdict", "intervention", "controls"):
         table.add_column(name, no_wrap=True)
+    reasons: dict[str, list[str]] = {}
     for link in dict.fromkeys(links["link"]):
         verdict = str(next(row["verdict"] for row in _rows(links) if row["link"] == link and row["is_primary"]))
-        did, control = "not intervened on", ""
+        did, control, why = "not intervened on", "", why_undecided(frames, str(link))
+        if why:
+            reasons.setdefault(why, []).append(str(targets.get(link, words(str(link)))))
         if link in intervened:
             row = intervened[link]
             largest = row.get("control_largest", np.nan)
@@ -93,7 +96,7 @@ def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Tabl
             did = f"{makes} {percent(row['share'])} {_percent_bounds(row)}"
         marked = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
         table.add_row(str(targets.get(link, words(str(link)))), marked, did, control)
-    return table
+    return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
 
 
 def _headline(
@@ -302,7 +305,7 @@ def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
 
 def _matrix(table: pd.DataFrame) -> Table:
     """Return what survives each freeze, for the terminal."""
-    shown = _table("Share of the sink that survives while a link is frozen (random controls)")
+    shown = _table("The share of the sink that survives a frozen step or all steps (random controls)")
     for name in ("sink by", "layers"):
         shown.add_column(name, no_wrap=True)
     names = dict.fromkeys([*(link.freeze.name for link in LINKS if link.freeze is not None), *table["frozen"]])
@@ -312,7 +315,7 @@ def _matrix(table: pd.DataFrame) -> Table:
         by_name = {row["frozen"]: row for row in part.to_dict("records")}
         cells = [_cell(by_name[name]) if name in by_name else "-" for name in names]
         first = part.iloc[0]
-        layers = f"{first['layers_from']}-{first['layers_to']}" + (", all steps" if first["step"] == ALL_STEPS else "")
+        layers = f"{first['layers_from']}-{first['layers_to']}" + (", all" if first["step"] == ALL_STEPS else "")
         shown.add_row(str(first["intervention"]), layers, *cells)
     return shown
 
@@ -348,7 +351,8 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
         leaving = asked.loc[asked["surviving_share"] > ANOTHER_PATH]
         frozen = " of all growth steps together" if several and of_all.any() else ""
         if len(leaving):
-            share = percent(float(leaving["surviving_share"].max()))
+            most = float(leaving["surviving_share"].max())
+            share = "all" if most >= 1 else percent(most)
             sinks = listed(dict.fromkeys(leaving["intervention"]))
             lines.append(f"another path exists beside {beside}{frozen}: {share} of the sink survives ({sinks})")
         elif several and of_all.any():

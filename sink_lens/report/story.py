@@ -14,6 +14,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.schema import QUESTIONS, VERDICTS
 from sink_lens.text import (
+    capital,
     interval,
     layers_in_words,
     listed,
@@ -249,6 +250,8 @@ class LinkRow:
     """Loss before and after the intervention, in nats, and its change."""
     answers: tuple[tuple[str, str], ...] = ()
     """Question and answer, on the primary statistic; empty in runs that did not ask them."""
+    remarks: tuple[str, ...] = ()
+    """What keeps the link undecided and what does not agree about it, on the primary statistic."""
 
 
 def setting(run: Run, name: str) -> Any:
@@ -388,12 +391,13 @@ def link_rows(run: Run) -> list[LinkRow]:
     wanted = [*columns, *(name for name in ("is_primary", "measured", *QUESTIONS) if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     known = {link.name: link for link in chain(run)}
-    effects = _effects(run)
-    return [
-        shown
-        for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)])
-        for shown in _link(name, [row for row in rows if row["link"] == name], link=known.get(name), effects=effects)
-    ]
+    effects, told = _effects(run), tables(run)
+    shown = []
+    for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
+        own = [row for row in rows if row["link"] == name]
+        said = tuple(f"{capital(one)}." for one in findings.remarks(told, name))
+        shown += _link(name, own, link=known.get(name), effects=effects, remarks=said)
+    return shown
 
 
 def _effects(run: Run) -> dict[str, dict[str, str]]:
@@ -434,7 +438,12 @@ def _cost(row: Mapping[Any, Any]) -> str:
 
 
 def _link(
-    name: str, rows: list[dict[str, Any]], *, link: NamedLink | None, effects: Mapping[str, dict[str, str]]
+    name: str,
+    rows: list[dict[str, Any]],
+    *,
+    link: NamedLink | None,
+    effects: Mapping[str, dict[str, str]],
+    remarks: tuple[str, ...],
 ) -> list[LinkRow]:
     """The rows of a link, its primary statistic first; what the others share with it is not repeated."""
     claim, title = ("", words(visible(name))) if link is None else (link.sentence, link.words)
@@ -466,6 +475,7 @@ def _link(
                 answers=tuple(
                     (words(one), _text(first[one])) for one in QUESTIONS if primary and _text(first.get(one))
                 ),
+                remarks=remarks if primary else (),
                 **(effects.get(name, {}) if primary else {}),
             )
         )

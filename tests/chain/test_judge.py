@@ -12,8 +12,6 @@ from evidences import evidence_of, planted_evidence
 from sink_lens import schema
 from sink_lens.chain.evidence import Statistic
 from sink_lens.chain.judge import (
-    COSTLY,
-    INTERVENTION_FLOOR,
     Answers,
     answers_of,
     chain_table,
@@ -21,10 +19,11 @@ from sink_lens.chain.judge import (
     intervention_verdict,
     link_table,
     link_values,
-    off_distribution,
     verdict,
 )
 from sink_lens.chain.links import LINKS
+from sink_lens.findings import off_distribution, remarks, why_undecided
+from sink_lens.schema import COSTLY, INTERVENTION_FLOOR
 from sink_lens.stats import Interval
 
 NAMES = (
@@ -208,6 +207,56 @@ def test_a_costly_intervention_is_undecided_and_cost_alone_never_says_no():
     assert not off_distribution(near_uniform)
     assert intervention_verdict(near_uniform) == "holds"
     assert intervention_verdict(costly | {"beyond_masking_nats": NAN}) == "holds"
+
+
+COSTS = {"baseline_loss_nats": 3.0, "loss_nats": 8.5, "uniform_loss_nats": 10.8, "beyond_masking_nats": 2.0}
+
+
+def told(row, *, present="yes", necessary="undecided", floors="calibrated"):
+    """Tables in which a link that was intervened on is undecided."""
+    answers = {"present": present, "necessary_or_sufficient": necessary, "carries": "undecided"}
+    link = {"link": "variance_neurons", "verdict": "undecided", "floors": floors} | answers
+    return {"links": pd.DataFrame([link]), "effects": pd.DataFrame([row])}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (told(effect("variance_neurons", low=0.2)), "what breaking it removes may lie below 25%, or below a control"),
+        (
+            told(effect("variance_neurons", control=0.7)),
+            "what breaking it removes may lie below 25%, or below a control",
+        ),
+        (
+            told(effect("variance_neurons", low=0.2), floors="not calibrated"),
+            "what breaking it removes may lie below the floor that was asked for, or below a control",
+        ),
+        (
+            told(effect("variance_neurons") | COSTS),
+            "breaking it costs 5.5 nats, at least 2.0 more than masking the sink: it may break more than the sink",
+        ),
+        (
+            told(effect("variance_neurons", had=0.1, uniform=0.06)),
+            "the sink has hardly more attention than chance, and a share of that says nothing",
+        ),
+        (told(effect("variance_neurons", low=NAN, high=NAN)), "one sequence gives no interval"),
+        (
+            told(effect("variance_neurons"), present="undecided"),
+            "the interval of its statistic reaches what it is held against",
+        ),
+        (
+            told(effect("variance_neurons"), necessary="yes"),
+            "what it leads to carries less than half of the sink: another path exists",
+        ),
+        (told(effect("key_sink")), "nothing was there to intervene on"),
+        (told(effect("variance_neurons")) | {"effects": None}, ""),
+    ],
+)
+def test_what_keeps_a_link_undecided_is_said(tables, said):
+    assert why_undecided(tables, "variance_neurons") == said
+    assert remarks(tables, "variance_neurons")[:1] == ([f"undecided: {said}"] if said else [])
+    decided = tables | {"links": tables["links"].assign(verdict="holds")}
+    assert why_undecided(decided, "variance_neurons") == ""
 
 
 @pytest.mark.parametrize(

@@ -127,3 +127,16 @@ def test_a_source_that_is_no_run_is_refused():
     for source in (np.zeros(3), 5, None):
         with pytest.raises(InputError, match="need a run, its folder, or a result of patch"):
             circuit_of(source)
+
+
+def test_what_keeps_a_link_undecided_stands_under_its_claim(tmp_path):
+    frames = tables()
+    links = frames["links"].assign(present="yes", necessary_or_sufficient="undecided", carries="undecided")
+    frames["links"] = links.assign(verdict=links["verdict"].mask(links["link"] == "variance_neurons", "undecided"))
+    at = {"control_largest": 0.01, "read_layers": "0-3", "position": 0, "baseline_sink_mass": 0.5}
+    frames["effects"] = frames["effects"].assign(ci_low=0.1, ci_high=0.9, **at)
+    folder = traced(tmp_path / "run", frames=frames)
+    rows = {row.link: row for row in link_rows(read_run(folder)) if row.primary}
+    assert len(rows["variance_neurons"].remarks) == 1
+    assert rows["variance_neurons"].remarks[0].startswith("Undecided: what breaking it removes may lie below 25%")
+    assert rows["variance_neurons"].remarks[0] in " ".join(Page(page_text(folder)).text.split())
