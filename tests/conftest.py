@@ -86,3 +86,24 @@ def _shared_models_stay_as_they_are() -> Iterator[None]:
     yield
     shared = sys.modules.get("lenses")
     assert shared is None or shared.changed() == []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_long_text_is_tokenised_once() -> Iterator[None]:
+    """Half a second each time for the bundled text, which was a tenth of all: ids are kept by tokenizer and text."""
+    from sink_lens.data import tokens
+
+    plain, kept = tokens.text_ids, dict[tuple[str, str], list[int]]()
+
+    def text_ids(text: str, tokenizer: Any) -> list[int]:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None or len(text) < 100_000:
+            return plain(text, tokenizer)
+        key = (backend.to_str(), text)
+        if key not in kept:
+            kept[key] = plain(text, tokenizer)
+        return list(kept[key])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tokens, "text_ids", text_ids)
+        yield
