@@ -28,7 +28,7 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
-from ..models.unembedding import losses_of
+from ..models.unembedding import losses_of, next_token_losses
 
 _TOKENS_A_FORWARD = 1024
 """Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
@@ -278,7 +278,7 @@ class RunCollector:
             raise not_a_number(edits)
         early = self.early if self.begin else None
         if loss:
-            losses = token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
+            losses = next_token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
             if not unembedded and bool(losses.isnan().any()):  # infinite states
                 raise not_a_number(edits)
             if early is not None:
@@ -343,15 +343,7 @@ def not_a_number(edits: Sequence[Edit]) -> EditError:
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
     """Mean next-token loss of each sequence in nats, over its real tokens; nan for a sequence of one token."""
-    return mean_loss(token_losses(logits, part.tokens), part)
-
-
-def token_losses(
-    logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
-) -> Float[Tensor, "batch target"]:
-    """Loss of every token but the first, in nats."""
-    rows = zip(logits[:, :-1], tokens[:, 1:].to(logits.device), strict=True)
-    return torch.stack([torch.nn.functional.cross_entropy(own.float(), ids, reduction="none") for own, ids in rows])
+    return mean_loss(next_token_losses(logits, part.tokens), part)
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:

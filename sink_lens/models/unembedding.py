@@ -34,8 +34,31 @@ def losses_of(
     """
     found = [states.new_empty(0, dtype=torch.float32)]
     for own, ids in zip(states.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-        logits = logits_of(lens, own)
-        correct, top = logits.gather(-1, ids[:, None])[:, 0], logits.amax(-1)
-        found.append(logits.sub_(top[:, None]).exp_().sum(-1).log() + top - correct)  # in place: they are ours
-        del logits
+        found.append(target_losses(logits_of(lens, own), ids, overwrite=True))
     return torch.cat(found)
+
+
+def next_token_losses(
+    logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
+) -> Float[Tensor, "batch target"]:
+    """Loss of every token but the first, in nats; a sequence at a time."""
+    rows = zip(logits[:, :-1], tokens[:, 1:].to(logits.device), strict=True)
+    return torch.stack([target_losses(own.float(), ids) for own, ids in rows])
+
+
+def target_losses(
+    logits: Float[Tensor, "row vocab"], targets: Int[Tensor, " row"], *, overwrite: bool = False
+) -> Float[Tensor, " row"]:
+    """Loss of each target in nats.
+
+    On a CPU ``cross_entropy`` adds the terms of the vocabulary one after another: with 262,144 of them its loss is 5e-5
+    nats too low. ``sum`` adds them in a tree, and is within 4e-6.
+
+    Args:
+        logits: in float32.
+        targets: the right tokens.
+        overwrite: whether the logits are not needed any more.
+    """
+    correct, top = logits.gather(-1, targets[:, None])[:, 0], logits.amax(-1)
+    terms = logits if overwrite else logits.clone()
+    return terms.sub_(top[:, None]).exp_().sum(-1).log() + top - correct

@@ -32,6 +32,7 @@ from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.unembedding import next_token_losses
 from ..records import check_free
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import paired_difference
@@ -228,8 +229,7 @@ def _losses(lens: LensModel, part: TokenBatch, *, change: Any) -> Float[Tensor, 
     ids = part.tokens.to(lens.device)
     with observed(lens.plain, watch=_watch(change=change)), evaluating(lens.plain), torch.no_grad():
         logits = lens.plain(input_ids=ids, use_cache=False).logits
-    losses = torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none")
-    losses = losses.cpu().masked_fill(~part.valid[:, 1:].cpu(), math.nan)
+    losses = next_token_losses(logits, ids).cpu().masked_fill(~part.valid[:, 1:].cpu(), math.nan)
     return torch.nn.functional.pad(losses, (0, 1), value=math.nan)
 
 

@@ -361,7 +361,7 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
 
 @pytest.mark.parametrize(("off", "pack"), [(1e-3, 2), (10.0, 1)])
 def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_more(
-    lens_of, tokens_of, engine_of, monkeypatch, off, pack
+    lens_of, tokens_of, engine_of, monkeypatch, caplog, off, pack
 ):
     cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
@@ -377,6 +377,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
     plan, deviation = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert (plan.pack, plan.path) == (pack, "blocks")
     assert (1e-7 < deviation < 6 * CLOSE) if pack == 2 else deviation < 6 * CLOSE
+    assert ["they run one by one" in line for line in caplog.messages] == ([] if pack == 2 else [True])
 
 
 @pytest.mark.parametrize("prompts", [1, 3, 4])
