@@ -355,7 +355,7 @@ def claims_page(page: Page, results: Results, *, folder: Path) -> str:
     for letter, title in PAPERS.items():
         rows = [row for row in page.rows if row.id[0] == letter]
         parts.append(f"## {title}\n\n{table(rows, results)}\n\n")
-    others = models(folder, results)
+    others = {name: own for name, own in models(folder, results).items() if name != DEFAULT_MODEL}  # it saw more texts
     of_default = {DEFAULT_MODEL: results} | others
     names = (
         f"{DEFAULT_MODEL} saw up to five texts{', the other real models one' if others else ''}; the last columns are "

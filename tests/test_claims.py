@@ -8,10 +8,23 @@ import pandas as pd
 import pytest
 
 from analyses.__main__ import of_model
-from analyses.answers import ANSWERS, Part, Results, Row, answer, claims_page, committed, models, read_page, several
+from analyses.answers import (
+    ANSWERS,
+    Part,
+    Results,
+    Row,
+    answer,
+    claims_page,
+    committed,
+    cost,
+    models,
+    read_page,
+    several,
+)
 from analyses.verdicts import Claim, Rule, read_claim
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.schema import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
 ANALYSES = ROOT / "analyses"
@@ -154,6 +167,17 @@ def test_a_row_with_numbers_and_a_reason_is_refused(tmp_path):
     path.write_text('opening = ""\nclosing = ""\nsentences = []\n[[claim]]\nid = "A1"\nwhere = "A"\nwords = "x"\n')
     with pytest.raises(InputError, match="need one of the two"):
         read_page(path)
+
+
+def test_a_timed_run_of_the_default_model_says_what_others_cost_and_leaves_its_column_of_more_texts(tmp_path):
+    row = {"model": DEFAULT_MODEL, "parameters": 1e8, "folder": "mediation", "seconds": 600, "number": "z"}
+    pd.DataFrame([row | {"value": 9.0, "low": 8.0, "high": 10.0, "n": 8, "note": None}]).to_csv(
+        tmp_path / "default.csv", index=False
+    )
+    with_cost, without = (claims_page(PAGE, RESULTS, folder=one) for one in (tmp_path, tmp_path / "none"))
+    told = cost(tmp_path, parameters=6.7e9)
+    assert told.startswith(f"{DEFAULT_MODEL} (100M parameters) took 10 minutes on two busy cores.")
+    assert with_cost == without.replace(cost(tmp_path / "none", parameters=6.7e9), told)
 
 
 def test_the_column_of_a_model_is_written_and_read(tmp_path, capsys):
