@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -230,3 +230,10 @@ def span(indices: Sequence[int]) -> str:
         else:
             parts.append([index])
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def strength(row: Mapping[Any, Any]) -> str:
+    """How strong the edit in a row of a sweep is, as ` x 2 from mean`; empty where it has no factor and no centre."""
+    factor, centre = row.get("factor"), row.get("centre")
+    times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
+    return times + (f" from {visible(centre)}" if isinstance(centre, str) and centre else "")

@@ -26,7 +26,7 @@ from sink_lens.report.style import (
     panel,
     style_axes,
 )
-from sink_lens.text import interval, number, plural, site_words, visible
+from sink_lens.text import interval, number, plural, site_words, strength, visible
 
 _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
 _LABELLED = 5
@@ -211,9 +211,11 @@ def _headline(run: Run) -> list[str]:
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
-    """A cell in words: its edit, its site and where."""
+    """A cell in words: its own name, or its edit, its site, how strong and where."""
+    if named := _parts(row, {"name": visible}):
+        return named[0]
     edit = _parts(row, {"kind": visible, "site": site_words})
-    return ", ".join([*([" ".join(edit)] if edit else []), *_parts(row, {"where": visible})])
+    return ", ".join([*([" ".join(edit) + strength(row)] if edit else []), *_parts(row, {"where": visible})])
 
 
 def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:

@@ -16,6 +16,7 @@ from ..engine.effect_table import effect_table
 from ..errors import InputError, RunError
 from ..records import display
 from ..stats import strongest
+from ..text import strength
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,10 +98,7 @@ def cell_name(row: Mapping[Any, Any]) -> str:
     """Name of the cell in a row."""
     if isinstance(row.get("name"), str):
         return row["name"]
-    factor = row.get("factor")
-    strength = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
-    centre = f" from {row['centre']}" if isinstance(row.get("centre"), str) else ""
-    return f"{row['kind']} {row['site']}{strength}{centre} {row['where']}".strip()
+    return f"{row['kind']} {row['site']}{strength(row)} {row['where']}".strip()
 
 
 def tables(

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sink_lens.records import create_run, read_run
 from sink_lens.report import contraction, fingerprint, patch, sweep, trace_tables
 from sink_lens.report.html import content
+from sink_lens.report.sweep import cell_name
 
 
 def a_run(folder, kind, *, config=None, **frames):
@@ -174,3 +175,16 @@ def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp
     shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
     assert shown.title.endswith(title)
     assert shown.headline[0].startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"name": "mine", "kind": "zero"}, "mine"),
+        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 0.5}, "scale head output (z) x 0.5, layer 1"),
+        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 2.0}, "scale head output (z) x 2, layer 1"),
+        ({"kind": "zero", "site": "z", "where": "layer 1", "factor": float("nan")}, "zero head output (z), layer 1"),
+    ],
+)
+def test_cells_that_differ_in_strength_have_names_of_their_own_on_the_page(row, name):
+    assert cell_name(row) == name
