@@ -234,12 +234,14 @@ def remarks(tables: Tables, link: str) -> list[str]:
 
 def why_undecided(tables: Tables, link: str) -> str:
     """Say what keeps an undecided link from a verdict; empty where it has one, or no interventions were made."""
-    answers, of = _answers(tables).get(link), tables["links"].loc[tables["links"]["link"].eq(link)]
-    effects = tables.get("effects")
-    if not answers or of["verdict"].iloc[0] != "undecided" or effects is None or not len(effects):
+    answers, effects = _answers(tables).get(link), tables.get("effects")
+    if not answers or effects is None or not len(effects):
+        return ""
+    of = tables["links"].loc[tables["links"]["link"].eq(link)]
+    if of["verdict"].iloc[0] != "undecided":
         return ""
     if answers["present"] == "undecided":
-        return "the interval of its statistic reaches what it is held against"
+        return "its statistic cannot be told from the value that it must exceed"
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
     if answers["necessary_or_sufficient"] == "yes":
         return "what it leads to carries less than half of the sink: another path exists"
@@ -255,9 +257,16 @@ def why_undecided(tables: Tables, link: str) -> str:
         beyond = f"at least {row['beyond_masking_nats']:.1f} more than masking the sink"
         return f"{breaking} costs {cost:.1f} nats, {beyond}: it may break more than the sink"
     does = "makes" if link == "aggregation_variance" else "removes"
-    moved = "not calibrated" in set(of.get("floors", ()))
-    least = "the floor that was asked for" if moved else percent(INTERVENTION_FLOOR)
-    return f"what {breaking} {does} may lie below {least}, or below a control"
+    if "not calibrated" in set(of.get("floors", ())):
+        return f"what {breaking} {does} may lie below the floor that was asked for, or below a control"
+    bars = {
+        percent(INTERVENTION_FLOOR): INTERVENTION_FLOOR,
+        "what a control does": row.get("control_largest", math.nan),
+    }
+    reached = [name for name, bar in bars.items() if row["ci_low"] <= bar]
+    if not reached:  # its intervention is clear, and what it is measured on does not tell sinks
+        return "the sequences are too short to tell of a sink"
+    return f"what {breaking} {does} may lie below {' and below '.join(reached)}"
 
 
 def off_distribution(row: Mapping[Hashable, Any]) -> bool:

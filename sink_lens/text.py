@@ -233,7 +233,7 @@ def span(indices: Sequence[int]) -> str:
 
 
 def strength(row: Mapping[Any, Any]) -> str:
-    """How strong the edit in a row of a sweep is, as ` x 2 from mean`; empty where it has no factor and no centre."""
+    """Say how strong an edit of a sweep is, such as ` x 2 from mean`; empty where it has no factor and no centre."""
     factor, centre = row.get("factor"), row.get("centre")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     return times + (f" from {visible(centre)}" if isinstance(centre, str) and centre else "")

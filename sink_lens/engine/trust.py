@@ -49,7 +49,7 @@ def check_plan(
             if (last.pack, last.cut, last.path) != (plan.pack, plan.cut, plan.path):
                 log.warning(
                     "cells that share a forward or begin at a later layer would be off by %.1e here (allowed: %.1e): "
-                    "they run one by one, which takes several times as long",
+                    "this run does without, which takes longer",
                     first,
                     allowed,
                 )

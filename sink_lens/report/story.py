@@ -251,7 +251,7 @@ class LinkRow:
     answers: tuple[tuple[str, str], ...] = ()
     """Question and answer, on the primary statistic; empty in runs that did not ask them."""
     remarks: tuple[str, ...] = ()
-    """What keeps the link undecided and what does not agree about it, on the primary statistic."""
+    """Sentences of ``findings.remarks``, on the primary statistic."""
 
 
 def setting(run: Run, name: str) -> Any:
@@ -391,12 +391,12 @@ def link_rows(run: Run) -> list[LinkRow]:
     wanted = [*columns, *(name for name in ("is_primary", "measured", *QUESTIONS) if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     known = {link.name: link for link in chain(run)}
-    effects, told = _effects(run), tables(run)
+    effects, frames = _effects(run), tables(run)
     shown = []
     for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
         own = [row for row in rows if row["link"] == name]
-        said = tuple(f"{capital(one)}." for one in findings.remarks(told, name))
-        shown += _link(name, own, link=known.get(name), effects=effects, remarks=said)
+        remarks = tuple(f"{capital(one)}." for one in findings.remarks(frames, name))
+        shown += _link(name, own, link=known.get(name), effects=effects, remarks=remarks)
     return shown
 
 
