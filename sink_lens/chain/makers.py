@@ -70,7 +70,7 @@ NEXT = 8
 ADDS = 0.02
 """A part that is tried so is one of the makers if ablating it as well removes this much more of the sink."""
 LISTED = 64
-"""Parts of the ranking that the table has, beside those of the sets."""
+"""Number of parts at the top of the ranking that the table lists; parts of the chosen sets are listed as well."""
 MAKER_COLUMNS = (
     "rank",
     "kind",

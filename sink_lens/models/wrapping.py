@@ -25,8 +25,8 @@ from .offload import NoBridge, bytes_on_disk, reason_of
 from .packed import is_packed
 
 _BRIDGE_BOS = (
-    "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
-    "give wrap the model's own"
+    "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
+    "give wrap the model's own tokenizer"
 )
 _BRIDGE_COPIES = (
     "this bridge holds copies of the query, key and value weights: later changes of the plain model do not reach it"

@@ -97,8 +97,8 @@ def _title(run: Run) -> str:
         return "What a low-precision format costs"
     row = table.to_dict("records")[0]
     verdicts = {
-        "keep": "a small set keeps the loss",
-        "keep a part": "a small set keeps part of the loss",
+        "keep": "a small set in high precision undoes the cost",
+        "keep a part": "a small set in high precision undoes part of the cost",
         "no small set": "no small set helps",
         "halves disagree": "the two halves of the text disagree about what to keep",
         "nothing to keep": "nothing to keep",

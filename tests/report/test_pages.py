@@ -130,7 +130,7 @@ CONFIGS = {
 }
 KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
-    "quantise": ("int8 tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
+    "quantise": ("int8 tensor: a small set in high precision undoes the cost", "Keep <b> the sink tokens."),
     "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": (
