@@ -92,17 +92,27 @@ def of_model(model: str, names: Sequence[str], *, out: Path, keeps: bool) -> int
         except SinkLensError as error:
             note = str(error).partition(";")[0].replace(model, Path(model).name)  # no path of a machine in a table
             frame = pd.DataFrame([{"note": note}])
-        seconds = time.monotonic() - began
+        seconds = longest(out / name / "seconds.txt", time.monotonic() - began)
         rows.append(frame.assign(folder=name, seconds=round(seconds)))
         print(f"{name}: {'' if 'note' not in frame else frame['note'].iloc[0]} {seconds:.0f} s", flush=True)
     parameters = sum(one.numel() for one in loaded(model).plain.parameters())
     table = pd.concat(rows, ignore_index=True).assign(model=Path(loaded(model).name).name, parameters=parameters)
     columns = ["model", "parameters", "folder", "seconds", "number", "value", "low", "high", "n", "note"]
     folder = TABLES if keeps else out
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{Path(table['model'].iloc[0]).stem}.csv"
     table.reindex(columns=columns).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     print(f"{path}\n{by_model(page(), known, models(folder, known))}")
     return int(table["note"].notna().sum()) if "note" in table else 0
+
+
+def longest(path: Path, seconds: float) -> float:
+    """Keep the longest time that an analysis took, since one that is finished is only read the next time."""
+    if path.exists():
+        seconds = max(seconds, float(path.read_text(encoding="utf-8")))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{seconds:.0f}\n", encoding="utf-8")
+    return seconds
 
 
 def main() -> int:

@@ -180,11 +180,15 @@ def test_a_timed_run_of_the_default_model_says_what_others_cost_and_leaves_its_c
     assert with_cost == without.replace(cost(tmp_path / "none", parameters=6.7e9), told)
 
 
-def test_the_column_of_a_model_is_written_and_read(tmp_path, capsys):
-    model = tmp_path / "model"
+def test_the_column_of_a_model_is_written_and_read_and_keeps_its_time(tmp_path, capsys, monkeypatch):
+    model, name, kept = tmp_path / "model", "down_projection_column", tmp_path / "none" / "kept"
+    monkeypatch.setattr("analyses.__main__.TABLES", kept)
     planted().model.save_pretrained(model)
     tiny_tokenizer(adds_bos=True).save_pretrained(model)
-    assert of_model(str(model), ["down_projection_column"], out=tmp_path, keeps=False) == 0
+    assert of_model(str(model), [name], out=tmp_path, keeps=False) == 0
     (found,) = models(tmp_path, RESULTS).values()
-    assert set(found.tables) == {"down_projection_column"}
+    assert set(found.tables) == {name}
     assert "| not run |" in capsys.readouterr().out
+    (tmp_path / name / "seconds.txt").write_text("781\n", encoding="utf-8")
+    assert of_model(str(model), [name], out=tmp_path, keeps=True) == 0
+    assert set(pd.read_csv(kept / "model.csv")["seconds"]) == {781}
