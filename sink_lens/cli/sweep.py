@@ -51,7 +51,7 @@ name = "sink_mass"
 sink_position = 0
 layers = "12-29"
 
-[[edits]]                        # zero, mean, resample, scale, set, isolate, amplify; several blocks make one table
+[[edits]]                        # zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, isolate, amplify
 kind = "zero"
 site = "neurons"
 layers = 11                      # each: one at a time (the default); all: together; "0-3,7": each of these

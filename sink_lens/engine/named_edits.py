@@ -6,17 +6,50 @@ grid is counted without the libraries of models.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..edits.part import AXES, Part
 from ..errors import InputError
 from ..models.sites import SITES
-from ..schema import MEANS, Centre
+from ..schema import CENTRES, MEANS
+from ..text import strength
 
 if TYPE_CHECKING:
     from ..edits.constructors import Edit
     from .references import References
+
+
+_LARGEST = 1e38
+"""Largest factor that is accepted: just under the largest float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a kind of edit takes beside the part; a grid has a field with a list of values, named in the plural."""
+
+    accepts: Callable[[Any], bool]
+    needs: str
+    """The values that are accepted, in words."""
+    defaults: tuple[Any, ...] = ()
+    """The values of a grid that gives none; empty if there must be some."""
+
+
+def _is_number(value: Any, kinds: Any) -> bool:
+    """Check that a value is a number of some kinds, and not a truth value."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+OPTIONS: Mapping[str, Option] = {
+    "factor": Option(
+        accepts=lambda value: _is_number(value, int | float) and abs(value) < _LARGEST, needs="numbers below 1e38"
+    ),
+    "seed": Option(
+        accepts=lambda value: _is_number(value, int) and value >= 0, needs="whole numbers from 0 on", defaults=(0,)
+    ),
+    "centre": Option(accepts=lambda value: value in CENTRES, needs=f"some of {', '.join(CENTRES)}", defaults=CENTRES),
+}
+"""Name -> option; also the columns of a table of edits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +59,8 @@ class EditSpec:
     kind: str
     """A name of ``KINDS``."""
     part: Part
-    factor: float | None = None
-    seed: int | None = None
-    centre: Centre | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the kind takes, by names of ``OPTIONS``; one that it does not take is None."""
 
     def __post_init__(self) -> None:
         """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks.
@@ -37,22 +69,19 @@ class EditSpec:
             InputError: which, and what is needed.
         """
         kind = kind_of(self.kind, site=self.part.site)
-        for name, value in self.options.items():
-            if value is None and f"{name}s" in kind.takes:
+        for name in OPTIONS:
+            value = self.options.get(name)
+            if value is None and name in kind.takes:
                 raise InputError(f"{self.kind} needs a {name}")
-            if value is not None and f"{name}s" not in kind.takes:
+            if value is not None and name not in kind.takes:
                 raise InputError(f"{self.kind} takes no {name}; leave it out")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return what the kind takes beside the part."""
-        return {"factor": self.factor, "seed": self.seed, "centre": self.centre}
+        object.__setattr__(self, "options", {name: self.options.get(name) for name in OPTIONS})
 
     @property
     def fields(self) -> dict[str, Any]:
         """Everything that determines the edit."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
-        return {"kind": self.kind, "site": self.part.site} | chosen | self.options
+        return {"kind": self.kind, "site": self.part.site} | chosen | dict(self.options)
 
     @property
     def identity(self) -> str:
@@ -66,14 +95,13 @@ class EditSpec:
         for axis in AXES:
             chosen = self.part.indices_on(axis)
             single[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
-        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self.options
+        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | dict(self.options)
 
     @property
     def label(self) -> str:
         """The edit in words, for messages."""
-        strength = "" if self.factor is None else f" x {self.factor:g}"
         words = self.part.words
-        return f"{self.kind} {self.part.site}{strength}" + (f" ({words})" if words else "")
+        return f"{self.kind} {self.part.site}{strength(self.options)}" + (f" ({words})" if words else "")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -95,7 +123,7 @@ class Kind:
     meaning: str
     make: Make
     takes: tuple[str, ...] = ()
-    """The options that this kind needs, from ``factors``, ``seeds`` and ``centres``."""
+    """The options that this kind needs, names of ``OPTIONS``."""
     site: str | None = None
     """The only site that it edits; None is any."""
     by_token: bool = False
@@ -134,14 +162,14 @@ def _scale(spec: EditSpec, refs: "References") -> "Edit":
     """Multiply by a factor."""
     from ..edits.constructors import scale
 
-    return scale(spec.part.site, _factor(spec), **spec.arguments)
+    return scale(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
 def _set(spec: EditSpec, refs: "References") -> "Edit":
     """Set to a number."""
     from ..edits.constructors import set_value
 
-    return set_value(spec.part.site, _factor(spec), **spec.arguments)
+    return set_value(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
 def _mean(spec: EditSpec, refs: "References") -> "Edit":
@@ -160,7 +188,7 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
     from ..edits.constructors import resample
 
     values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers(spec, refs)}
-    generator = Generator().manual_seed(spec.seed or 0)
+    generator = Generator().manual_seed(spec.options["seed"])
     return resample(spec.part.site, values, generator=generator, **spec.arguments)
 
 
@@ -177,9 +205,9 @@ def _amplify(spec: EditSpec, refs: "References") -> "Edit":
     from ..edits.amplification import amplify
 
     assert spec.part.positions is not None
-    centre: Any = spec.centre
+    centre = spec.options["centre"]
     return amplify(
-        _factor(spec),
+        spec.options["factor"],
         positions=spec.part.positions,
         layers=_layers(spec, refs),
         heads=spec.part.heads,
@@ -196,25 +224,19 @@ def _layers(spec: EditSpec, refs: "References") -> tuple[int, ...]:
     return tuple(range(refs.lens.n_layers)) if spec.part.layers is None else spec.part.layers
 
 
-def _factor(spec: EditSpec) -> float:
-    """The factor, which this kind has."""
-    assert spec.factor is not None
-    return spec.factor
-
-
 KINDS: Mapping[str, Kind] = {
     "zero": Kind(meaning="set to 0", make=_zero),
     **{name: Kind(meaning=f"set to {meaning}", make=_mean, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
-        meaning="another sequence's values at the same positions", make=_resample, takes=("seeds",), by_token=True
+        meaning="another sequence's values at the same positions", make=_resample, takes=("seed",), by_token=True
     ),
-    "scale": Kind(meaning="times a factor", make=_scale, takes=("factors",)),
-    "set": Kind(meaning="set to a number", make=_set, takes=("factors",)),
+    "scale": Kind(meaning="times a factor", make=_scale, takes=("factor",)),
+    "set": Kind(meaning="set to a number", make=_set, takes=("factor",)),
     "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
     "amplify": Kind(
         meaning="variance amplification from a centre",
         make=_amplify,
-        takes=("factors", "centres"),
+        takes=("factor", "centre"),
         site="z_raw",
         first_position=0,
     ),

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from ..edits.part import SPARE_DRAWS, Part, random_sets
-from ..engine.named_edits import KINDS, EditSpec
+from ..engine.named_edits import KINDS, OPTIONS, EditSpec
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import SITES, site_of
@@ -146,5 +146,7 @@ def check_put(config: PatchConfig) -> None:
 
 def put_spec(config: PatchConfig, part: Part) -> EditSpec:
     """The edit of a part that a configuration names; all parts have the seed of the configuration."""
-    seed = config.seed if config.put in KINDS and "seeds" in KINDS[config.put].takes else None
-    return EditSpec(kind=config.put, part=part, factor=config.factor, seed=seed)
+    options = {name: getattr(config, name, None) for name in OPTIONS}
+    if config.put in KINDS and "seed" not in KINDS[config.put].takes:
+        options["seed"] = None  # it is the seed of the controls then
+    return EditSpec(kind=config.put, part=part, options=options)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..engine.index_notation import values_of
-from ..engine.named_edits import KINDS, EditSpec, kind_of
+from ..engine.named_edits import KINDS, OPTIONS, EditSpec, kind_of
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import site_of
-from ..schema import CENTRES
 from ..text import visible
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
-_LARGEST = 1e38
-"""Largest factor that is accepted: just under the largest float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +60,13 @@ class EditGrid:
         Raises:
             InputError: an option is not a list, or contains a value that cannot be used.
         """
-        for name in ("factors", "seeds", "centres"):
-            given = getattr(self, name)
+        for name, option in OPTIONS.items():
+            given = getattr(self, f"{name}s")
             if isinstance(given, str) or not isinstance(given, Sequence):
-                raise InputError(f"{name} of {self.kind} is {given!r}; need a list")
-        for one in self.factors:
-            if isinstance(one, bool) or not isinstance(one, int | float) or not abs(one) < _LARGEST:
-                raise InputError(f"a factor of {self.kind} is {one!r}; need numbers below 1e38")
-        for one in self.seeds:
-            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-                raise InputError(f"a seed of {self.kind} is {one!r}; need whole numbers from 0 on")
-        for one in self.centres:
-            if one not in CENTRES:
-                raise InputError(f"{self.kind} has no centre {one!r}; need some of {', '.join(CENTRES)}")
+                raise InputError(f"{name}s of {self.kind} is {given!r}; need a list")
+            for one in given:
+                if not option.accepts(one):
+                    raise InputError(f"a {name} of {self.kind} is {one!r}; need {option.needs}")
         factors = [float(one) for one in self.factors]
         object.__setattr__(self, "factors", factors)
 
@@ -88,9 +79,10 @@ class EditGrid:
             SiteError: the family lacks the site.
         """
         axes, _ = self._axes(lens, n_positions=n_positions)
-        for *chosen, factor, seed, centre in product(*axes):
-            part = Part(site=self._site(), **{f"{name}s": indices for name, indices in zip(AXES, chosen, strict=True)})
-            yield EditSpec(kind=self.kind, part=part, factor=factor, seed=seed, centre=centre)
+        for values in product(*axes):
+            chosen = dict(zip([*AXES, *OPTIONS], values, strict=True))
+            part = Part(site=self._site(), **{f"{axis}s": chosen[axis] for axis in AXES})
+            yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
 
     def size(self, lens: Sized, *, n_positions: int) -> int:
         """Number of edits in the product."""
@@ -129,20 +121,16 @@ class EditGrid:
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:
-        """The factors, seeds and centres that the cells go over."""
+        """The values of each of ``OPTIONS`` that the cells go over."""
         takes = KINDS[self.kind].takes
-        defaults: dict[str, Sequence[Any]] = {"seeds": (0,), "centres": CENTRES}
         found: list[list[Any]] = []
-        for name in ("factors", "seeds", "centres"):
-            given = getattr(self, name)
+        for name, option in OPTIONS.items():
+            given = getattr(self, f"{name}s")
             if given and name not in takes:
-                raise InputError(f"{self.kind} takes no {name}; leave them out")
-            if name not in takes:
-                found.append([None])
-                continue
-            chosen = list(given or defaults.get(name, ()))
+                raise InputError(f"{self.kind} takes no {name}s; leave them out")
+            chosen = list(given or option.defaults) if name in takes else [None]
             if not chosen or len(set(chosen)) < len(chosen):
-                raise InputError(f"{self.kind} needs {name}, each once; found {list(given)}")
+                raise InputError(f"{self.kind} needs {name}s, each once; found {list(given)}")
             found.append(chosen)
         return found
 

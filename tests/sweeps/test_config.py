@@ -10,6 +10,7 @@ import torch
 from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
 from sink_lens.engine.measured import metrics_on
+from sink_lens.engine.named_edits import KINDS
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
@@ -204,6 +205,8 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     assert controls
     (mass,) = metrics_on(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
     assert mass.layers == tuple(range(12, 30))
+    (kinds,) = (line.partition("#")[2] for line in _EXAMPLE.splitlines() if line.startswith("[[edits]] "))
+    assert [name.strip() for name in kinds.split(",")] == list(KINDS)
 
 
 def test_a_grid_written_in_a_file_makes_the_cells_that_python_makes():

@@ -41,16 +41,16 @@ def test_the_last_axis_runs_fastest(lens_of):
         ((1,), (2, 3), (5,)),
         ((1,), (2, 3), (7, 8)),
     ]
-    assert {(place.kind, place.part.site, place.part.heads, place.part.keys, place.factor) for place in found} == {
-        ("zero", "neurons", None, None, None)
-    }
+    assert {
+        (place.kind, place.part.site, place.part.heads, place.part.keys, place.options["factor"]) for place in found
+    } == {("zero", "neurons", None, None, None)}
 
 
 def test_options_run_faster_than_places(lens_of):
     found = places(
         lens_of("llama"), kind="amplify", layers="0-1", positions=[3], factors=(2.0, 5.0), centres=("values", "none")
     )
-    assert [(place.part.layers, place.factor, place.centre) for place in found] == [
+    assert [(place.part.layers, place.options["factor"], place.options["centre"]) for place in found] == [
         ((layer,), factor, centre) for layer in (0, 1) for factor in (2.0, 5.0) for centre in ("values", "none")
     ]
 
@@ -58,7 +58,10 @@ def test_options_run_faster_than_places(lens_of):
 def test_left_out_axes_are_each_layer_and_all_of_the_rest(lens_of):
     found = places(lens_of("llama"))
     assert [place.part.layers for place in found] == [(0,), (1,), (2,)]
-    assert all((place.part.positions, place.part.units, place.seed, place.centre) == (None,) * 4 for place in found)
+    assert all(
+        (place.part.positions, place.part.units, place.options["seed"], place.options["centre"]) == (None,) * 4
+        for place in found
+    )
     assert found[0].part.site == "neurons"
 
 
@@ -106,7 +109,7 @@ def test_sizes_are_those_of_the_site(lens_of):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
     lens = lens_of("llama")
-    factors = (2.0,) if "factors" in KINDS[kind].takes else ()
+    factors = (2.0,) if "factor" in KINDS[kind].takes else ()
     grid = EditGrid(kind=kind, layers=[[0, 1]], positions=[[2, 3]], factors=factors)
     found, _ = cells(lens, grid, controls=0)
     for cell in found:
@@ -158,7 +161,7 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
         ({"kind": "amplify", "centres": "values"}, "centres of amplify is 'values'; need a list"),
         (
             {"kind": "amplify", "positions": 1, "factors": (2.0,), "centres": ("mean",)},
-            "no centre 'mean'; need some of values",
+            "a centre of amplify is 'mean'; need some of values",
         ),
         ({"kind": "amplify", "positions": 1, "centres": (["none"],)}, r"no centre \['none'\]; need some of values"),
     ],
