@@ -163,7 +163,10 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
             {"kind": "amplify", "positions": 1, "factors": (2.0,), "centres": ("mean",)},
             "a centre of amplify is 'mean'; need some of values",
         ),
-        ({"kind": "amplify", "positions": 1, "centres": (["none"],)}, r"no centre \['none'\]; need some of values"),
+        (
+            {"kind": "amplify", "positions": 1, "centres": (["none"],)},
+            r"centre of amplify is \['none'\]; need some of values",
+        ),
     ],
 )
 def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):
