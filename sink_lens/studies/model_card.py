@@ -101,7 +101,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
     lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.thresholds.threshold}
     rounded = rounding(lens, batch, position=seen.location.sink_position)
     losses = {"clean": "loss"}
-    if any(layer >= 0 for layer in seen.location.outliers):
+    if seen.outlier_dimensions:
         losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}
     found = {
         "schema": CARD_SCHEMA,

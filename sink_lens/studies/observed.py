@@ -228,10 +228,10 @@ class Observed:
 
     @property
     def outlier_dimensions(self) -> list[int]:
-        """The outlier dimensions of all layers, the one that is largest in most layers first."""
+        """The outlier dimensions of all layers, the one that is largest in most layers first; the embedding is none."""
         counts: dict[int, int] = {}
-        for dimensions in self.location.outliers.values():
-            for place, dimension in enumerate(dimensions):
+        for layer, dimensions in self.location.outliers.items():
+            for place, dimension in enumerate(dimensions if layer >= 0 else ()):
                 counts[dimension] = counts.get(dimension, 0) + len(dimensions) - place
         return sorted(counts, key=lambda one: (-counts[one], one))
 

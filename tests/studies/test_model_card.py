@@ -102,6 +102,19 @@ def test_heads_that_do_nothing_are_listed_weakest_first(tmp_path):
     assert [(row["layer"], row["head"]) for row in found.decision["inactive_heads"]] == [(1, 0), (3, 1)]
 
 
+def test_a_dimension_that_only_the_embedding_has_is_no_outlier(tmp_path):
+    """As in ``trace``; nothing writes it in a layer, and no layer's could be set to zero."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 9] = 100
+        model.model.layers[0].mlp.down_proj.weight *= 1000
+    lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
+    tokens = from_text(bundled_text(), lens.tokenizer, sequences=4, length=24)
+    assert Observed(lens, tokens).location.outliers == {-1: (9,)}
+    found = card(lens, out=tmp_path / "run", **SIZE).decision
+    assert (found["outlier_dimensions"], found["hook_points"]["SINK_DIMS"], list(found["loss"])) == ([], [], ["clean"])
+
+
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES])
 def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
     lens = speaking(family)
