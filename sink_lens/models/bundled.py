@@ -86,7 +86,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
                     f"the cached conversion of {gguf.name} is damaged ({wrong}); made again in {folder}",
                     stacklevel=2,
                 )
-            say(f"Converting {gguf.name} to safetensors: done once, about half a minute for 135M parameters")
+            say(f"Converting {gguf.name} to safetensors: done once, in seconds to minutes")
             _make(gguf, digest=digest, folder=folder)
     except OSError as error:
         raise ModelError(

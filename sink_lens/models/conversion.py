@@ -1,6 +1,10 @@
 """Convert a GGUF file to a safetensors folder, after checks of the file."""
 
+import contextlib
+import functools
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +64,17 @@ def convert(gguf: Path, *, folder: Path) -> None:
 
     from .gguf_weights import GgufWeights
 
-    # Pass the whole path as file name and the empty folder as model: transformers looks for a bare name in the
-    # working directory first, and takes other files beside it into account.
-    source = {"gguf_file": str(gguf), "trust_remote_code": False, "local_files_only": True}
+    source = _source(gguf)
     whole, tokenizer = None, None
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _parsed_once():
             weights = GgufWeights.of(gguf, source=source, folder=folder)
             if weights is None:
                 whole = AutoModelForCausalLM.from_pretrained(
                     folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **source
                 )
-        if header.has_tokenizer:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **source)
+            if header.has_tokenizer:
+                tokenizer = AutoTokenizer.from_pretrained(folder, **source)
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise _unreadable(gguf, error) from error
     try:
@@ -86,6 +88,51 @@ def convert(gguf: Path, *, folder: Path) -> None:
         raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=first_line(error)) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
         raise _unreadable(gguf, error) from error
+
+
+def gguf_tokenizer(gguf: Path) -> Any:
+    """The tokenizer of a GGUF file, without its weights; None where the file has none. Nothing is written.
+
+    Raises:
+        ModelError: the file is damaged, or has an unknown architecture.
+    """
+    if not read_gguf(gguf).has_tokenizer:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        with tempfile.TemporaryDirectory() as empty, _parsed_once():
+            return AutoTokenizer.from_pretrained(empty, **_source(gguf))
+    except Exception as error:  # transformers and gguf raise many kinds of error
+        raise _unreadable(gguf, error) from error
+
+
+def _source(gguf: Path) -> dict[str, Any]:
+    """How transformers is told of a GGUF file, beside an empty folder as the model.
+
+    The file's name is a whole path: transformers looks for a bare name in the working directory first, and takes other
+    files beside it into account.
+    """
+    return {"gguf_file": str(gguf), "trust_remote_code": False, "local_files_only": True}
+
+
+@contextlib.contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Within the block, parse a GGUF file once, and make the table of an architecture's names once.
+
+    transformers parses the file for the configuration, for each part of the weights and for the tokenizer, a second for
+    each ten thousand tokens, and makes the table for every module of the model.
+    """
+    import gguf
+
+    slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    try:
+        for name, function in slow.items():
+            setattr(gguf, name, functools.cache(function))
+        yield
+    finally:
+        for name, function in slow.items():
+            setattr(gguf, name, function)
 
 
 def _save_whole(loaded: Any, *, folder: Path, name: str) -> None:

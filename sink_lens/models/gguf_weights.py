@@ -57,7 +57,7 @@ class GgufWeights:
         family = FAMILIES.get(type(model).__name__)
         if family is None or family.experts or family.mixer or model._keys_to_ignore_on_save:
             return None
-        held = gguf.GGUFReader(file)
+        held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see convert
         architecture = held.fields["general.architecture"].contents()
         made = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
         processor = made(config=load_gguf_checkpoint(str(file))["config"])

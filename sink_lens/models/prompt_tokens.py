@@ -1,4 +1,4 @@
-"""Token ids of prompts from the files of a saved tokenizer, without the model's libraries."""
+"""Token ids of prompts from the files of a saved tokenizer or a GGUF file, without the model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 from ..data.described import BosCondition
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase
 
 _FILE = "tokenizer.json"
 
 
-def tokenizer_of(path: Path) -> "PreTrainedTokenizerFast | None":
-    """The tokenizer of a folder, from its file alone; None where there is none, or it has another form."""
+def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer of a folder, from its file alone, or of a GGUF file; None where there is none, or another form."""
+    if path.suffix == ".gguf":
+        from .conversion import gguf_tokenizer
+
+        return gguf_tokenizer(path)
     if not (path / _FILE).is_file():
         return None
     from transformers import PreTrainedTokenizerFast
@@ -22,7 +26,7 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerFast | None":
 
 
 def prompt_tokens(path: Path, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-    """Ids of each prompt; None for a file that is not converted, and a tokenizer of another form.
+    """Ids of each prompt; None without a tokenizer, or with one of another form.
 
     Raises:
         InputError: BOS was asked for, and the tokenizer has none.

@@ -21,6 +21,7 @@ from sink_lens.data.cache import cache_entries, sha256_of
 from sink_lens.errors import ModelError
 from sink_lens.models import bundled, conversion
 from sink_lens.models.gguf_weights import GgufWeights
+from sink_lens.models.prompt_tokens import tokenizer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,6 +144,27 @@ def test_a_gguf_without_tokenizer_is_converted_without_one(tmp_path):
     folder = bundled.converted_folder(write_gguf(tmp_path / "tiny.gguf", tokenizer=False))
     assert (folder / "model.safetensors").exists()
     assert not (folder / "tokenizer.json").exists()
+
+
+def test_a_gguf_is_parsed_once_and_its_tokenizer_can_be_had_without_its_weights(tmp_path, monkeypatch):
+    parsed = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, path, *rest):
+            if type(self) is Counted:  # the reader of headers, which steps over lists, is one too
+                parsed.append(path)
+            super().__init__(path, *rest)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    file, folder = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out"
+    folder.mkdir()
+    conversion.convert(file, folder=folder)
+    assert parsed == [str(file)]
+    assert gguf.GGUFReader is Counted
+    tokenizer = tokenizer_of(file)
+    assert parsed == [str(file)] * 2
+    assert tokenizer("hello").input_ids == tokenizer_of(folder)("hello").input_ids
+    assert tokenizer_of(write_gguf(tmp_path / "none.gguf", tokenizer=False)) is None
 
 
 UNTIED = ("llama", "qwen2", "qwen3", "gemma3", "phi3", "gpt2", "stablelm", "starcoder2")
