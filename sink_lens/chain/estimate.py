@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..engine.cost import LIBRARIES, duration, free_bytes, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import LIBRARIES, conversion, duration, free_bytes, runs_on_gpu, seconds_a_token, size
 from ..errors import InputError
 from ..models.bundled import files_of
 from ..models.header import Header, Sized, check_fits, read_header
@@ -38,8 +38,8 @@ _SITES_BY_POSITION = 4
 """Sites of which sums by position are kept in double precision while a pass measures."""
 _LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
 _NOT_INCLUDED = (
-    "Not included: loading, converting a GGUF file on first use, a second measuring pass if the first looked at "
-    "the wrong position, the bootstrap, the tables and the report (seconds)."
+    "Not included: loading, a second measuring pass if the first looked at the wrong position, the bootstrap, the "
+    "tables and the report (seconds)."
 )
 
 
@@ -101,13 +101,12 @@ def _of_header(header: Header, *, path: Path, config: TraceConfig) -> Renderable
         memory += f"; {size(free)} are free, so that the trace would be refused: {_LESS}"
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2
     disk = f"disk: about {size(patterns + 8 * tokens + 2_000_000)}"
-    if gguf is not None:
-        disk += f", and {size(header.weight_bytes)} in the cache once, for the file that the first command converts"
     return in_words(
         f"{gguf.name if gguf else config.model}: {sequences} sequences of up to {length} tokens, on the CPU",
         made,
         memory,
         disk,
+        *filter(None, [conversion(header, path=path)]),
         f"Times come from the model's size, in the header of its files, and from the speed of a product of matrices "
         f"here and now, with {_STEPS} growth steps; expect a factor of 2. A model without a sink has no interventions. "
         f"{_NOT_INCLUDED}",

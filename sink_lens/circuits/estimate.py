@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.cost import LIBRARIES, about, bytes_of_a_layer, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import LIBRARIES, about, bytes_of_a_layer, conversion, runs_on_gpu, seconds_a_token, size
 from ..models.bundled import files_of
 from ..models.header import Header, read_header
 from ..models.prompt_tokens import tokenizer_of
@@ -40,6 +40,8 @@ class CircuitCost:
     """A forward pass of one pair."""
     bytes_peak: int
     """Peak memory of the process, without the scores."""
+    before: str = ""
+    """What comes before the first pass: the conversion of a GGUF file."""
 
 
 def estimate(config: CircuitConfig) -> tuple[str, ...]:
@@ -74,6 +76,7 @@ def estimate(config: CircuitConfig) -> tuple[str, ...]:
         f"curve ({circuits} circuits): {about(judging)}",
         f"real patches of edges and nodes: {about(a_pair * patches / 2)}",
         f"memory: about {size(cost.bytes_peak + held)} at its peak; scores by pair take {size(held)} of it and of disk",
+        *filter(None, [cost.before]),
         f"times are from {source}",
     )
 
@@ -102,6 +105,7 @@ def _cost_by_header(config: CircuitConfig) -> CircuitCost | None:
         n_positions=n_positions,
         seconds_a_pair=n_positions * of_token,
         bytes_peak=LIBRARIES + header.bytes_as(config.dtype) + stacks + kept,
+        before=conversion(header, path=path),
     )
 
 

@@ -28,6 +28,9 @@ _COPIES_OF_LOGITS = 1.3
 """The same of its logits; the greatest of each row is one more number."""
 _TIMED = 4
 """Products that are timed, of which the fastest counts."""
+_OF_A_PARAMETER, _OF_A_TOKEN = 2_000, 10_000_000
+"""Operations that take as long as a parameter's or a token's share in the conversion of a GGUF file: files of 0.13B,
+0.27B and 1.5B parameters with 49,152 to 262,144 tokens, in Q4_1, Q4_K_M and Q8_0, are within a third."""
 BACKWARD = 3
 """Passes that a forward and a backward count as."""
 _ROWS_OF_READING = 64
@@ -35,9 +38,10 @@ _ROWS_OF_READING = 64
 512 of a square product, 2.0 for 64 and 1.3 for 256."""
 _GPU_FILES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg", "kfd")
 """How the names of the files begin that Linux has for GPUs of NVIDIA (Jetson and Windows' subsystem too) and AMD."""
-OVERHEAD = 1.7
-"""The time of a pass over that of its products of matrices alone: 1.5 to 2.0 for forward passes of SmolLM2-135M, 16 to
-512 tokens, and for steps of the trainings toy and small."""
+_OVERHEAD = 400.0
+"""The time of a pass over that of its products of matrices alone is 1 and this over the width of the stream, since what
+is no product goes with the width and products with its square: 1.5 to 2.0 in forward passes of SmolLM2-135M (576), 1.4
+at 0.5B (896), 1.1 at 1.5B (1,536)."""
 
 
 def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
@@ -66,7 +70,21 @@ def seconds_a_token(header: "Header", *, whole: bool = True, rows: int | None = 
     (several thousand tokens) that attention takes longer than the weights.
     """
     few = 1.0 if rows is None else 1 + _ROWS_OF_READING / rows
-    return few * OVERHEAD * 2 * (header.n_body + whole * header.n_vocab) / operations_a_second()
+    return few * overhead(header.d_model) * 2 * (header.n_body + whole * header.n_vocab) / operations_a_second()
+
+
+def overhead(d_model: int) -> float:
+    """Estimate the time of a pass relative to that of its products of matrices."""
+    return 1 + _OVERHEAD / max(1, d_model)
+
+
+def conversion(header: "Header", *, path: Path) -> str:
+    """Say what the first command on a GGUF file takes before it measures; empty for other files."""
+    if path.suffix != ".gguf":
+        return ""
+    operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
+    seconds = operations / operations_a_second()
+    return f"{path.name} is converted first, once: {about(seconds)} and {size(header.weight_bytes)} in the cache"
 
 
 def peak_by_header(header: "Header", *, weights: int, tokens: int) -> int:

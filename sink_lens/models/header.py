@@ -25,10 +25,15 @@ _NAMES = {
 }
 """Size -> what configurations call it."""
 _OF_GGUF = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
 }
 """What a GGUF file calls an architecture -> its class; of other files the family is known once they are converted."""
 

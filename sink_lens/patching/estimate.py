@@ -25,9 +25,10 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.
     """
-    clean, corrupted = (prompt_tokens(path, prompts, bos=config.bos) for prompts in (config.clean, config.corrupted))
-    if clean is None or corrupted is None:
+    both = prompt_tokens(path, [*config.clean, *config.corrupted], bos=config.bos)
+    if both is None:
         return None
+    clean, corrupted = both[: len(config.clean)], both[len(config.clean) :]
     check_put(config)
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.table import Table
 
-from ..engine.cost import BACKWARD, about, peak_by_header, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import BACKWARD, about, conversion, peak_by_header, runs_on_gpu, seconds_a_token, size
 from ..models.bundled import files_of
 from ..models.header import check_fits, read_header
 from ..patching.config import PatchConfig
@@ -63,6 +63,8 @@ class StudyCost:
     """Peak memory of the process."""
     is_timed: bool = True
     """True if a pass was timed, False if the time is reckoned from the headers."""
+    before: str = ""
+    """What comes before the first pass: the conversion of GGUF files."""
 
 
 def most_passes(config: Estimable) -> float:
@@ -112,8 +114,10 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
         ("passes", f"{most} {cost.passes:.4g} over all {sequences} sequences, {cost.tokens:,} tokens{less}"),
         ("time", f"{about(cost.seconds)}, from {source}; loading, tables and the page apart"),
         ("memory", f"about {size(cost.bytes_peak)} at its peak, with libraries and one pass"),
+        ("before", cost.before),
     ):
-        table.add_row(name, value)
+        if value:
+            table.add_row(name, value)
     return table
 
 
@@ -127,10 +131,10 @@ def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
     if isinstance(config, DiffConfig) and not (config.by == "bos" and config.other is None):
         names.append(config.other or config.model)
     paths = [files_of(name) for name in names]
-    headers = [path and read_header(path) for path in paths]
-    found = [header for header in headers if header is not None]
-    if len(found) < len(headers):
+    read = {path: header for path in paths if path is not None and (header := read_header(path)) is not None}
+    if not set(paths) <= read.keys():
         return None
+    found = [read[path] for path in paths if path is not None]
     check_fits(found[0], config)
     passes, of_a_pass = most_passes(config), (len(config.prompts) or config.sequences) * config.length
     tokens = round(passes * of_a_pass)
@@ -140,6 +144,7 @@ def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
         seconds=tokens * sum(map(seconds_a_token, found)) / len(found),
         bytes_peak=peak_by_header(found[0], weights=sum(one.bytes_as(config.dtype) for one in found), tokens=of_a_pass),
         is_timed=False,
+        before="; ".join(filter(None, (conversion(header, path=path) for path, header in read.items()))),
     )
 
 
@@ -158,5 +163,6 @@ def _cost_of_patches(config: PatchConfig) -> StudyCost | None:
         tokens=round(passes * tokens),
         seconds=passes * tokens * seconds_a_token(header),
         bytes_peak=peak_by_header(header, weights=header.bytes_as(config.dtype), tokens=round(passes * tokens)),
+        before=conversion(header, path=path),
         is_timed=False,
     )

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..engine.cost import about, peak_by_header, runs_on_gpu, seconds_a_token, size
+from ..engine.cost import about, conversion, peak_by_header, runs_on_gpu, seconds_a_token, size
 from ..engine.named_edits import EditSpec
 from ..models.bundled import files_of
 from ..models.header import Header, check_fits, read_header
@@ -37,10 +37,13 @@ def estimate(config: SweepConfig) -> RenderableType:
         from .runner import dry_run
 
         return dry_run(config)
-    return _by_header(header, config, n_sequences=len(tokens), n_positions=max(map(len, tokens)))
+    before = "" if path is None else conversion(header, path=path)
+    return _by_header(header, config, n_sequences=len(tokens), n_positions=max(map(len, tokens)), before=before)
 
 
-def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_positions: int) -> RenderableType:
+def _by_header(
+    header: Header, config: SweepConfig, *, n_sequences: int, n_positions: int, before: str
+) -> RenderableType:
     """The estimate of a model whose headers were read."""
     read = [metric.last(header) for metric in config.metrics]
     unembeds = None in read
@@ -80,7 +83,7 @@ def _by_header(header: Header, config: SweepConfig, *, n_sequences: int, n_posit
         "product of matrices here and now: expect a factor of 2. Loading, tables and the page are not counted. "
         "Nothing was written."
     )
-    return Group(table, Text(note))
+    return Group(table, Text(f"{before}. {note}" if before else note))
 
 
 def _first(spec: EditSpec, *, n_layers: int) -> int:

@@ -206,7 +206,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     gguf = tmp_path / "tiny.gguf"
     write_gguf(gguf)
     text = shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16, device="cpu")))
-    for part in ("tiny.gguf: 6 sequences of up to 16 tokens", "interventions", "in the cache once"):
+    for part in ("tiny.gguf: 6 sequences of up to 16 tokens", "interventions", "tiny.gguf is converted first, once: "):
         assert part in text
     assert "about 6 over all 16 sequences" in shown(
         study_estimate(CardConfig(model=str(gguf), length=16, device="cpu"))
@@ -221,7 +221,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     assert header.family == lens.family
     for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
         assert sizes_of(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
-    assert "in the cache once" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
+    assert "converted first" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16)))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gemma3", "opt", "bloom"])
