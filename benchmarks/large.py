@@ -3,9 +3,10 @@
     python benchmarks/large.py                          # 0.5B as safetensors and GGUF: an hour and more on one core
     python benchmarks/large.py --shape qwen2-1.5b --form gguf --command card
 
-Shapes are those of Qwen2 0.5B and 1.5B with their vocabulary of 151,936. Weights are random, in bfloat16 (safetensors)
-or Q8_0 (GGUF), but for a sink that is written into them: a neuron of layer 2 writes a dimension of the first token that
-all later keys read, so that nothing of a trace is left out. Each command is a process of its own, on one thread.
+Sizes are those of Qwen2 0.5B and 1.5B with their vocabulary of 151,936, as a Qwen2 or as a Llama, which has no biases.
+Weights are random, in bfloat16 (safetensors) or Q8_0 (GGUF), but for a sink that is written into them: a neuron of
+layer 2 writes a dimension of the first token that all later keys read, so that nothing of a trace is left out. Each
+command is a process of its own, on one thread.
 
 Times are the processor's, so that other programs on the machine count little: what a dry run says with the speed of
 products measured in processor time, before and after the command, beside what the command took. Memory is the largest
@@ -34,7 +35,7 @@ os.environ |= {
 import gguf
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 from typer.testing import CliRunner
 
 from sink_lens.cli import app
@@ -43,7 +44,9 @@ from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 
 HALF = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
 ONE_AND_A_HALF = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-SHAPES = {"qwen2-0.5b": HALF, "qwen2-1.5b": ONE_AND_A_HALF}
+FAMILIES = {"qwen2": Qwen2Config, "llama": LlamaConfig}
+SIZES = {"0.5b": HALF, "1.5b": ONE_AND_A_HALF}
+SHAPES = {f"{family}-{size}": (FAMILIES[family], SIZES[size]) for family in FAMILIES for size in SIZES}
 VOCABULARY, BOS_OF_GGUF = 151_936, 258
 CIRCUIT = ["circuit", "--task", "text", "--pairs", "4", "--length", "32", "--method", "gim", "--sizes", "0.01,0.1,1"]
 CIRCUIT += ["--random", "1", "--check", "0"]  # a forward per node is an hour
@@ -60,7 +63,7 @@ SLOWER = 1e4
 def main() -> None:
     """Write each model, run the commands and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: 0.5B")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: qwen2-0.5b")
     parser.add_argument("--form", choices=("safetensors", "gguf"), action="append", help="default: both")
     parser.add_argument("--command", choices=COMMANDS, action="append", help="default: all")
     parser.add_argument("--folder", type=Path, help="where models and runs are kept (default: a temporary folder)")
@@ -125,10 +128,11 @@ def write(shape: str, form: str, *, folder: Path) -> Path:
     path = folder / (f"{shape}.gguf" if form == "gguf" else shape)
     if path.exists():
         return path
-    config = Qwen2Config(**SHAPES[shape], num_key_value_heads=2, vocab_size=VOCABULARY, tie_word_embeddings=True)
+    family, sizes = SHAPES[shape]
+    config = family(**sizes, num_key_value_heads=2, vocab_size=VOCABULARY, tie_word_embeddings=True)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     plant(model, bos=BOS_OF_GGUF if form == "gguf" else BOS_ID)
     if form == "gguf":
         write_gguf(model, path=path)
@@ -139,8 +143,11 @@ def write(shape: str, form: str, *, folder: Path) -> Path:
 
 
 @torch.no_grad()
-def plant(model: Qwen2ForCausalLM, *, bos: int, layer: int = 2, mark: int = 5, outlier: int = 7) -> None:
-    """Write a sink into random weights: BOS -> a neuron of a layer -> a large dimension -> every later key."""
+def plant(model: PreTrainedModel, *, bos: int, layer: int = 2, mark: int = 5, outlier: int = 7, same: int = 9) -> None:
+    """Write a sink into random weights: BOS -> a neuron of a layer -> a large dimension -> every later key.
+
+    Queries read it by a dimension that is the same in every token, since a Llama has no biases.
+    """
     config, layers = model.config, model.model.layers
     width = config.hidden_size // config.num_attention_heads
     slowest = width // 2 - 1  # of its rotary pairs
@@ -148,6 +155,7 @@ def plant(model: Qwen2ForCausalLM, *, bos: int, layer: int = 2, mark: int = 5, o
     table[:, mark] = 0
     table[bos] = 0
     table[bos, mark] = 100
+    table[:, same] = 30
     mlp = layers[layer].mlp
     for weight, value in ((mlp.gate_proj.weight, 3.0), (mlp.up_proj.weight, 3.0)):
         weight[0] = 0
@@ -155,7 +163,8 @@ def plant(model: Qwen2ForCausalLM, *, bos: int, layer: int = 2, mark: int = 5, o
     mlp.down_proj.weight[:, 0] = 0
     mlp.down_proj.weight[outlier, 0] = 0.2
     for one in layers[layer + 1 :]:
-        one.self_attn.q_proj.bias[slowest::width] = 3
+        one.self_attn.q_proj.weight[slowest::width] = 0
+        one.self_attn.q_proj.weight[slowest::width, same] = 0.2
         one.self_attn.k_proj.weight[slowest::width] = 0
         one.self_attn.k_proj.weight[slowest::width, outlier] = 0.5
 
@@ -173,7 +182,7 @@ NAMES = {
 }
 
 
-def write_gguf(model: Qwen2ForCausalLM, *, path: Path) -> None:
+def write_gguf(model: PreTrainedModel, *, path: Path) -> None:
     """Write a model as a GGUF file with weights in Q8_0."""
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -205,6 +214,8 @@ def write_gguf(model: Qwen2ForCausalLM, *, path: Path) -> None:
             part, kind = rest.rsplit(".", 1)
             known = f"blk.{layer}.{NAMES[part]}.{kind}"
         values = weights.float().numpy()
+        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = interleaved(values, width=config.hidden_size // config.num_attention_heads)
         if values.ndim > 1:
             values = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
             writer.add_tensor(known, values, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
@@ -214,6 +225,11 @@ def write_gguf(model: Qwen2ForCausalLM, *, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def interleaved(weights: np.ndarray, *, width: int) -> np.ndarray:
+    """Order the rows of each head as a GGUF file of a Llama has them: the two of a rotary pair side by side."""
+    return weights.reshape(-1, 2, width // 2, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
 
 
 if __name__ == "__main__":
