@@ -164,7 +164,7 @@ def plant(model: PreTrainedModel, *, bos: int, layer: int = 2, mark: int = 5, ou
     mlp.down_proj.weight[outlier, 0] = 0.2
     for one in layers[layer + 1 :]:
         one.self_attn.q_proj.weight[slowest::width] = 0
-        one.self_attn.q_proj.weight[slowest::width, same] = 0.2
+        one.self_attn.q_proj.weight[slowest::width, same] = 0.5
         one.self_attn.k_proj.weight[slowest::width] = 0
         one.self_attn.k_proj.weight[slowest::width, outlier] = 0.5
 
