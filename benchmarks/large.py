@@ -203,6 +203,7 @@ def write_gguf(model: PreTrainedModel, *, path: Path) -> None:
     kinds = [gguf.TokenType.NORMAL] * BOS_OF_GGUF
     writer.add_token_types(kinds + [gguf.TokenType.CONTROL] * (VOCABULARY - BOS_OF_GGUF))
     writer.add_token_merges(["h e", "he l"])
+    writer.add_add_bos_token(True)
     writer.add_bos_token_id(BOS_OF_GGUF)
     writer.add_eos_token_id(BOS_OF_GGUF)
     named = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
