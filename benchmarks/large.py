@@ -200,8 +200,9 @@ def write_gguf(model: PreTrainedModel, *, path: Path) -> None:
     words += ["he", "hel", "<e>", *(f"<{number}>" for number in range(259, VOCABULARY))]
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(words)
-    kinds = [gguf.TokenType.NORMAL] * BOS_OF_GGUF
-    writer.add_token_types(kinds + [gguf.TokenType.CONTROL] * (VOCABULARY - BOS_OF_GGUF))
+    kinds = [gguf.TokenType.NORMAL] * VOCABULARY
+    kinds[BOS_OF_GGUF] = gguf.TokenType.CONTROL
+    writer.add_token_types(kinds)
     writer.add_token_merges(["h e", "he l"])
     writer.add_add_bos_token(True)
     writer.add_bos_token_id(BOS_OF_GGUF)
