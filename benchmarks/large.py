@@ -99,7 +99,7 @@ def row_of(command: str, model: Path, *, out: Path) -> str:
     if status:
         return f"ended with {os.waitstatus_to_exitcode(status)}"
     said.append(dry_run(arguments))
-    likely, memory = np.mean(said, axis=0)
+    likely, memory = np.mean(said if command != "convert" else said[:1], axis=0)  # it was converted after that
     seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
     return (
         f"{likely:,.0f} s | {seconds:,.0f} s | {seconds / likely:.2f} | {wall:,.0f} s | {memory:.1f} GB | "
