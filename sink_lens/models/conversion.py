@@ -120,8 +120,8 @@ def _source(gguf: Path) -> dict[str, Any]:
 def _parsed_once() -> Iterator[None]:
     """Within the block, parse a GGUF file once, and make the table of an architecture's names once.
 
-    transformers parses the file for the configuration, for each part of the weights and for the tokenizer, a second for
-    each ten thousand tokens, and makes the table for every module of the model.
+    transformers parses the file for the configuration, twice for the weights and for the tokenizer, seconds each time,
+    and makes the table for every module of the model.
     """
     import gguf
 
