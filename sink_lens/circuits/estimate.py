@@ -41,7 +41,7 @@ class CircuitCost:
     bytes_peak: int
     """Peak memory of the process, without the scores."""
     before: str = ""
-    """What comes before the first pass: the conversion of a GGUF file."""
+    """Sentence on the conversion of a GGUF file, which comes before the first pass; empty if there is none."""
 
 
 def estimate(config: CircuitConfig) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ _LARGEST = 1e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a kind of edit takes beside the part; a grid has a field with a list of values, named in the plural."""
+    """An option of kinds of edit, beside the part; a grid has a list of its values, named in the plural."""
 
     accepts: Callable[[Any], bool]
     needs: str
@@ -60,7 +60,7 @@ class EditSpec:
     """A name of ``KINDS``."""
     part: Part
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the kind takes, by names of ``OPTIONS``; one that it does not take is None."""
+    """Values by names of ``OPTIONS``; None for an option that the kind does not take."""
 
     def __post_init__(self) -> None:
         """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks.

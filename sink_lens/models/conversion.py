@@ -108,7 +108,7 @@ def gguf_tokenizer(gguf: Path) -> Any:
 
 
 def _source(gguf: Path) -> dict[str, Any]:
-    """How transformers is told of a GGUF file, beside an empty folder as the model.
+    """Arguments by which transformers opens a GGUF file, beside an empty folder as the model.
 
     The file's name is a whole path: transformers looks for a bare name in the working directory first, and takes other
     files beside it into account.

@@ -64,7 +64,7 @@ class StudyCost:
     is_timed: bool = True
     """True if a pass was timed, False if the time is reckoned from the headers."""
     before: str = ""
-    """What comes before the first pass: the conversion of GGUF files."""
+    """Sentence on the conversion of GGUF files, which comes before the first pass; empty if there is none."""
 
 
 def most_passes(config: Estimable) -> float:
