@@ -37,7 +37,7 @@ RATES = (2e-3, 4e-3, 8e-3)
 TRIAL_SEED, SEEDS = 100, (0, 1, 2, 3, 4, 5)
 JUDGED_AT = (6, 3)
 """Numbers of seeds at which the claim is judged: at the first that every arm has."""
-BUDGETS = {"short": (300, 4), "middle": (1000, 8), "long": (4000, 32)}
+BUDGETS = {"short": (300, 4), "middle": (1000, 8), "extended": (4000, 8), "long": (4000, 32)}
 """Budget -> steps, and the sequences of prose in each, beside as many of the task; a trial has a third of the steps."""
 PROSE, TASK, ANSWER, SYMBOLS = 64, 32, 64, 256
 """Tokens of a sequence of prose and of the task; width of the task's answers, and its ids."""
