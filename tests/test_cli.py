@@ -360,6 +360,26 @@ def test_third_party_libraries_are_quieted_by_the_command(monkeypatch):  # not b
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "")
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_says_how(given, spins):
+    told = """
+import os, sys, sink_lens.cli as cli
+print("torch" in sys.modules)
+sys.argv = ["sink-lens", "--version"]
+try:
+    cli.main()
+finally:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", told], env=own | given, capture_output=True, text=True, check=True)
+    before, _, after = done.stdout.splitlines()
+    assert (before, after) == ("False", str(spins))  # libgomp reads it when torch is imported
+
+
 # --- report, cache, measures
 
 
