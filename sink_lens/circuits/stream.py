@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
-from ..models.weights import Norm, NormName, attention_weights, mlp_weights, norm_weights
+from ..models.weights import Norm, NormName, attention_weights, final_norm, mlp_weights, norm_weights
 from .graph import Graph
 
 _TO_READERS = "batch position head d_head, head d_head d_model -> batch head position d_model"
@@ -108,24 +108,7 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
                 w_down=w_down,
             )
         )
-    return Weights(layers=tuple(layers), final_norm=_in(_final_norm(lens), dtype), dtype=dtype)
-
-
-def _final_norm(lens: LensModel) -> Norm:
-    """The norm before the unembedding."""
-    module = lens.plain.get_submodule(lens.family.final_norm)
-    weight, bias = module.weight, getattr(module, "bias", None)
-    assert isinstance(weight, Tensor)
-    gain = weight.detach() + lens.family.gain_offset
-    if gain.numel() == 1:
-        gain = gain.expand(lens.d_model)
-    eps = getattr(module, "eps", None)
-    return Norm(
-        gain=gain,
-        bias=bias.detach() if isinstance(bias, Tensor) else torch.zeros_like(gain),
-        eps=float(module.variance_epsilon if eps is None else eps),  # type: ignore[arg-type]  # a number on every norm
-        centred=lens.family.centred_norm,
-    )
+    return Weights(layers=tuple(layers), final_norm=_in(final_norm(lens), dtype), dtype=dtype)
 
 
 def _in(norm: Norm, dtype: torch.dtype) -> Norm:

@@ -197,6 +197,7 @@ _ROWS = (
     Family(architecture="GemmaForCausalLM", gain_offset=1.0),
     Family(architecture="SmolLM3ForCausalLM"),
     Family(architecture="GraniteForCausalLM"),
+    Family(architecture="OlmoForCausalLM", centred_norm=True),
     Family(architecture="Olmo3ForCausalLM", **_POST_NORM, qk_norm="width", rotates_in_float32=True),
     Family(architecture="Exaone4ForCausalLM", **_POST_NORM, qk_norm="head"),
     Family(
@@ -331,6 +332,7 @@ FAMILIES = {row.architecture: row for row in _ROWS}
 
 
 _NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
+_CLIPPED = "it clips its queries, keys and values; need a model that does not"
 _REFUSED: dict[str, dict[str, str]] = {
     "StableLmForCausalLM": {"qk_layernorm": _NORM_OF_HEADS},
     "CohereForCausalLM": {"use_qk_norm": _NORM_OF_HEADS},
@@ -339,7 +341,8 @@ _REFUSED: dict[str, dict[str, str]] = {
         "alibi": "its positions are ALiBi's; need a Falcon with rotary positions, such as 7B",
         "new_decoder_architecture": "its keys and values are laid out in groups; need one of the first kind, as 7B has",
     },
-    "OlmoeForCausalLM": {"clip_qkv": "it clips its queries, keys and values; need a model that does not"},
+    "OlmoForCausalLM": {"clip_qkv": _CLIPPED},
+    "OlmoeForCausalLM": {"clip_qkv": _CLIPPED},
 }
 """Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
 
@@ -360,6 +363,10 @@ _HYBRIDS = {
 """Architecture of a hybrid without a row -> what a row cannot say of it."""
 
 
+_LATENT = ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "LongcatFlash", "MiniCPM3", "Youtu")
+"""Models whose attention reads compressed keys and values."""
+
+
 def family_of(architecture: str) -> Family:
     """Look up the row of an architecture by the class name of its Hugging Face model.
 
@@ -370,6 +377,11 @@ def family_of(architecture: str) -> Family:
         raise ModelError(
             f"{architecture} is a hybrid that is not known here: {_HYBRIDS[architecture]}; need one of "
             f"{_SUPPORTED_HYBRIDS}, or a model with attention in every layer"
+        )
+    if architecture.removesuffix("ForCausalLM") in _LATENT:
+        raise ModelError(
+            f"{architecture} is not known here: its attention reads compressed keys and values (latent attention), "
+            f"which no site and no link of the chain has; need one of {', '.join(FAMILIES)}"
         )
     if architecture not in FAMILIES:
         raise ModelError(

@@ -97,6 +97,7 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
         _LLAMA
         | {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.0},
     ),
+    "olmo": ("olmo", _LLAMA),
     "olmo3": ("olmo3", _LLAMA | {"sliding_window": WINDOW}),
     "exaone4": ("exaone4", _LLAMA | {"sliding_window": WINDOW, "sliding_window_pattern": 4}),
     "glm4": ("glm4", _WIDE_HEAD | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),

@@ -11,9 +11,9 @@ import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
 from .experts import columns_of, rows_of
-from .families import Family
 from .lens import LensModel, check_attention
 from .offload import in_memory
 from .packed import check_stored, weight_of
@@ -167,15 +167,24 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
         gain = torch.full((lens.d_model,), family.residual_multiplier, device=lens.device)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
     width = None if which in ("q_norm", "k_norm") else lens.d_model
-    return None if path is None else _norm(lens.layer(layer).get_submodule(path), family, width=width)
+    return None if path is None else _norm(lens.layer(layer).get_submodule(path), lens, width=width)
 
 
-def _norm(module: nn.Module, family: Family, *, width: int | None = None) -> Norm:
+def final_norm(lens: LensModel) -> Norm:
+    """The norm before the unembedding."""
+    return _norm(lens.plain.get_submodule(lens.family.final_norm), lens, width=lens.d_model)
+
+
+def _norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
     """Gain, bias and eps of a norm."""
+    centred = lens.family.centred_norm
+    if isinstance(module, OlmoLayerNorm):  # it has no weights, and its eps is no field
+        gain = torch.ones(lens.d_model, device=lens.device)
+        return Norm(gain=gain, bias=torch.zeros_like(gain), eps=1e-5, centred=centred)
     with in_memory(module):
         weight: Any = module.weight
         bias = getattr(module, "bias", None)
-    gain = weight.detach().float() + family.gain_offset
+    gain = weight.detach().float() + lens.family.gain_offset
     if width is not None and gain.numel() == 1:  # one gain for all dimensions
         gain = gain.expand(width)
     eps = getattr(module, "eps", None)
@@ -185,5 +194,5 @@ def _norm(module: nn.Module, family: Family, *, width: int | None = None) -> Nor
         gain=gain,
         bias=torch.zeros_like(gain) if bias is None else bias.detach().float(),
         eps=float(eps),  # type: ignore[arg-type]  # a number on every norm of the families
-        centred=family.centred_norm,
+        centred=centred,
     )

@@ -74,6 +74,7 @@ def test_a_change_of_the_weights_reaches_the_bridge(family):
         ("stablelm", {"qk_layernorm": True}, "a gain of its own for each head"),
         ("cohere", {"use_qk_norm": True}, "a gain of its own for each head"),
         ("phi", {"qk_layernorm": True}, "need a model without it"),
+        ("olmo", {"clip_qkv": 8.0}, "clips its queries"),
         ("olmoe", {"clip_qkv": 8.0}, "clips its queries"),
         ("falcon", {"alibi": True}, "need a Falcon with rotary positions"),
         ("falcon", {"new_decoder_architecture": True}, "laid out in groups"),

@@ -110,7 +110,9 @@ def test_a_family_has_the_norms_that_it_has(family):
         expected |= {"q_norm", "k_norm"}
     found = {which: norm_weights(lens(family), layer=1, which=which) for which in get_args(NormName)}
     assert {which for which, norm in found.items() if norm is not None} == expected
-    assert {norm.centred for norm in found.values() if norm is not None} == {family in (*UNGATED, "stablelm", "cohere")}
+    assert {norm.centred for norm in found.values() if norm is not None} == {
+        family in (*UNGATED, "stablelm", "cohere", "olmo")
+    }
 
 
 @pytest.mark.parametrize(("family", "width"), [("qwen3", 16), ("gemma3", 16), ("olmo2", 48)])
