@@ -19,7 +19,7 @@ from pathlib import Path
 
 SPINS = {"soon asleep": {}, "as torch": {"GOMP_SPINCOUNT": "300000"}}
 """What each sets; 300,000 is what libgomp has by itself."""
-PRODUCTS = "import numpy as np; a = np.ones((1000, 1000)); [a @ a for _ in iter(int, 1)]"
+PRODUCTS = "import numpy as np\na = np.ones((1000, 1000))\nwhile True: a @ a"
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError, is_own_name
 from .evaluating import evaluating
-from .families import Family, family_of, family_of_model
+from .families import TEXT_PART, Family, family_of, family_of_model
 from .headnorm import HeadNormForCausalLM
 from .interfaced import set_attention
 
@@ -133,8 +133,8 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
             f"the configuration of {name} has architectures {named!r:.60} and auto_map {code!r:.60}; need a list of "
             "names and a table. Fetch it again"
         )
-    for architecture in named:
-        family_of(architecture)
+    for architecture in map(str, named):
+        family_of(TEXT_PART.get(architecture, architecture))
     if fetched := _fetched_kernel(config):
         raise ModelError(
             f"the configuration of {name} has {fetched}, which is code that would be fetched from the hub and run; "

@@ -330,6 +330,8 @@ _ROWS = (
 FAMILIES = {row.architecture: row for row in _ROWS}
 """Class name of the Hugging Face model -> its row."""
 
+TEXT_PART = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+"""Model that reads images too -> its language model, which is read in its place (``text_part``)."""
 
 _NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
 _CLIPPED = "it clips its queries, keys and values; need a model that does not"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..data.described import Described
 from ..errors import InputError, ModelError
-from .families import Family, family_of
+from .families import TEXT_PART, Family, family_of
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -210,6 +211,9 @@ def read_gguf(gguf: Path) -> Header:
     )
 
 
+_OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
+
+
 def read_folder(folder: Path) -> Header | None:
     """Read the configuration of a saved model and the headers of its weights; None where they do not say it all.
 
@@ -226,10 +230,13 @@ def read_folder(folder: Path) -> Header | None:
             name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()
         }
         tensors = [found for file in sorted(folder.glob("*.safetensors")) for found in _shapes(file).items()]
-        (architecture,) = config["architectures"]
+        (named,) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError):
         return None
+    architecture = TEXT_PART.get(str(named), str(named))
     family = family_of(architecture)
+    if named in TEXT_PART:
+        tensors = [(name, shape) for name, shape in tensors if not _OF_IMAGES.search(name)]
     needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
     shapes = [shape for _, shape in tensors]
     if family.experts is not None or not shapes or not all(type(one) is int and one > 0 for one in needed):

@@ -36,6 +36,7 @@ from .header import read_folder
 from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of
+from .text_part import text_part
 from .wrapping import assemble, random_state_kept, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
@@ -142,6 +143,9 @@ def load(
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
+    whole, model = model, text_part(model)
+    if model is not whole:
+        notes += (f"the language model of {type(whole).__name__}, which reads images too",)
     family = checks.check_architecture(model)
     set_attention(model, family.plain_kernel)
     if "device" in placement:

@@ -23,6 +23,7 @@ from .lens import LensModel, linear_layers, refusal
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
 from .packed import is_packed
+from .text_part import text_part
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -86,6 +87,7 @@ def wrap(
         )
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
+    model = text_part(model)
     family = checks.check_architecture(model)
     return assemble(
         model,
