@@ -40,7 +40,7 @@ from sink_lens.edits.outcome import Outcome
 from sink_lens.edits.part import Part
 from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
-from sink_lens.patching.activation import RunPair, measured_run
+from sink_lens.patching.activation import RunPair, run_for_metric
 from sink_lens.patching.cells import cell_of_patch
 from sink_lens.patching.parts import cells, index_of
 
@@ -110,7 +110,7 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
     chosen: dict[str, Any] = {"positions" if case.site == "resid_pre" else "heads": case.places}
     grid = cells(lens, case.site, by=case.by, n_positions=case.length, layers=case.layers, **chosen)
     whole = lens.n_layers * (case.length if case.site == "resid_pre" else lens.n_heads)  # cells of all layers
-    measured_run(lens, run, metric=metric)  # to warm up
+    run_for_metric(lens, run, metric=metric)  # to warm up
     runs, once = timed(partial(RunPair.of, lens, run, source, site=case.site, metric=metric, grid=grid))
     patches = [cell_of_patch(part, run=runs.held, source=runs.given) for part in grid]
     engine, checking = timed(partial(make_engine, lens, run, patches, [metric]))

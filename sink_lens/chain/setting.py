@@ -137,7 +137,7 @@ class Setting:
 
     @property
     def whole(self) -> Segment | None:
-        """All growth steps together, read in the layers in which the sink is read after the last one; None of one."""
+        """All growth steps as one segment, read where the sink is after the last step; None if there is one step."""
         steps = self.location.steps
         if len(steps) < 2:
             return None
@@ -380,7 +380,7 @@ def setting_of(
 
 
 def _baseline_run(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> BaselineRun:
-    """The baseline run, as the engine makes it; it and an isolation, which touches every layer, were compared."""
+    """Make the engine's baseline run, and compare its paths on an isolation, which touches every layer."""
     keys = target, sink
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)

@@ -240,7 +240,7 @@ class _Done:
         return {name: self._whole(name) for name in self.frames}
 
     def _whole(self, name: str) -> pd.DataFrame:
-        """A table with the models of all starts."""
+        """Join a table's rows from all starts of the survey, those that name the model in front."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]

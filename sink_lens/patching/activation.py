@@ -451,7 +451,7 @@ class RunPair:
         runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
         held, given = (one.tensors for one in runs)
         if not one_run:
-            runs = [measured_run(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
+            runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
         baseline, wanted = (evaluate(metric, one) for one in runs)
         if all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
@@ -575,8 +575,8 @@ class RunPair:
         return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
-def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model and keep what a metric reads."""
+def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
+    """Run the model, with edits if any are given, and keep what a metric reads."""
     return run_with(
         lens,
         tokens,

@@ -47,7 +47,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
-from .activation import measured_run
+from .activation import run_for_metric
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import cells, place
 
@@ -152,7 +152,7 @@ def path_patch(
     ]
     ending, receiving = _grounds(lens, run, receiver=end, edits=edits, metric=measured)
     baseline = evaluate(measured, ending.read(ending.needs)).double()
-    wanted = evaluate(measured, measured_run(lens, source, metric=measured)).double()
+    wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
     span = float((wanted - baseline).nanmean())
     key = _place(end)
     batches = len(ending.prompts)

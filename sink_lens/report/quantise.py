@@ -197,7 +197,7 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _headline(run: Run) -> list[str]:
-    """The sentence without what the title says already, sinks, and where the lists are."""
+    """The run's sentence, less what the title says, then the sink tokens per sequence and where the lists are."""
     table = run.need("summary", columns=["sentence"])
     sentences = [visible(text, limit=900) for text in table["sentence"].tolist()[:1]]
     kept, colon, rest = sentences[0].partition(": ") if sentences else ("", "", "")

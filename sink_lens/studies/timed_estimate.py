@@ -5,7 +5,7 @@ from ..engine.cost import BACKWARD, peak_bytes, seconds_of
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
-from ..patching.activation import measured_run, prepare_runs
+from ..patching.activation import prepare_runs, run_for_metric
 from ..patching.config import PatchConfig
 from .comparison import second_of
 from .config import DiffConfig, VerifyConfig
@@ -65,7 +65,7 @@ def cost_of_patches(config: PatchConfig) -> StudyCost:
         passes += BACKWARD * config.steps
         patches = min(patches, config.check if config.approximate else config.screen)
     passes += patches
-    seconds = seconds_of(lambda: measured_run(lens, runs.run, metric=runs.metric), device=lens.device, warm_up=1)
+    seconds = seconds_of(lambda: run_for_metric(lens, runs.run, metric=runs.metric), device=lens.device, warm_up=1)
     return StudyCost(
         passes=passes,
         tokens=passes * runs.run.tokens.numel(),
