@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 SPINS = {"soon asleep": {}, "as torch": {"GOMP_SPINCOUNT": "300000"}}
-"""What each sets; 300,000 is what libgomp has by itself."""
+"""Way -> environment variables that it adds; 300,000 is libgomp's own number."""
 PRODUCTS = "import numpy as np\na = np.ones((1000, 1000))\nwhile True: a @ a"
 
 

@@ -34,7 +34,7 @@ __all__ = ["BAD_INPUT", "INTERRUPTED", "app", "main"]
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Where a hub cannot be reached, the error at the end says what its retries met."""
 _SPIN = {"GOMP_SPINCOUNT": "10000"}
-"""How often a thread of libgomp, which torch uses on Linux, looks again before it sleeps; 300,000 by itself.
+"""Turns that a waiting thread of libgomp, which torch uses on Linux, spins before it sleeps; 300,000 by itself.
 
 A thread that spins takes the core from the one that it waits for where another program is busy
 (``benchmarks/shared.py``).

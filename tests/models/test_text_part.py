@@ -28,8 +28,8 @@ def test_the_language_model_of_gemma3_gives_its_logits_and_shares_its_parameters
     given, read = wrap(whole), load(tmp_path)
     for lens in (given, read):
         assert type(lens.plain).__name__ == "Gemma3ForCausalLM"
-        assert torch.equal(lens.plain(tokens).logits, expected)
-        assert ((lens.bridge(tokens) - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+        for found in (lens.plain(tokens).logits, lens.bridge(tokens)):  # other masks: no claim to the last bit
+            assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
     assert given.plain.get_input_embeddings() is whole.get_input_embeddings()
     assert read.notes == ("the language model of Gemma3ForConditionalGeneration, which reads images too",)
     assert type(random_init(read, seed=1).plain) is type(read.plain)
