@@ -330,7 +330,10 @@ _ROWS = (
 FAMILIES = {row.architecture: row for row in _ROWS}
 """Class name of the Hugging Face model -> its row."""
 
-TEXT_PART = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+TEXT_PART = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+}
 """Model that reads images too -> its language model, which is read in its place (``text_part``)."""
 
 _NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"

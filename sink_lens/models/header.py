@@ -217,8 +217,8 @@ _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 def read_folder(folder: Path) -> Header | None:
     """Read the configuration of a saved model and the headers of its weights; None where they do not say it all.
 
-    Experts are not told apart from other weights, so that a mixture of experts gives None too; so does a folder that
-    ``load`` would refuse, which says then what is wrong.
+    Experts are not told apart from other weights, nor layers with attention from others, so that a mixture of experts
+    and a hybrid give None too; so does a folder that ``load`` would refuse, which says then what is wrong.
 
     Raises:
         ModelError: the architecture is not known.
@@ -239,7 +239,8 @@ def read_folder(folder: Path) -> Header | None:
         tensors = [(name, shape) for name, shape in tensors if not _OF_IMAGES.search(name)]
     needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
     shapes = [shape for _, shape in tensors]
-    if family.experts is not None or not shapes or not all(type(one) is int and one > 0 for one in needed):
+    layers_differ = family.experts is not None or family.mixer is not None
+    if layers_differ or not shapes or not all(type(one) is int and one > 0 for one in needed):
         return None
     n_weights, n_vocab = sum(map(math.prod, shapes)), found["d_vocab"] * found["d_model"]
     ends = sum(len(shape) == 2 and shape[0] == found["d_vocab"] for shape in shapes)

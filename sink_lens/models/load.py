@@ -32,6 +32,7 @@ from ..errors import InputError, ModelError, check_name
 from ..schema import DEFAULT_MODEL
 from . import checks
 from .bundled import bundled_gguf, converted_folder
+from .families import TEXT_PART
 from .header import read_folder
 from .interfaced import set_attention
 from .lens import LensModel
@@ -143,9 +144,9 @@ def load(
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
-    whole, model = model, text_part(model)
-    if model is not whole:
-        notes += (f"the language model of {type(whole).__name__}, which reads images too",)
+    model = text_part(model)
+    beside_images = [one for one in config.get("architectures") or () if one in TEXT_PART]
+    notes += tuple(f"the language model of {one}, which reads images too" for one in beside_images)
     family = checks.check_architecture(model)
     set_attention(model, family.plain_kernel)
     if "device" in placement:

@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
-from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+
+from .families import TEXT_PART
 
 
 def text_part(model: PreTrainedModel) -> PreTrainedModel:
@@ -12,12 +14,13 @@ def text_part(model: PreTrainedModel) -> PreTrainedModel:
 
     For a text without images it gives the same logits.
     """
-    if type(model) is not Gemma3ForConditionalGeneration:
+    whole = type(model).__name__
+    if whole not in TEXT_PART or type(model) is not getattr(transformers, whole):
         return model
     config: Any = model.config
     inner: Any = model.model
     with torch.device("meta"):
-        text = Gemma3ForCausalLM(config.text_config)
+        text: Any = getattr(transformers, TEXT_PART[whole])(config.text_config)
     text.model, text.lm_head = inner.language_model, model.lm_head
     text.generation_config = model.generation_config
     text.config._name_or_path = config._name_or_path
