@@ -126,7 +126,7 @@ def _headline(
         "none" if pd.isna(value) or value == "" else value
         for value in values.loc[["outlier_dimensions", "growth_steps"], "value"]
     )
-    text.append(f"  outlier dimensions: {dimensions}; growth steps: {steps}")
+    text.append(f"  outlier dimensions: {dimensions}; growth steps in layers: {steps}")
     if "slow_growth" in values.index:
         text.append(
             f"; slow growth: {float(values.loc['slow_growth', 'value']):.1f} times {values.loc['slow_growth', 'note']}"
