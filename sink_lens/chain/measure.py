@@ -205,7 +205,7 @@ def measure(
         generator=torch.Generator().manual_seed(config.seed),
     )
     readings: list[Reading] = [
-        *r.attention_readings(sinks, threshold=config.threshold),
+        *r.attention_readings(sinks, threshold=config.threshold, sigmoid=lens.family.sigmoid),
         rate_reading(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),

@@ -73,10 +73,13 @@ def ratio_to_others(
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
 
-def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD) -> list[Reading]:
+def attention_readings(
+    sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD, sigmoid: bool = False
+) -> list[Reading]:
     """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows.
 
-    The score is nan in layers whose window is too short to tell a sink at the threshold (``attention.tells``).
+    The score is nan in layers whose window is too short to tell a sink at the threshold (``attention.tells``); so is
+    the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
     """
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
@@ -98,6 +101,10 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         """A reading of rows, averaged over the sampled queries."""
         return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
+
+    def to_no_key(rows: Tensor) -> Tensor:
+        """The null mass; nan where a row is no softmax."""
+        return torch.full_like(rows[..., 0], math.nan) if sigmoid else attention.null_mass(rows)
 
     def key_rank(view: LayerView) -> Tensor:
         """Return how many keys draw more attention than each sink position."""
@@ -126,7 +133,7 @@ def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SI
         Reading(name="sink_score", sites=("mass",), function=score),
         Reading(name="sink_mass", sites=("mass",), function=by_key(attention.sink_mass)),
         Reading(name="entropy", sites=("rows",), function=row_mean(attention.entropy)),
-        Reading(name="null_mass", sites=("rows",), function=row_mean(attention.null_mass)),
+        Reading(name="null_mass", sites=("rows",), function=row_mean(to_no_key)),
         Reading(name="key_rank", sites=("rows",), function=key_rank),
         Reading(name="gini", sites=("rows",), function=_few(gini)),
         Reading(name="sum_of_squares", sites=("rows",), function=sum_of_squares),

@@ -95,7 +95,8 @@ class Observed:
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
-        shared = {one.name: one for one in r.attention_readings((0,), threshold=self.thresholds.threshold)}
+        attended = r.attention_readings((0,), threshold=self.thresholds.threshold, sigmoid=lens.family.sigmoid)
+        shared = {one.name: one for one in attended}
         readings = [
             *(shared[name] for name in _CORE),
             rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
