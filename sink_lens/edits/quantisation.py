@@ -177,24 +177,25 @@ def quantisation(
     def change(x: Tensor, at: At) -> Tensor:
         """Round all but what is kept."""
         flat = x.flatten(2)
-        keep = _keep_tokens(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
+        keep = _keep(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return round_to(flat, chosen, keep=keep).view(x.shape)
 
     return edit(site, change, layers=layers, label=label or f"{site} in {form}")
 
 
-def _keep_tokens(
+def _keep(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Which values keep their precision; None if none does."""
-    keep = None
+    """Which values keep their precision, padding among them, which must not set a sequence's scale; None if none."""
+    keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):
             raise EditError(
                 f"the kept tokens have the shape {tuple(tokens.shape)} and the run has {at.n_sequences} sequences of "
                 f"{at.valid.shape[1]} tokens; need one row for each sequence"
             )
-        keep = tokens[at.sequences].to(flat.device)[..., None]
+        kept = tokens[at.sequences].to(flat.device)[..., None]
+        keep = kept if keep is None else keep | kept
     if channels:
         if channels[-1] >= flat.shape[-1]:
             raise EditError(f"{site!r} has {flat.shape[-1]} channels, and channel {channels[-1]} was to be kept")

@@ -1,5 +1,7 @@
 """Rounding of each format against torch and ml_dtypes, to the last bit; kept values; weights that come back."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.quantisation import (
     format_of,
@@ -203,6 +206,16 @@ def test_kept_tokens_follow_their_sequences_through_batches():
     edit = quantisation("attn_in", "int4_tensor", tokens=keep)
     together, alone = (run_with(lens, TOKENS, edit, layers=[0], logits=True, batch_size=size).logits for size in (3, 1))
     assert torch.allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["int8_tensor", "int4_tensor", "nvfp4"])
+def test_padding_sets_no_scale(form):
+    lens = wrap(tiny("llama"))
+    edits = [quantisation(site, form) for site in LINEAR_INPUTS]
+    alone = from_tensor(TOKENS[:1, :6])
+    padded = dataclasses.replace(from_tensor(TOKENS), lengths=torch.tensor([6, 20, 20]))
+    losses = [run_with(lens, batch, edits, layers=[0], loss=True, quiet=True).loss[0] for batch in (alone, padded)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-5)
 
 
 def test_what_cannot_be_quantised_is_refused():
