@@ -130,7 +130,10 @@ class _Batches:
             bos = config.bos
         if self.fixed and (bos not in (None, config.bos) or kind != config.tokens):
             raise UnmeasuredError("the number is about other sequences than those given")
-        if length > config.length and not self.fixed:
+        given, own = self.fixed or (config.prompts and kind == "text"), self.batch.n_positions
+        if given and condition.get("length", own) != own:
+            raise UnmeasuredError(f"the number is about {length} tokens and the sequences given have {own}")
+        if not given and length > config.length:
             raise UnmeasuredError(f"the number is about {length} tokens; give --length {length}")
         place = (bos or config.bos, kind, length)
         if place not in self._seen:

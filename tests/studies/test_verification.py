@@ -166,6 +166,21 @@ def test_each_fact_says_why_it_cannot_be_compared(tmp_path):
     assert read_run(tmp_path / "run").missing == []
 
 
+def test_a_fact_about_another_length_is_not_judged_on_sequences_that_were_given(tmp_path):
+    lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="mine")
+    rows = [
+        {"id": f"{at}", "model": "mine", "quantity": "sink_rate", "value": 0.4, "condition": {"length": at}}
+        for at in (12, 24, 2048)
+    ]
+    facts = written(tmp_path / "f.json", rows)
+    given = {"tokens": drawn(build("bos_neuron"), 0)}
+    prompts = {"prompts": ("the cat and the dog", "the whale")}
+    for name, sequences in (("tokens", given), ("prompts", prompts)):
+        table = verify(lens, **sequences, facts=(facts,), out=tmp_path / name, progress=False).tables["facts"]
+        assert set(table["verdict"]) == {"not comparable"}, name
+        assert "about 2048 tokens and the sequences given have" in table["reason"].iloc[-1], name
+
+
 def test_a_model_without_facts_is_told_how_to_give_them(tmp_path):
     lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="mine")
     study = verify(lens, sequences=4, length=24, out=tmp_path / "run", progress=False)
