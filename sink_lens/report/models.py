@@ -71,11 +71,12 @@ def row_of(run: Run) -> dict[str, Cell]:
 
 def _of_trace(run: Run) -> dict[str, Cell]:
     """One model's row from the summary of a trace."""
-    table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high"])
+    table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row = {}
     for one in table.to_dict("records"):
         row[str(one["quantity"])] = Cell(value=_number(one["value"]), low=one["ci_low"], high=one["ci_high"])
-    if "sink_position" in row:
+    noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
+    if (noted == "").any():  # without a sink the note says so of the position that was studied
         others = str(row.get("other_sink_positions", Cell(value="")).shown)
         row["sink_positions"] = Cell(value=", ".join(filter(None, [row["sink_position"].shown, others])))
     links = run.optional("links", columns=["link", "verdict"])

@@ -60,6 +60,14 @@ def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
     assert card["super_weights"].shown == "2 [29, 62]"
 
 
+def test_the_position_that_a_trace_studied_without_a_sink_is_no_sink(tmp_path):
+    summary = read_run(TRACE).tables["summary"]
+    summary.loc[summary["quantity"] == "sink_position", "note"] = "no position has a sink rate; this one is studied"
+    with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
+        writer.write_csv("summary", summary)
+    assert "sink_positions" not in rows_of([str(tmp_path / "run")])[0]
+
+
 def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
     rows = rows_of([str(a_card(tmp_path / "a"))])
     assert chosen_columns(rows, ()) == [
