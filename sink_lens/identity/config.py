@@ -147,11 +147,11 @@ class FingerprintConfig(ModelsConfig):
         check_size(sequences=self.sequences, length=self.length)
         if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
             raise InputError(f"{self.coordinates} coordinates per model; need at least {FEWEST_SHARED}")
-        # A share of draws cannot be under 1 / (draws + 1).
         for name in ("draws", "relabellings"):
-            if getattr(self, name) < 1 / self.alpha - 1:
-                need = math.ceil(1 / self.alpha - 1)
-                raise InputError(f"{name} is {getattr(self, name)}; need {need} for a p under {self.alpha:g}")
+            n = getattr(self, name)
+            if 1 / (n + 1) >= self.alpha:  # the smallest p that it can give
+                need = math.floor(1 / self.alpha)
+                raise InputError(f"{name} is {n}; need {need} for a p under {self.alpha:g}")
         if self.lineages is not None and "" in self.lineages:
             labels = ",".join(self.lineages)
             raise InputError(f"a label of the lineages is empty ({labels}); need one for each model")

@@ -135,7 +135,7 @@ def test_states_that_do_not_belong_together_are_refused():
         ({"alpha": 0.0}, "alpha is 0.0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"coordinates": 3}, "3 coordinates per model; need at least 8"),
-        ({"draws": 50}, "draws is 50; need 99 for a p under 0.01"),
+        ({"draws": 50}, "draws is 50; need 100 for a p under 0.01"),
         ({"seed": -1}, "seed is -1"),
     ],
 )
