@@ -40,9 +40,16 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
     variants = [base]
     for name in switches:
         field, values = SWITCHES[name]
-        own_width = {"d_mlp": None} if field == "gated" else {}  # as many weights with the gate as without it
+        own_width = {"d_mlp": _other_width(base)} if field == "gated" else {}
         variants += [replace(base, **{field: value}, **own_width) for value in values if value != getattr(base, field)]
     return list(dict.fromkeys(variants))
+
+
+def _other_width(base: UntrainedConfig) -> int | None:
+    """Neurons that make as many weights with the gate as without it; None for the style's own number."""
+    if base.d_mlp is None or base.d_mlp == replace(base, d_mlp=None).d_mlp:
+        return None
+    return round(base.d_mlp * (3 / 2 if base.gated else 2 / 3))
 
 
 def variant_table(summary: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:

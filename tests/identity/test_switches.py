@@ -17,6 +17,8 @@ def test_each_arm_differs_from_the_base_in_one_switch():
         "llama,activation=identity", "llama,activation=silu,gated=False", "llama,activation=silu,attention=False",
     ]  # fmt: skip
     assert (variants[0].d_mlp, variants[5].d_mlp) == (2048, 3072)  # as many weights without the gate
+    own, without = switched_configs(UntrainedConfig(style="llama", d_mlp=768), switches=("gating",))
+    assert (own.d_mlp, without.d_mlp) == (768, 1152)
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
