@@ -92,8 +92,8 @@ def train(
     out: str | Path,
     overwrite: bool = False,
     progress: bool = True,
-    data: tuple[Rows, Rows] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    data: tuple[Rows, Rows] | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
     **fields: Any,
 ) -> TrainResult:
     """Train a model; the same call on a folder that holds part of the training does the rest.
@@ -106,8 +106,8 @@ def train(
         out: the run folder.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
-        data: rows to train on and rows held out, instead of the configuration's data.
-        tokenizer: of such rows, saved with the model.
+        data: rows to train on and rows held out, instead of the configuration's data; or its field of this name.
+        tokenizer: of such rows, saved with the model; or the configuration's field of this name.
         **fields: fields of ``TrainConfig``, as ``size="small", seed=1``; they win over ``config``.
 
     Raises:
@@ -115,6 +115,14 @@ def train(
         RunError: the folder is in use or holds another run; the loss is not finite; a checkpoint cannot be written.
         KeyboardInterrupt: it was stopped; everything up to that step is saved.
     """
+    fields |= {k: str(v) for k, v in {"data": data, "tokenizer": tokenizer}.items() if isinstance(v, str | Path)}
+    rows = None if isinstance(data, str | Path) else data
+    own_tokenizer = None if isinstance(tokenizer, str | Path) else tokenizer
+    if own_tokenizer is not None and rows is None:
+        raise InputError(
+            f"tokenizer is a {type(own_tokenizer).__name__} and no rows were given; need data=(rows, rows) beside it, "
+            "or the name of a tokenizer"
+        )
     config = config_of_call(config, fields)
     device = check_device(config)
     check_trackers(config)
@@ -125,8 +133,8 @@ def train(
         with args.main_process_first(local=False, desc="packing"):
             corpus = (
                 corpus_of(config, progress=progress and args.should_save)
-                if data is None
-                else given_corpus(config, data, tokenizer=tokenizer)
+                if rows is None
+                else given_corpus(config, rows, tokenizer=own_tokenizer)
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
         with _open_run(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):

@@ -160,6 +160,15 @@ def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     assert float(attention.gamma.detach()[0]) == pytest.approx(float(expected), rel=0.2)
 
 
+def test_data_and_tokenizer_by_name_are_fields_of_the_configuration(tmp_path):
+    with pytest.raises(InputError, match="no/such/tokenizer"):
+        train(config_of(), out=tmp_path / "run", tokenizer="no/such/tokenizer")
+    with pytest.raises(InputError, match=r"there is no file .*text\.txt"):
+        train(config_of(), out=tmp_path / "run", data=tmp_path / "text.txt")
+    with pytest.raises(InputError, match="no rows were given"):
+        train(config_of(), out=tmp_path / "run", tokenizer=tiny_tokenizer())
+
+
 def test_more_ids_than_the_model_has_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"the tokenizer has 300 ids and the model 40; .*vocab_size = 300"):
         model_of(config_of(), tokenizer=tiny_tokenizer())
