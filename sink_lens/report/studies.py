@@ -47,7 +47,7 @@ _HEADS = {
     "loss_change_nats": "loss change, nats",
     "interval": "95%",
 }
-_KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("left out", GREEN, "v"), ("random", QUIET, "s"))
+_KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("leave one out", GREEN, "v"), ("random", QUIET, "s"))
 
 
 def mass_by_layer(layers: pd.DataFrame) -> Figure:

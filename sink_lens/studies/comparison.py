@@ -203,7 +203,7 @@ def _read_second(a: Observed, second: LensModel, config: DiffConfig) -> Observed
 
 
 def _losses(a: Observed, b: Observed) -> tuple[Tensor, Tensor]:
-    """Loss of the tokens that both predict: sequence, position of the first model's sequences from 1 on."""
+    """Loss of the tokens that both predict, by sequence and position from 1 on; without BOS if one has none."""
     first, second = a.token_losses.double(), b.token_losses.double()
     width = min(first.shape[1], second.shape[1])
     return first[:, first.shape[1] - width :], second[:, second.shape[1] - width :]

@@ -395,7 +395,8 @@ def sentence(found: Mapping[str, Any]) -> str:
         zeroed = found["loss"]["zeroed"]["change"]
         cost = costs(zeroed["value"], zeroed["low"], zeroed["high"])
         what = "dimension" if len(outliers) == 1 else "dimensions"
-        worth = zeroed["low"] is not None and zeroed["low"] > 0 and zeroed["value"] >= WORTH_KEEPING_NATS
+        sure = zeroed["low"] is None or zeroed["low"] > 0  # one sequence has no interval
+        worth = zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure
         keep = "keep" if worth else "nothing hangs on"
         parts.append(
             f"{keep} {what} {listed(outliers)} of its stream in 16 bit: zeroing {cost}"

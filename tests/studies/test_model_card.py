@@ -115,6 +115,19 @@ def test_a_dimension_that_only_the_embedding_has_is_no_outlier(tmp_path):
     assert (found["outlier_dimensions"], found["hook_points"]["SINK_DIMS"], list(found["loss"])) == ([], [], ["clean"])
 
 
+def test_sigmoid_attention_has_no_sink_logits(tmp_path):
+    """Its rows need not sum to 1: what they lack goes to no logit."""
+    found = card(speaking("headnorm_sigmoid"), out=tmp_path / "run", **SIZE).decision
+    assert "sink logits" not in found["sentence"]
+    assert found["sink"]["to_no_key"]["value"] is None
+
+
+def test_one_sequence_is_judged_by_its_numbers(lens, tmp_path):
+    said = card(lens, out=tmp_path / "run", sequences=1, length=24, progress=False).headline
+    assert "nothing hangs on" not in said
+    assert "; keep dimension " in said
+
+
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES])
 def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
     lens = speaking(family)
