@@ -20,6 +20,8 @@ from sink_lens.errors import InputError
 _DRAWS_AT_ONCE = 4_000_000
 """Largest number of drawn values (resamples x units) kept in memory at once."""
 _FEWEST_DRAWN = 8
+_LEAST_ERROR = 0.25
+"""The least standard error of a draw over the sample's own: a draw without the only odd units has nearly none."""
 _NOTHING = 1e-12
 
 
@@ -151,7 +153,7 @@ def studentised_interval(
         drawn = generator.integers(n, size=(n_resamples, n))
         found, errors = _with_error(above[drawn], below[drawn])
         with np.errstate(invalid="ignore", divide="ignore"):
-            errors_in = (found - estimate) / errors
+            errors_in = (found - estimate) / np.maximum(errors, _LEAST_ERROR * error)
         quantiles = np.quantile(errors_in[np.isfinite(errors_in)], tails)
     low, high = estimate - quantiles * error
     return Interval(estimate=estimate, low=float(low), high=float(high), n=n)

@@ -246,6 +246,20 @@ def test_studentised_intervals_cover_at_20_units(name, least):
     assert reached > np.mean([one.low <= truth <= one.high for one in percentile])
 
 
+@pytest.mark.parametrize("odd", [1, 4, 7])
+def test_a_few_sequences_unlike_the_rest_make_no_endless_interval(odd):
+    """Draws that miss them vary by nothing, and an error divided by nothing has no bound."""
+    values = np.concatenate([np.full(odd, 0.95), np.zeros(8 - odd)])
+    found = studentised_interval(values, generator=generator())
+    assert found.low < found.estimate < found.high
+    assert found.high - found.low < 1.5
+
+    def two_valued(rng, shape):
+        return np.where(rng.random(shape) < 0.5, 0.95, 0) + 0.01 * rng.normal(size=shape)
+
+    assert coverage(two_valued, 0.475, n=8) >= 0.95
+
+
 def test_a_studentised_ratio_of_means_is_that_of_its_parts():
     a, b = generator(12).lognormal(size=(2, 30))
     found = studentised_interval(a, over=b, generator=generator())
