@@ -76,7 +76,7 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
                     f"{length} tokens; need one row for each sequence"
                 )
             kept = keep[at.sequences].cpu()
-        hidden = ~seen_keys(kept, size=size).to(scores.device)
+        hidden = ~seen_keys(kept, size=size)[:, at.positions].to(scores.device)
         return scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min)
 
     return edit("scores", change, label=label or f"window of {size}")

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
-from ..edits.constructors import Edit
+from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, check_edits
 from ..errors import InputError
 from ..models.evaluating import evaluating
@@ -144,8 +144,11 @@ def _continue(
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        logits = _last_logits(lens, here, edits, record=record) if cache is None else cache.logits(here, record=record)
-        if cache is not None and len(new) == 1 and not _agree(logits, _last_logits(lens, here, edits, record=record)):
+        if cache is None:
+            logits = _last_logits(lens, here, edits, record=record)
+        else:
+            logits = _cached_logits(cache, here, n_new=len(new), record=record)
+        if logits is None:
             if generator is not None and state is not None:
                 generator.set_state(state)
             options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "generator": generator}
@@ -169,6 +172,19 @@ def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
         one.reads is None and (one.positions is None or max(one.positions) < n_prompt) and one.keys is None
         for one in edits
     )
+
+
+def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
+    """Logits of the next token; None where an edit does not take the cache, which the first new token shows."""
+    try:
+        logits = cache.logits(tokens, record=record)
+    except EditError:
+        if not n_new:  # nothing was cached yet
+            raise
+        return None
+    if n_new == 1 and not _agree(logits, _last_logits(cache.lens, tokens, cache.edits, record=record)):
+        return None
+    return logits
 
 
 def _agree(logits: Tensor, whole: Tensor) -> bool:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from sink_lens.edits.constructors import scale, zero
+from sink_lens.edits.constructors import EditError, edit, scale, zero
+from sink_lens.edits.eviction import window
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
@@ -46,6 +47,25 @@ def test_under_edits_it_is_a_loop_of_edited_runs():
     assert found.ids[: found.same] == found.plain_ids[: found.same]
     assert found.text == lens.tokenizer.decode(list(found.ids), skip_special_tokens=True)
     assert found.prompt == "the cat and the"
+
+
+def test_a_window_goes_on_with_the_tokens_that_are_written():
+    lens = speaking()
+    for one in (window(5, keep=1), whole_passes_only()):
+        found = generate(lens, "the cat and the dog", one, max_new_tokens=6)
+        assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 6)
+        assert found.ids != found.plain_ids
+
+
+def whole_passes_only():
+    """An edit of one's own that takes no pass over the last position alone."""
+
+    def change(x, at):
+        if len(at.positions) < at.valid.shape[1]:
+            raise EditError("every position is needed")
+        return x * torch.linspace(1, 3, x.shape[1])[:, None]
+
+    return edit("mlp_out", change, layers=[1])
 
 
 def test_a_position_that_is_not_there_yet_is_edited_when_it_is():
