@@ -122,7 +122,7 @@ def embeddings(setting: Setting) -> dict[Kind, Tensor]:
     """Token embeddings and learned position embeddings, separately: batch, position, d_model."""
     whole = setting.tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
-    if getattr(lens.config, "rope_parameters", None) is not None:
+    if getattr(lens.config, "rope_parameters", None) is not None or lens.family.alibi:  # no position is embedded
         return {"embedding": whole}
     table: Any = lens.plain.get_input_embeddings()
     with torch.no_grad():
