@@ -50,6 +50,8 @@ def fwd_hooks(
         edits: applied in this order.
         tokens: the sequences of the run, all of them; without them every token is taken to be real.
 
+    An edit with positions needs whole passes: ``bridge.generate(..., use_past_kv_cache=False)``.
+
     Raises:
         ModelError: the model can only be measured.
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
@@ -113,6 +115,8 @@ class Applied:
     """The first position of the tensors; no edit touches one before it."""
     changed: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
+    longest: int = 0
+    """Positions of the longest pass so far, where a pass is as long as it shows."""
 
     def fwd_hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
@@ -169,6 +173,13 @@ class Applied:
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
             valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
+            if one.positions is not None and valid.shape[1] == 1 < self.longest:
+                raise EditError(
+                    f"the edit {one.label!r} has positions and was shown 1 token after {self.longest}: with a cache of "
+                    "keys and values its positions are not the sequence's; need use_past_kv_cache=False, or "
+                    "sink_lens.generate"
+                )
+            self.longest = max(self.longest, valid.shape[1])
             sequences, n_sequences = slice(0, len(tensor)), len(tensor)
         self.reached.add(number)
         index = one.part.mesh(tensor, begin=self.begin)

@@ -85,15 +85,16 @@ class Part:
         Raises:
             InputError: an index does not exist.
         """
-        index = self.mesh(values)
+        index = self.mesh(values, averaged=True)
         return values if index is None else values[index]
 
-    def mesh(self, tensor: "Tensor", *, begin: int = 0) -> "tuple[Tensor, ...] | None":
+    def mesh(self, tensor: "Tensor", *, begin: int = 0, averaged: bool = False) -> "tuple[Tensor, ...] | None":
         """The index that selects this part of one layer's tensor, an open mesh; None if everything is chosen.
 
         Args:
             tensor: all values of the site, the sequences first.
             begin: the position that the tensor begins with.
+            averaged: whether an axis of size 1 stands for all its indices.
 
         Raises:
             InputError: an index does not exist.
@@ -104,7 +105,7 @@ class Part:
         vectors: list[Tensor | None] = [None]
         for name, indices, size in zip(names[1:], self.index, tensor.shape[1:], strict=True):
             first = begin if name == "position" else 0
-            if indices is None or (size == 1 and not first):
+            if indices is None or (averaged and size == 1):
                 vectors.append(None)
                 continue
             for index in (min(indices), max(indices)):

@@ -10,7 +10,7 @@ from lenses import lens_of, speaking
 from sink_lens.activations.record import Reading, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.amplification import amplify, centring_means
-from sink_lens.edits.constructors import clamp, edit, freeze, resample, scalar, scale, set_value, zero
+from sink_lens.edits.constructors import EditError, clamp, edit, freeze, resample, scalar, scale, set_value, zero
 from sink_lens.edits.eviction import window
 from sink_lens.edits.hooks import from_hook, fwd_hooks
 from sink_lens.edits.isolation import isolate
@@ -20,6 +20,7 @@ from sink_lens.edits.normalisation import head_rms_norm, natural_rms
 from sink_lens.edits.quantisation import quantisation
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.forward import run_with
+from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES, bridge_hook, site_at, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
@@ -84,6 +85,18 @@ def test_hooks_of_edits_that_do_not_fit_are_refused():
         fwd_hooks(lens, [zero("z"), zero("z", heads=[9])])
     with pytest.raises(InputError, match="position 12 of the edit"):
         fwd_hooks(lens, zero("z", positions=[12]), tokens=batch_of())
+
+
+def test_an_edit_of_a_position_is_refused_by_passes_over_the_last_token_alone():
+    lens = lens_of("llama")
+    prompt = torch.arange(3, 12)[None]
+    written = {"max_new_tokens": 3, "do_sample": False, "verbose": False, "return_type": "tokens"}
+    here = zero("resid_post", layers=[2], positions=[0])
+    with lens.bridge.hooks(fwd_hooks=fwd_hooks(lens, here)):
+        whole = lens.bridge.generate(prompt, use_past_kv_cache=False, **written)
+        with pytest.raises(EditError, match="need use_past_kv_cache=False"):
+            lens.bridge.generate(prompt, use_past_kv_cache=True, **written)
+    assert tuple(whole[0, 9:].tolist()) == generate(lens, prompt[0], here, max_new_tokens=3).ids
 
 
 def test_a_hook_of_transformerlens_is_an_edit_at_every_site_of_every_family():
