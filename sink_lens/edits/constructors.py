@@ -177,7 +177,8 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
 
     Args:
         site: the site to edit.
-        values: layer -> the current values of the chosen part, with the sequences as first axis.
+        values: layer -> the current values of the chosen part, with the sequences as first axis; of real tokens, since
+            padding would be put under real tokens of a longer sequence.
         generator: source of the random order.
         **where: the chosen part.
 

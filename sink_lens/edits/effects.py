@@ -65,15 +65,15 @@ def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sin
             raise InputError(
                 f"position {position} was not read; need one of {list(baseline.positions)}: pass it in positions"
             )
-    dimensions = baseline.state_at(sink_position).double().square().mean(1).argmax(-1)
+    dimensions = baseline.state_at(sink_position).double().square().nanmean(1).argmax(-1)
     columns: dict[str, Tensor] = {"layer": torch.tensor(baseline.layers), "outlier_dimension": dimensions}
     for where, position in (("target", target_position), ("sink", sink_position)):
         for prefix, run in (("baseline_", baseline), ("", edited)):
             state = run.state_at(position)
             values = state.gather(-1, dimensions[:, None, None].expand(-1, state.shape[1], 1))[..., 0]
             columns[f"{prefix}{where}_mass"] = run.mass[..., run.positions.index(position)].nanmean(dim=(1, 2))
-            columns[f"{prefix}{where}_norm"] = state.norm(dim=-1).mean(1)
-            columns[f"{prefix}{where}_value"] = values.mean(1)
+            columns[f"{prefix}{where}_norm"] = state.norm(dim=-1).nanmean(1)
+            columns[f"{prefix}{where}_value"] = values.nanmean(1)
     return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 

@@ -191,9 +191,15 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
 @checked
 def dominance(sink_position: int = 0, *, layer: int) -> Metric:
     """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
+
+    def function(run: Outcome) -> Tensor:
+        """The ratio at the position."""
+        _check_real(run, sink_position)
+        return dominance_ratio(run.state_at(sink_position)[run.layers.index(layer)])
+
     return Metric(
         name=f"dominance at position {sink_position}, layer {layer}",
-        function=lambda run: dominance_ratio(run.state_at(sink_position)[run.layers.index(layer)]),
+        function=function,
         positions=(sink_position,),
         layers=(layer,),
     )

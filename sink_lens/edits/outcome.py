@@ -24,7 +24,8 @@ class Outcome:
     mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each of the positions, over the queries after it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
-    """The residual stream at each of the positions after each layer; nan if a sweep ended the pass before it."""
+    """The residual stream at each of the positions after each layer; nan where a sequence has ended, and if a sweep
+    ended the pass before it."""
     loss: Float[Tensor, " batch"] | None
     """Mean next-token loss of each sequence in nats; None if it was not requested."""
     logits: Float[Tensor, "batch query vocab"] | None = field(repr=False)

@@ -190,7 +190,7 @@ class RunCollector:
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
-            places.append(("resid_post", layer, partial(self.take_stream, layer=layer)))
+            places.append(("resid_post", layer, partial(self.take_stream, layer=layer, valid=valid)))
         for site in sites:
             for layer in read if SITES[site].per_layer else (0,):
                 places.append((site, layer, partial(self._keep, place=(site, layer))))
@@ -209,10 +209,11 @@ class RunCollector:
             self.columns[layer] = [column.clone() for column in columns]
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
-    def take_stream(self, x: Tensor, *, layer: int) -> None:
-        """Read the stream at each key."""
+    def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
+        """Read the stream at each key; nan where a sequence has ended."""
         late = [key - self.begin for key in self.keys if key >= self.begin]
-        state = x[:, late].float()
+        ended = ~valid[:, [key + self.begin for key in late]].to(x.device)
+        state = x[:, late].float().masked_fill(ended[..., None], torch.nan)
         if len(late) < len(self.keys):
             assert self.early is not None
             outcome, places = self.early.outcome, iter(range(len(late)))

@@ -187,6 +187,12 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
 
     from ..edits.constructors import resample
 
+    shortest, asked = int(refs.tokens.lengths.min()), spec.part.positions
+    if shortest < refs.tokens.n_positions and (asked is None or max(asked) >= shortest):
+        raise InputError(
+            f"{spec.label} would put padding under real tokens: the shortest sequence has {shortest} tokens, the "
+            f"longest {refs.tokens.n_positions}; need sequences of one length, or positions below {shortest}"
+        )
     values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers(spec, refs)}
     generator = Generator().manual_seed(spec.options["seed"])
     return resample(spec.part.site, values, generator=generator, **spec.arguments)

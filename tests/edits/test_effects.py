@@ -1,11 +1,14 @@
 """Two runs side by side: differences, shares and outcomes by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale
 from sink_lens.edits.effects import change_of, effect, layer_table, made_share, removed_share
 from sink_lens.edits.outcome import Outcome
@@ -89,6 +92,22 @@ def test_the_effect_of_an_edit_of_a_model_is_the_difference_of_its_runs(lens_of)
     assert table.loc[("mass", 2, 9), "n"] == 0
     losses = table.loc["loss_nats"].iloc[0]
     assert losses["effect"] == pytest.approx(float((after.loss - before.loss).mean()), abs=1e-6)
+
+
+def test_padding_is_no_token_of_a_table(lens_of):
+    """Ids at padded positions change no number, and count for none."""
+    ids = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(1))
+    tables = []
+    for pad in (0, 7):
+        batch = replace(from_tensor(ids), lengths=torch.tensor([6, 12]))
+        batch.tokens[0, 6:] = pad
+        runs = [run_with(lens_of("llama"), batch, one, positions=(8, 0)) for one in ((), scale("attn_out", 3.0))]
+        layers = layer_table(*runs, target_position=8, sink_position=0)
+        tables.append((effect(*runs, generator=rng()), layers))
+    for first, second in zip(*tables, strict=True):
+        pd.testing.assert_frame_equal(first, second)
+    by_position = tables[0][0].set_index(["quantity", "layer", "position"])["n"]
+    assert (by_position["norm", 1, 8], by_position["norm", 1, 0]) == (1, 2)
 
 
 # --- by layer

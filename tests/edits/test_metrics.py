@@ -123,6 +123,8 @@ def test_a_norm_where_there_is_none_is_refused(site):
 def test_a_norm_at_padding_is_refused():
     with pytest.raises(InputError, match="position 6 is padding"):
         evaluate(metrics.norm(6, layer=0), outcome(PADDED, sites=("resid_post",)))
+    with pytest.raises(InputError, match="position 6 is padding"):
+        evaluate(metrics.dominance(6, layer=0), outcome(PADDED, positions=(6,)))
 
 
 def test_a_position_outside_a_sequence_is_refused():

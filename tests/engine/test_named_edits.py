@@ -152,6 +152,7 @@ def test_seeds_of_resampling_are_other_orders(lens_of, tokens_of, engine_of, swe
     ("grid", "lengths", "text"),
     [
         (EditGrid(kind="resample", layers=1), (6,), "needs the values of at least 2 sequences; found 1"),
+        (EditGrid(kind="resample", layers=1), (6, 4), "the shortest sequence has 4 tokens, the longest 6"),
     ],
 )
 def test_a_cell_that_cannot_be_made_says_so(lens_of, tokens_of, engine_of, grid, lengths, text):
