@@ -10,6 +10,7 @@ from torch import Tensor
 from ..activations.record import Streamed
 from ..data.tokens import TokenBatch
 from ..errors import InputError
+from ..measures.attention import uniform_mass
 from ..measures.dimensions import dominance_ratio
 from ..measures.table import MEASURES
 from ..models.lens import LensModel
@@ -75,7 +76,7 @@ def chain_measures(
     everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
     panel = _growth_layers_only(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
-    _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
+    _attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
     _state_rows(rows, panel)
     _growth_rows(rows, lens, panel, super_share=config.super_share)
     rows.add("loss", panel["loss"].nanmean(), unit="nats")
@@ -126,7 +127,7 @@ class _Rows:
         return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})
 
 
-def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
+def _attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
     """Add the rows on attention to position 0."""
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
@@ -135,9 +136,9 @@ def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengt
             rows.add("sink_rate", value, layer=layer, threshold=level)
         rows.add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
     rows.by_layer("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
-    # Query i gives each of its i + 1 keys 1 / (i + 1).
-    uniform = [(1 / torch.arange(2, int(length) + 1).double()).mean() for length in lengths.cpu()]
-    rows.add("uniform_mass", torch.stack(uniform).mean(), unit=MEASURES["sink_mass"].unit)
+    uniform = [uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean() for layer in range(lens.n_layers)]
+    by_layer = torch.stack(uniform)
+    rows.by_layer("uniform_mass", by_layer, whole=by_layer.mean(), unit=MEASURES["sink_mass"].unit)
     s2 = panel["std:z"].nanmean(1)
     for layer, by_position in enumerate(s2):
         for position, value in zip(panel.positions.tolist(), by_position, strict=True):

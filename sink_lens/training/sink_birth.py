@@ -91,6 +91,9 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
     last = frame.loc[frame["step"] == step[-1]]
     masses = last.loc[(last["measure"] == "sink_mass") & last["layer"].notna()]
     mass = masses["value"].fillna(-1.0).to_numpy(dtype=float)
+    layer = int(masses["layer"].iloc[mass.argmax()])
+    uniform = last.loc[last["measure"] == "uniform_mass"]
+    of_layer = uniform.loc[uniform["layer"] == layer]
     at_last = whole(last, "sink_rate")
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
@@ -101,8 +104,10 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
         before=int(tokens[first - 1]) if born and first else None,
         rate=float(rate[-1]),
         mass=float(mass.max()),
-        layer=int(masses["layer"].iloc[mass.argmax()]),
-        uniform=float(whole(last, "uniform_mass")["value"].iloc[0]),
+        layer=layer,
+        uniform=float(
+            (of_layer if len(of_layer) else uniform)["value"].iloc[0]
+        ),  # older tables have one for all layers
         last=int(tokens[-1]),
         unit="tokens" if is_counted else "steps",
         others=tuple((one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)),

@@ -136,6 +136,16 @@ def test_uniform_attention_is_the_floor():
     assert value(short, "uniform_mass") == pytest.approx(sum(1 / n for n in range(2, 11)) / 9)
 
 
+def test_uniform_attention_in_a_window_is_that_of_the_queries_that_see_the_first_token():
+    model = tiny("mistral")  # windows of 8 tokens
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    found = chain_measures(wrap(model), batch(sequences=2, length=24))
+    assert value(found, "uniform_mass") == pytest.approx(value(found, "sink_mass"), rel=1e-4)
+    assert value(found, "uniform_mass", layer=1) == pytest.approx(value(found, "sink_mass", layer=1), rel=1e-4)
+
+
 def test_loss_is_that_of_hugging_face(truth, found):
     tokens = batch().tokens
     with torch.no_grad():
