@@ -137,7 +137,8 @@ def _mean_ablation(
     if site in SITES and not SITES[site].by_token:
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)
-    layers = list(range(lens.n_layers) if (chosen := where.get("layers")) is None else chosen)
+    n_layers = lens.n_layers if site not in SITES or SITES[site].per_layer else 1
+    layers = list(range(n_layers) if (chosen := where.get("layers")) is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
     part = Part.at(site, where)

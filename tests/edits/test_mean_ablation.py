@@ -83,6 +83,12 @@ def test_of_a_short_pair_nothing_but_the_sink_is_left_out(lens, batch):
     assert tokens_to_average(lens, pair, "mean_ordinary").mask.tolist() == [[False] + [True] * 13] * 2
 
 
+@pytest.mark.parametrize("make", [edits.mean_ordinary, edits.mean_all, edits.mean_aligned])
+def test_the_last_norm_has_a_mean_too(lens, batch, make):
+    edited = run_with(lens, batch, make(lens, batch, "final"), layers=[0], logits=True)
+    assert not torch.allclose(edited.logits, run_with(lens, batch, layers=[0], logits=True).logits)
+
+
 def test_where_there_is_no_sink_it_says_so():
     tokens = TokenBatch.from_tensor(torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1)))
     found = tokens_to_average(wrap(tiny("llama")), tokens, "mean_ordinary")
