@@ -4,6 +4,7 @@ They say where the sink is, which links hold, what the sink is bound to, what ca
 exists.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..activations.precision import Rounding
 from ..data.tokens import TokenBatch
+from ..measures.attention import fewest_queries
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import NORM_ALONE
 from ..stats import Interval, interval, studentised_interval
@@ -191,6 +193,12 @@ def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     return rows
 
 
+def too_short(threshold: float) -> str:
+    """Say that no sink score can be compared with a threshold."""
+    needed = math.ceil(fewest_queries(threshold=threshold))
+    return f"the sequences, or the attention's windows, are too short to tell of a sink ({needed} tokens are needed)"
+
+
 def first_answer(
     rates: Float[Tensor, "layer batch position"],
     *,
@@ -203,7 +211,7 @@ def first_answer(
     It is asked as soon as rates of any of the sequences are known. If the position is given, the line is about it.
     """
     if rates.isnan().all():
-        return None, "the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)"
+        return None, too_short(config.threshold)
     rate_at = rates.nanmean(dim=(0, 1)).nan_to_num(0.0)
     place = int(rate_at.argmax()) if position is None else position
     found = bool(rate_at[place] >= config.min_sink_rate)

@@ -15,7 +15,7 @@ from ..chain.links import LINKS
 from ..chain.locate import Location
 from ..chain.makers import ALL, GOALS
 from ..chain.placement import kind_of
-from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
+from ..chain.summary import BOUND_TO, curve_text, first_parts, too_short, views_text
 from ..findings import beyond_chance, remarks, shown_set, why_undecided
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import capital, listed, named_parts, neuron_name, number, percent, plural, span, words
@@ -109,9 +109,7 @@ def _headline(
     if location.sink_found:
         text.append(f": attention sink at position {location.sink_position}\n")
     elif np.isnan(float(rate["value"])):
-        text.append(
-            ": the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)\n"
-        )
+        text.append(f": {too_short(config.threshold)}\n")
     else:
         text.append(
             f": no attention sink was found, so no link is judged; position {location.sink_position} is studied\n"
