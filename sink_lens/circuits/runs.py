@@ -224,9 +224,6 @@ class Runs:
             for rows in found.batches():
                 part = found.part(rows)
                 clean.append(found.values(found.outcome(part, rows, [])))
-                if self.ablation == "resample":
-                    corrupted.append(found.values(found.outcome(found.part(rows, corrupted=True), rows, [])))
-                    continue
                 start, _ = found.inputs(rows)
                 hook = (hook_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
                 corrupted.append(found.values(found.outcome(part, rows, [hook])))
