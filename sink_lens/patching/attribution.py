@@ -167,6 +167,11 @@ def attribution_patch(
     """
     lens = as_lens(lens)
     settings = patch_config(config, lens=lens, metric=metric, fields=fields)
+    if settings.put != "source":
+        raise InputError(
+            f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "
+            "leave out one of the two"
+        )
     runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings)
     per_sequence = first_order(runs, grid, steps=settings.steps)
     direction = settings.direction

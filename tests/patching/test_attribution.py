@@ -128,6 +128,11 @@ def test_a_metric_without_a_gradient_is_refused(function):
         attribution_patch(lens_of(), *pair(), site="z", metric=function)
 
 
+def test_other_values_than_those_of_the_other_run_are_refused():
+    with pytest.raises(InputError, match="approximate and put 'zero' were given"):
+        attribution_patch(lens_of(), *pair(), site="z", metric=DIFFERENCE, put="zero")
+
+
 def test_a_sample_of_nothing_is_refused():
     lens, (clean, corrupted) = lens_of(), pair()
     found = attribution_patch(lens, clean, corrupted, site="z", metric=DIFFERENCE)
