@@ -73,6 +73,8 @@ class Pair:
     correct: str | int
     incorrect: str | int
     template: str = ""
+    goes_on: bool = False
+    """Whether the answers go on the clean text's last word: of each, the first token behind the prompt's counts."""
 
 
 def pairs_that_fit(
@@ -164,7 +166,12 @@ def _tokens(
             prompts.append(list(prompt))
     answers = []
     for answer in (pair.correct, pair.incorrect):
-        ids = [answer] if isinstance(answer, int) else text_ids(answer, tokenizer)
+        if pair.goes_on:
+            (whole,) = prompt_ids([f"{pair.clean}{answer}"], tokenizer, bos=bos)
+            n = len(prompts[0])
+            ids = whole[n : n + 1] if whole[:n] == prompts[0] else []
+        else:
+            ids = [answer] if isinstance(answer, int) else text_ids(answer, tokenizer)
         if len(ids) != 1:
             return None
         answers.append(int(ids[0]))
@@ -206,9 +213,10 @@ def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
         yield Pair(
             clean=text.format(tens),
             corrupted=text.format(0),
-            correct=str(min(tens + 1, 9)),
-            incorrect=str(tens - 2),
+            correct=f"{tens + 1}{last}",
+            incorrect=f"{tens - 2}{last}",
             template=noun,
+            goes_on=True,  # a year is a token a digit, or one of two digits, as the tokenizer has it
         )
 
 
