@@ -54,7 +54,7 @@ class Job:
     def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
         """Make the engine of the sweep on a model; the cells can be passed if they exist already."""
         if cells is None:
-            cells = cells_to_run(self.what, lens, n_positions=self.tokens.n_positions)
+            cells = cells_to_run(self.what, lens, self.tokens)
         return Engine(
             lens,
             self.tokens,
@@ -78,9 +78,10 @@ class Job:
         return self.engine(lens)
 
 
-def cells_to_run(what: Grid | Sequence[Cell], lens: LensModel, *, n_positions: int) -> list[Cell]:
+def cells_to_run(what: Grid | Sequence[Cell], lens: LensModel, tokens: TokenBatch) -> list[Cell]:
     """The cells of the table, and the controls that are not among them."""
-    return distinct(*(what.cells(lens, n_positions=n_positions) if isinstance(what, Grid) else (what, ())))
+    at = {"n_positions": tokens.n_positions, "shortest": int(tokens.lengths.min())}
+    return distinct(*(what.cells(lens, **at) if isinstance(what, Grid) else (what, ())))
 
 
 def distinct(cells: Sequence[Cell], controls: Sequence[Cell]) -> list[Cell]:

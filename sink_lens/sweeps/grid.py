@@ -176,18 +176,27 @@ class Grid:
         """Number of cells in the table."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
-    def cells(self, lens: Sized, *, n_positions: int) -> "tuple[list[EngineCell], list[EngineCell]]":
+    def cells(
+        self, lens: Sized, *, n_positions: int, shortest: int | None = None
+    ) -> "tuple[list[EngineCell], list[EngineCell]]":
         """Make the cells of the table, and the random control cells that each group of them is compared with.
+
+        Args:
+            lens: the model, or its sizes.
+            n_positions: tokens of the longest sequence.
+            shortest: tokens of the shortest one, beyond which no control is drawn; None if all are as long.
 
         Raises:
             InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
         """
-        specs, controls = self.specs(lens, n_positions=n_positions)
+        specs, controls = self.specs(lens, n_positions=n_positions, shortest=shortest)
         cells = [_cell(spec, axis=self._axis(spec)) for spec in specs]
         return cells, [_cell(spec, axis=_drawn_axis(spec)) for spec in controls]
 
-    def specs(self, lens: Sized, *, n_positions: int) -> tuple[list[EditSpec], list[EditSpec]]:
-        """The edits of the table's cells, and those of the random controls.
+    def specs(
+        self, lens: Sized, *, n_positions: int, shortest: int | None = None
+    ) -> tuple[list[EditSpec], list[EditSpec]]:
+        """The edits of the table's cells, and those of the random controls; arguments are those of ``cells``.
 
         Raises:
             InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
@@ -207,7 +216,8 @@ class Grid:
                 specs[spec.identity] = spec
                 axis = self._axis(spec)
                 if axis is not None and (group := _group(spec, axis=axis)) not in controls:
-                    controls[group] = self._draws(spec, axis=axis, size=sizes[axis], group=group)
+                    size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
+                    controls[group] = self._draws(spec, axis=axis, size=size, group=group)
         return list(specs.values()), [spec for drawn in controls.values() for spec in drawn]
 
     def _axis(self, spec: EditSpec) -> str | None:

@@ -349,7 +349,7 @@ def _collect(
 def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> tuple[list[Cell], list[Cell]]:
     """The cells and their controls."""
     if isinstance(what, Grid):
-        return what.cells(lens, n_positions=batch.n_positions)
+        return what.cells(lens, n_positions=batch.n_positions, shortest=int(batch.lengths.min()))
     cells = list(what)
     if not cells or len({cell.identity for cell in cells}) < len(cells):
         raise InputError("there are no cells, or two cells have the same name and place; need different ones")

@@ -61,7 +61,7 @@ def cost_of(
         metrics: what is read.
         check: what the runner does before it begins, which may change the plan.
     """
-    cells = cells_to_run(what, lens, n_positions=tokens.n_positions)
+    cells = cells_to_run(what, lens, tokens)
     n_asked = what.n_cells(lens, n_positions=tokens.n_positions) if isinstance(what, Grid) else len(what)
     needs = Needs.of(metrics, lens=lens)
     begun = now(lens.device)

@@ -257,6 +257,12 @@ def test_position_0_is_no_control_of_an_isolated_token(lens_of):
     assert {control.drawn for control in controls} == {(position,) for position in range(1, LENGTH)}
 
 
+def test_no_control_is_beyond_the_shortest_sequence(lens_of):
+    grid = Grid.of(EditGrid(site="mlp_out", layers=1, positions=[2]), controls=20)
+    _, controls = grid.cells(lens_of("llama"), n_positions=LENGTH, shortest=4)
+    assert {control.drawn for control in controls} <= {(position,) for position in range(4)}
+
+
 def test_what_is_edited_whole_has_no_controls(lens_of):
     found, controls = cells(lens_of("llama"), EditGrid(site="pattern", keys=[0]), EditGrid(site="mlp_out"))
     assert controls == []
