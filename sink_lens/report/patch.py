@@ -25,7 +25,7 @@ _CARRIES = 0.5
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
 _HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
-_BY = ("layer", "position", "head", "key", "neuron")
+_BY = ("layer", "position", "head", "key", "unit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -296,7 +296,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: intervals(table, low, high)})
-    names = (*_BY, "unit", "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
+    names = (*_BY, "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
     names = (*names, "normalised_effect", "approximation", "changed", "n")
     heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
     heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}
