@@ -356,11 +356,12 @@ def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
             "but in 95% of the bootstraps under none of these."
         )
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
+    replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
     sentences += [
         f"The circuit has {row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method']).upper()} on "
         f"{row['pairs']} pairs; other edges carry {carried} instead.",
         f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
-        f"{number(row['corrupted'])} with every edge replaced.",
+        f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
     if row["method"] in ("eap-ig", "eap-ig-left"):
         sentences.append(
@@ -408,18 +409,26 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
 def _faithful(row: Mapping[str, Any]) -> str:
     """Say how much of the whole model's metric few edges keep, on pairs that were not used to choose them."""
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
-    if np.isnan(row["cpr"]):
+    if not _is_told(row):
         return (
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
             "from 0."
         )
     smallest = "; no smaller size that was run does" if np.isfinite(row["share_at_80"]) else ""
+    areas = (
+        f" Averaged over sizes, faithfulness is {number(row['cpr'])} (CPR) and its distance from 1 is "
+        f"{number(row['cmd'])} (CMD); over the logarithm of the size, {number(row['cpr_log'])} and "
+        f"{number(row['cmd_log'])}."
+    )
     return (
         f"{capital(_carry(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
-        f"pairs that were not used to choose edges{smallest}. Averaged over sizes, faithfulness is "
-        f"{number(row['cpr'])} (CPR) and its distance from 1 is {number(row['cmd'])} (CMD); over the logarithm of "
-        f"the size, {number(row['cpr_log'])} and {number(row['cmd_log'])}."
+        f"pairs that were not used to choose edges{smallest}.{areas * bool(np.isfinite(row['cpr']))}"
     )
+
+
+def _is_told(row: Mapping[str, Any]) -> bool:
+    """Check whether the metric of no edges is told from that of all, so that a share of it means something."""
+    return row["gap_low"] > 0 or row["gap_high"] < 0
 
 
 def _carry(share: float) -> str:
@@ -435,12 +444,12 @@ def _title(run: Run) -> str:
     """Head the page with the share of the edges that carries the task."""
     task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
-    table = run.optional("summary", columns=["cpr", "share_at_80", "metric"])
+    table = run.optional("summary", columns=["gap_low", "gap_high", "share_at_80", "metric"])
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
     carried = f"{_carry(row['share_at_80'])} the {words(str(row['metric']))}"
-    result = "what it carries is undefined" if np.isnan(row["cpr"]) else carried
+    result = carried if _is_told(row) else "what it carries is undefined"
     return f"The circuit of {what}: {result}"
 
 

@@ -162,7 +162,8 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
             "no size that was run carries 80% of the logit diff",
             "No size that was run carries 80% of what all edges add to the logit diff",
         ),
-        (np.nan, np.nan, "what it carries is undefined", "Faithfulness is undefined"),
+        (0.2, np.nan, "20% of the edges carry at least 80% of the logit diff", "20% of the edges carry"),
+        (None, np.nan, "what it carries is undefined", "Faithfulness is undefined"),
     ],
 )
 def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp_path, share, cpr, title, first):
@@ -171,10 +172,13 @@ def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp
     numbers |= {"edges": 152, "all_edges": 70512, "pairs": 16, "stable_edges": 9, "core_edges": -1}
     numbers |= {"share_at_80": share, "cpr": cpr, "method": "eap", "ablation": "resample", "metric": "logit_diff"}
     numbers["completeness"] = np.nan
+    if share is None:
+        numbers |= {"share_at_80": np.nan, "gap_low": -0.5}
     summary = pd.DataFrame([numbers])
     shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
     assert shown.title.endswith(title)
     assert shown.headline[0].startswith(first)
+    assert ("CPR" in shown.headline[0]) == np.isfinite(cpr)
 
 
 @pytest.mark.parametrize(
