@@ -162,10 +162,8 @@ class Circuit:
         mean = self.scores.mean
         n = min(len(mean), max(_TOP, self.n_edges))
         order = np.argsort(-np.abs(mean), kind="stable")
-        order = np.concatenate(
-            [order[:n], [edge for edge in np.flatnonzero(self.chosen) if edge not in set(order[:n])]]
-        )
-        order = order.astype(int)
+        others = np.flatnonzero(self.chosen)
+        order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
         spans, writers, readers = (one[order] for one in self.graph.ends)
         low, high = stability.bounds(self.scores.values[:, order], self.weights)
         gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
@@ -216,7 +214,8 @@ class Circuit:
 
     def smaller(self, n: int) -> "Circuit":
         """The circuit of another number of edges, from the same scores."""
-        mask = pick(self.runs, self.scores, choice=self.choice, n=n, threshold=0.0)
+        choice = "top" if self.choice == "threshold" else self.choice
+        mask = pick(self.runs, self.scores, choice=choice, n=n, threshold=0.0)
         return replace(self, chosen=mask, size=n)
 
     def evaluate(

@@ -1,6 +1,7 @@
 """Configuration of ``circuit``: a frozen record; torch is not imported."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..configuration import check_least, check_most, check_types
@@ -120,6 +121,10 @@ class CircuitConfig:
         """
         if (self.pairs_file is not None) != (self.task == "file"):
             raise InputError("the task file and a pairs_file belong together; give both or neither")
+        if self.choice == "threshold" and not self.threshold:
+            raise InputError("choice threshold takes every edge whose score is at least 0; need a threshold above 0")
+        for path in self.save:
+            check_ending(path)
         if self.task == "text" and self.reads == "logit_difference":
             raise InputError("text has no right and wrong answer; need metric sink_mass or loss, or another task")
         if self.task == "text" and self.replaced_by == "resample":
@@ -145,7 +150,8 @@ class CircuitConfig:
             layer, colon, numbers = one.partition(":")
             if not colon or not layer.strip().isdigit():
                 raise InputError(f"neurons {one!r}; need LAYER:N,N, such as 2:15,870")
-            found[int(layer)] = tuple(ranges(numbers, name="neurons"))
+            known = found.get(int(layer), ())
+            found[int(layer)] = tuple(dict.fromkeys([*known, *ranges(numbers, name="neurons")]))
         return found
 
     @property
@@ -156,9 +162,36 @@ class CircuitConfig:
             name, equals, numbers = one.partition("=")
             if not equals or not name.strip():
                 raise InputError(f"span {one!r}; need NAME=POSITIONS, such as sink=0")
-            last = numbers.strip().startswith("-")
-            found[name.strip()] = (int(numbers),) if last else tuple(ranges(numbers, name="span"))
+            if name.strip() in found:
+                raise InputError(f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6")
+            found[name.strip()] = _positions(numbers)
         return found
+
+
+ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
+
+
+def check_ending(path: str | Path) -> None:
+    """Refuse a file that a circuit cannot be written to; a path without an ending is a folder.
+
+    Raises:
+        InputError: the ending, and those that there are.
+    """
+    path = Path(path)
+    if path.suffix and not path.name.lower().endswith(ENDINGS):
+        raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
+
+
+def _positions(text: str) -> tuple[int, ...]:
+    """Positions of a span: numbers and ranges, or numbers that count from the last token."""
+    if not text.strip().startswith("-"):
+        return tuple(ranges(text, name="span"))
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"span has the positions {text!r}; need numbers such as -2,-1, or ranges such as 4-6"
+        ) from None
 
 
 def without_files(settings: dict[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from ..errors import InputError
 from ..records import display
 from ..text import visible
 from .choice import outputs_of
+from .config import check_ending
 from .graph import Graph
 
 if TYPE_CHECKING:
     from .circuit import Circuit
 
-ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
 _COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 
 
@@ -50,31 +50,30 @@ def save(circuit: "Circuit", path: str | Path) -> Path:
     Raises:
         InputError: another ending, or a graph that the format cannot hold.
     """
+    check_ending(path)
     path = Path(path)
-    name = path.name.lower()
-    if not path.suffix:
+    name, ending = path.name.lower(), path.suffix.lower()
+    if not ending:
         path.mkdir(parents=True, exist_ok=True)
         (path / "importances.json").write_text(eap_ig_json(circuit.graph, circuit.scores.mean, circuit.chosen), "utf-8")
         return path
-    if not name.endswith(ENDINGS):
-        raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith(".graph.json"):
         path.write_text(json.dumps(neuronpedia_graph(circuit), ensure_ascii=False), "utf-8")
-    elif path.suffix == ".json":
+    elif ending == ".json":
         path.write_text(eap_ig_json(circuit.graph, circuit.scores.mean, circuit.chosen), "utf-8")
-    elif path.suffix == ".pt":
+    elif ending == ".pt":
         torch.save(eap_ig_tensors(circuit.graph, circuit.scores.mean, circuit.chosen), path)
-    elif path.suffix == ".dot":
+    elif ending == ".dot":
         path.write_text(dot(circuit.edges), "utf-8")
-    elif path.suffix == ".parquet":
+    elif ending == ".parquet":
         every_edge(circuit).to_parquet(path, index=False)
-    elif path.suffix == ".html":
+    elif ending == ".html":
         circuit.explore().save(path)
-    elif path.suffix == ".pdf":
+    elif ending == ".pdf":
         circuit.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
     else:
-        path.write_bytes(display.image(circuit.draw(), "svg" if path.suffix == ".svg" else "png"))
+        path.write_bytes(display.image(circuit.draw(), "svg" if ending == ".svg" else "png"))
     return path
 
 

@@ -84,7 +84,7 @@ def task_of(
     from ..engine.forward import run_with
 
     if lens.tokenizer is None:
-        raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}, or pairs of token ids")
+        raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids")
     kept = pairs_that_fit(
         name, lens.tokenizer, d_vocab=lens.d_vocab, pairs=pairs, generator=generator, file=file, bos=bos
     )

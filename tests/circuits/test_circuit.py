@@ -7,7 +7,11 @@ import pandas as pd
 import pytest
 import torch
 from lenses import lens_of, speaking
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from transformer_lens.evals import IOIDataset
+from transformers import PreTrainedTokenizerFast
 
 from sink_lens import circuits
 from sink_lens.circuits import estimate, pairs, record, stability
@@ -186,6 +190,20 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
         assert small["faithfulness"].isna().all()
 
 
+def test_the_loss_is_that_of_the_clean_tokens_in_both_runs():
+    """Else the difference is that of two texts, which no edge explains."""
+    found = circuit(metric=metrics.loss(), most_steps=40)
+    assert found.scores.complete == pytest.approx(1, abs=0.02)
+
+
+def test_a_circuit_above_a_threshold_has_smaller_ones_of_as_many_edges_as_asked():
+    found = circuit(choice="threshold", threshold=1e-9)
+    assert len(found.frame) >= found.n_edges > 150
+    assert found.smaller(20).n_edges == circuit().n_edges
+    with pytest.raises(InputError, match="need a threshold above 0"):
+        CircuitConfig(choice="threshold").check_together()
+
+
 def test_edges_that_make_no_path_are_an_empty_circuit_and_it_says_so():
     with pytest.warns(UserWarning, match="the circuit is empty: of 1 chosen edges none lies on a path"):
         assert circuit(edges=1).n_edges == 0
@@ -332,6 +350,34 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
         circuits.run(lens, task="text", metric="logit_difference")
     with pytest.raises(InputError, match="no corrupted prompts"):
         circuits.run(lens, task="text", ablation="resample")
+
+
+def test_the_answer_of_a_year_is_its_next_token():
+    """Of two digits in GPT-2, one elsewhere."""
+    pieces = {"two": {f"{n:02}": n + 1 for n in range(100)}, "one": {str(n): n + 1 for n in range(10)}}
+    for name, width in (("two", 2), ("one", 1)):
+        known = Tokenizer(WordLevel({"?": 0, **pieces[name]}, unk_token="?"))
+        known.pre_tokenizer = Split(Regex(rf"\d{{{width}}}"), "isolated")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
+        options = {"d_vocab": 200, "generator": np.random.default_rng(0), "file": None, "bos": "without"}
+        found = pairs.pairs_that_fit("greater-than", tokenizer, pairs=4, **options)
+        for clean, _, correct, incorrect, _ in found:
+            right, wrong, year = (
+                tokenizer.decode([one]) for one in (correct, incorrect, clean[3 if width == 1 else 2])
+            )
+            assert len(right) == width
+            assert int(wrong[0]) < int(year[0]) < int(right[0])
+
+
+def test_spans_and_neurons_are_what_was_given():
+    given = CircuitConfig(spans=("last=-2,-1", "sink=0"), neurons=("2:15", "2:8-9"))
+    assert given.positions_by_span == {"last": (-2, -1), "sink": (0,)}
+    assert given.neurons_by_layer == {2: (15, 8, 9)}
+    for spans, said in ((("a=0", "a=1"), "given twice"), (("a=-3--1",), "need numbers such as")):
+        with pytest.raises(InputError, match=said):
+            CircuitConfig(spans=spans).positions_by_span  # noqa: B018
+    with pytest.raises(InputError, match="ending that is not known"):
+        CircuitConfig(save=("c.txt",)).check_together()
 
 
 def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
