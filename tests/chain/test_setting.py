@@ -4,10 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+from lenses import lens_of
 from rounding import assert_close, assert_moved, assert_rows_close
 
 from sink_lens.activations.record import capture
+from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
+from sink_lens.chain.measure import scout_and_measure
+from sink_lens.chain.screen import embeddings
 from sink_lens.chain.setting import (
     bar,
     interior_position,
@@ -26,6 +30,8 @@ from sink_lens.engine.baseline_run import BaselineRun
 from sink_lens.engine.cells import from_layer
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
+
+CONFIG = TraceConfig(model="tiny", random_init=False)
 
 
 def location(*spans, positions=(0,)):
@@ -166,6 +172,17 @@ def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
         assert_close(found, wanted)
     assert_moved(with_loss.loss, place.setting.run([], loss=True).loss)
     assert short.loss is None
+
+
+def test_bloom_embeds_no_position():
+    """What its first norm does to a token is none."""
+    tokens = from_tensor(torch.randint(3, 200, (2, 20), generator=torch.Generator().manual_seed(0)))
+    kinds = {}
+    for family in ("bloom", "gpt2", "llama"):
+        lens = lens_of(family)
+        found = scout_and_measure(lens, tokens, config=CONFIG).location
+        kinds[family] = list(embeddings(setting_of(lens, tokens, location=found, config=CONFIG)))
+    assert kinds == {"bloom": ["embedding"], "gpt2": ["embedding", "position embedding"], "llama": ["embedding"]}
 
 
 def test_a_run_goes_on_from_another_run(planted_at):
