@@ -62,6 +62,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from .gguf_unread import begins_with_bos, check_biases, scale_positions
     from .gguf_weights import GgufWeights
 
     source = _source(gguf)
@@ -74,7 +75,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
                     folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **source
                 )
             if header.has_tokenizer:
-                tokenizer = AutoTokenizer.from_pretrained(folder, **source)
+                tokenizer = begins_with_bos(gguf, AutoTokenizer.from_pretrained(folder, **source))
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise _unreadable(gguf, error) from error
     try:
@@ -82,6 +83,8 @@ def convert(gguf: Path, *, folder: Path) -> None:
             _save_whole(whole, folder=folder, name=gguf.name)
         else:
             weights.save(folder)
+        scale_positions(gguf, folder=folder)
+        check_biases(gguf, folder=folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
@@ -100,9 +103,11 @@ def gguf_tokenizer(gguf: Path) -> Any:
         return None
     from transformers import AutoTokenizer
 
+    from .gguf_unread import begins_with_bos
+
     try:
         with tempfile.TemporaryDirectory() as empty, _parsed_once():
-            return AutoTokenizer.from_pretrained(empty, **_source(gguf))
+            return begins_with_bos(gguf, AutoTokenizer.from_pretrained(empty, **_source(gguf)))
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise _unreadable(gguf, error) from error
 

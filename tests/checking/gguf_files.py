@@ -16,7 +16,7 @@ VOCABULARY = [chr(code) if 33 <= code < 127 else chr(256 + code) for code in ran
 ]
 
 
-def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenizer=True):
+def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenizer=True, pre=None):
     """A Llama with random weights, as a GGUF file of some 60 kB."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -34,6 +34,8 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
         writer.add_uint16("split.count", split)
     if tokenizer:
         writer.add_tokenizer_model("gpt2")
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
         writer.add_token_list(VOCABULARY)
         writer.add_token_types([gguf.TokenType.NORMAL] * 258 + [gguf.TokenType.CONTROL])
         writer.add_token_merges(["h e", "he l"])

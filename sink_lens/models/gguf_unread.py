@@ -1,0 +1,107 @@
+"""What a GGUF file says and transformers' reader leaves out: scaled rotations, biases, BOS."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from ..errors import ModelError
+from .gguf_header import HeaderReader
+
+_LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
+"""Of Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
+_FREQUENCIES = "rope_freqs.weight"
+_BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
+"""Pre-tokenizers (``tokenizer.ggml.pre``) whose models begin with BOS where a file does not say."""
+
+
+def scale_positions(gguf: Path, *, folder: Path) -> None:
+    """Put the scaling of the rotations that a GGUF file has into the configuration of its conversion.
+
+    Linear scaling and that of Llama 3 (a factor for each frequency) are known.
+
+    Raises:
+        ModelError: the file has another scaling.
+    """
+    reader = HeaderReader(gguf)
+    kind = _entry(reader, "general.architecture")
+    held = {str(tensor.name): tensor for tensor in reader.tensors}
+    scaling, factor = (_entry(reader, f"{kind}.rope.scaling.{name}") for name in ("type", "factor"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    rope = config.get("rope_parameters") or {}
+    of_all = rope.get("full_attention", rope)  # Gemma 3 scales its layers without a window alone
+    if of_all.get("rope_type", "default") != "default":  # transformers read it
+        return
+    if any(name.startswith("rope_factors_") for name in held) or scaling not in (None, "none", "linear"):
+        raise ModelError(
+            f"{gguf.name} scales its rotary positions ({scaling or 'a factor for each frequency'}), which is not read "
+            "from a GGUF file; need the checkpoint's folder with its config.json"
+        )
+    if _FREQUENCIES in held:
+        factors = np.asarray(held[_FREQUENCIES].data, dtype=np.float64).flatten()
+        context = _entry(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
+        of_all |= _llama3(factors, theta=float(of_all["rope_theta"]), context=context, name=gguf.name)
+    elif scaling == "linear" and factor not in (None, 1):
+        of_all |= {"rope_type": "linear", "factor": float(factor)}
+    else:
+        return
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def check_biases(gguf: Path, *, folder: Path) -> None:
+    """Refuse a file with biases whose architecture has none, as transformers reads it: they would be left out.
+
+    Raises:
+        ModelError: the first of them.
+    """
+    held = [str(tensor.name) for tensor in HeaderReader(gguf).tensors if str(tensor.name).endswith(".bias")]
+    read: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as weights:
+            read |= {name for name in weights.offset_keys() if name.endswith(".bias")}
+    if held and not read:
+        raise ModelError(
+            f"{gguf.name} has biases such as {held[0]}, which are not read from a GGUF file of this architecture; need "
+            "the checkpoint's folder with its config.json"
+        )
+
+
+def begins_with_bos(gguf: Path, tokenizer: Any) -> Any:
+    """Let the tokenizer of a Llama 3 put BOS first where the file does not say whether it does, as llama.cpp has it."""
+    reader = HeaderReader(gguf)
+    said = _entry(reader, "tokenizer.ggml.add_bos_token")
+    if said is None and _entry(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
+        tokenizer.add_bos_token = True
+    return tokenizer
+
+
+def _llama3(factors: np.ndarray, *, theta: float, context: int, name: str) -> dict[str, Any]:
+    """The settings of Llama 3's scaling that give these factors of the wavelengths; none where all are 1."""
+    if np.all(factors == 1):
+        return {}
+    most = float(factors.max())
+    inverse = theta ** -(np.arange(len(factors)) / len(factors))
+    turns = context * inverse / (2 * math.pi)  # of each frequency, in the first context
+    smooth = np.clip((turns - _LOW) / (_HIGH - _LOW), 0, 1)
+    if not np.allclose(factors, 1 / ((1 - smooth) / most + smooth), rtol=1e-3):
+        raise ModelError(
+            f"{name} scales its rotary positions by factors that are not those of Llama 3 for a context of {context:,} "
+            "tokens; need the checkpoint's folder with its config.json"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": most,
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": context,
+    }
+
+
+def _entry(reader: Any, name: str) -> Any:
+    """A value of the file's metadata; None where it has none of this name."""
+    found = reader.get_field(name)
+    return None if found is None else found.contents()

@@ -1,0 +1,148 @@
+"""What transformers leaves out of a GGUF file: the model is that of the file all the same, or it is refused."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_files import write_gguf
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sink_lens.errors import ModelError
+from sink_lens.models.conversion import gguf_tokenizer
+from sink_lens.models.load import load
+
+ROPE = {"rope_theta": 500_000.0}
+SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+
+
+def llama(rope):
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        initializer_range=0.2,
+        rope_parameters=ROPE | rope,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def factors(context):
+    """What llama.cpp's converter writes for Llama 3's scaling."""
+    found = []
+    for frequency in 500_000.0 ** -(np.arange(0, 16, 2) / 16):
+        length = 2 * np.pi / frequency
+        smooth = np.clip((context / length - 1) / 3, 0, 1)
+        found.append(1 / ((1 - smooth) / 8 + smooth))
+    return np.array(found, dtype=np.float32)
+
+
+def written(model, path, *, frequencies=None, scaling=(), biases=False, context=None):
+    """The model as llama.cpp writes it."""
+
+    def interleaved(weight, heads):
+        return (
+            weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+        )
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_vocab_size(96)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(500_000.0)
+    if scaling:
+        writer.add_rope_scaling_type(scaling[0])
+        writer.add_rope_scaling_factor(scaling[1])
+    if context is not None:
+        writer.add_rope_scaling_orig_ctx_len(context)
+    if frequencies is not None:
+        writer.add_tensor("rope_freqs.weight", frequencies)
+    weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    ends = {"embed_tokens": "token_embd", "norm": "output_norm"}
+    for name, own in ends.items():
+        writer.add_tensor(f"{own}.weight", weights[f"model.{name}.weight"])
+    writer.add_tensor("output.weight", weights["lm_head.weight"])
+    for layer in range(2):
+        for name, own in NAMES.items():
+            weight = weights[f"model.layers.{layer}.{name}.weight"]
+            heads = {"attn_q": 4, "attn_k": 2}.get(own)
+            weight = weight if heads is None else interleaved(weight, heads)
+            writer.add_tensor(f"blk.{layer}.{own}.weight", np.ascontiguousarray(weight))
+            if biases and own == "attn_q":
+                writer.add_tensor(f"blk.{layer}.{own}.bias", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+CASES = {
+    "none": ({"rope_type": "default"}, {}),
+    "ones": ({"rope_type": "default"}, {"frequencies": np.ones(8, dtype=np.float32)}),
+    "llama3": (SCALED | {"original_max_position_embeddings": 8192}, {"frequencies": factors(8192)}),
+    "context": (SCALED | {"original_max_position_embeddings": 64}, {"frequencies": factors(64), "context": 64}),
+    "linear": (LINEAR, {"scaling": (gguf.RopeScalingType.LINEAR, 4.0)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_scaled_rotations_are_those_of_the_file(case, tmp_path):
+    rope, said = CASES[case]
+    model = llama(rope)
+    lens = load(written(model, tmp_path / "model.gguf", **said))
+    tokens = torch.randint(0, 96, (1, 200), generator=torch.Generator().manual_seed(0))
+    expected, found = model(tokens).logits, lens.plain(tokens).logits
+    assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"frequencies": factors(64)}, "factors that are not those of Llama 3 for a context of 8,192"),
+        ({"scaling": (gguf.RopeScalingType.YARN, 4.0)}, "scales its rotary positions .yarn."),
+        ({"biases": True}, "has biases such as blk.0.attn_q.bias"),
+    ],
+)
+def test_what_is_not_read_is_refused(said, text, tmp_path):
+    with pytest.raises(ModelError, match=text):
+        load(written(llama({"rope_type": "default"}), tmp_path / "model.gguf", **said))
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_a_llama_3_begins_with_bos_where_its_file_does_not_say(tmp_path):
+    adds = {}
+    for pre in ("llama-bpe", "gpt-2"):
+        tokenizer = gguf_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", pre=pre))
+        adds[pre] = tokenizer("hel")["input_ids"][0] == tokenizer.bos_token_id
+    assert adds == {"llama-bpe": True, "gpt-2": False}
