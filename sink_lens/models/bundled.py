@@ -81,7 +81,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
             wrong = _fault(folder) if folder.is_dir() else None
             if wrong is None and folder.is_dir():
                 return folder
-            if wrong is not None:
+            if wrong is not None and not _is_older(folder):
                 warnings.warn(
                     f"the cached conversion of {gguf.name} is damaged ({wrong}); made again in {folder}",
                     stacklevel=2,
@@ -129,6 +129,12 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if not isinstance(source, dict) or source.get("sha256") != folder.name:
         return None
     return manifest if {"path", "bytes", "mtime_ns"} <= source.keys() else None
+
+
+def _is_older(folder: Path) -> bool:
+    """Check whether a conversion was made by an earlier version, as another would be made now."""
+    made = (read_manifest(folder) or {}).get("format")
+    return type(made) is int and made < _FORMAT
 
 
 def _fault(folder: Path) -> str | None:

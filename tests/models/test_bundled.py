@@ -416,3 +416,12 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
     assert len(said) == 1
     assert "waiting" in said[0]
     assert len(stubbed) == 1
+
+
+def test_the_conversion_of_an_earlier_version_is_made_again_and_not_called_damaged(tmp_path, cache, monkeypatch):
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+    folder = bundled.converted_folder(gguf)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    monkeypatch.setattr(bundled, "_FORMAT", bundled._FORMAT + 1)
+    assert bundled.converted_folder(gguf) == folder
+    assert json.loads((folder / "manifest.json").read_text())["format"] == manifest["format"] + 1
