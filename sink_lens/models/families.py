@@ -346,6 +346,9 @@ _REFUSED: dict[str, dict[str, str]] = {
         "alibi": "its positions are ALiBi's; need a Falcon with rotary positions, such as 7B",
         "new_decoder_architecture": "its keys and values are laid out in groups; need one of the first kind, as 7B has",
     },
+    "BloomForCausalLM": {
+        "apply_residual_connection_post_layernorm": "its sublayers add to the normed stream; need a BLOOM without it"
+    },
     "OlmoForCausalLM": {"clip_qkv": _CLIPPED},
     "OlmoeForCausalLM": {"clip_qkv": _CLIPPED},
 }
@@ -411,6 +414,15 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
             "this FalconForCausalLM has several key heads, or an MLP behind its attention; need multi_query and "
             "parallel_attn, which 7B has"
         )
+    if architecture == "OPTForCausalLM" and not (
+        config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size
+    ):
+        raise ModelError(
+            "this OPTForCausalLM norms behind its sublayers, or projects its embeddings to another width, as 350M "
+            "does; need one of the other sizes"
+        )
+    if architecture == "StableLmForCausalLM" and config.use_parallel_residual:
+        return replace(row, mlp_norm=row.attn_norm)
     if architecture == "Qwen3MoeForCausalLM" and (config.mlp_only_layers or config.decoder_sparse_step != 1):
         raise ModelError("some of its layers have no experts; need a Qwen3-MoE whose layers all have them")
     if hasattr(config, "residual_multiplier"):

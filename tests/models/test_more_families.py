@@ -13,6 +13,7 @@ from sink_lens.models.families import FAMILIES, family_of_model
 from sink_lens.models.interfaced import set_attention, take_interface
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, config_of, tiny
+from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
 
 ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
@@ -74,6 +75,9 @@ def test_a_change_of_the_weights_reaches_the_bridge(family):
         ("stablelm", {"qk_layernorm": True}, "a gain of its own for each head"),
         ("cohere", {"use_qk_norm": True}, "a gain of its own for each head"),
         ("phi", {"qk_layernorm": True}, "need a model without it"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "add to the normed stream"),
+        ("opt", {"do_layer_norm_before": False}, "norms behind its sublayers"),
+        ("opt", {"word_embed_proj_dim": 24}, "another width"),
         ("olmo", {"clip_qkv": 8.0}, "clips its queries"),
         ("olmoe", {"clip_qkv": 8.0}, "clips its queries"),
         ("falcon", {"alibi": True}, "need a Falcon with rotary positions"),
@@ -87,6 +91,12 @@ def test_a_change_of_the_weights_reaches_the_bridge(family):
 def test_a_variant_that_is_not_known_is_refused_with_the_reason(family, fields, reason):
     with pytest.raises(ModelError, match=reason):
         wrap(tiny(family, **fields))
+
+
+def test_both_sublayers_of_a_parallel_stablelm_read_one_norm():
+    lens = wrap(tiny("stablelm", use_parallel_residual=True))
+    attention, mlp = (norm_weights(lens, layer=0, which=which) for which in ("attn_norm", "mlp_norm"))
+    assert torch.equal(attention.gain, mlp.gain)
 
 
 def test_granites_multiplier_is_read_from_the_configuration():
