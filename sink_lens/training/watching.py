@@ -6,7 +6,7 @@ Position 0 is studied, whether or not it is a sink: the question is when it beco
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -21,8 +21,9 @@ from ..chain.chain_measures import chain_measures
 from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
-from ..errors import InputError, RunError, SinkLensError
+from ..errors import InputError, ModelError, RunError, SinkLensError
 from ..models.evaluating import evaluating
+from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
@@ -154,13 +155,24 @@ def watch_folder(config: WatchConfig) -> Path:
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
 
 
+def _first_that_opens(checkpoints: Sequence[Any], *, device: str | None) -> LensModel:
+    """A checkpoint that can be read, for its tokenizer; a damaged one gets its row later."""
+    for at, one in enumerate(checkpoints):
+        try:
+            return load(one, device=device)
+        except ModelError:
+            if at == len(checkpoints) - 1:
+                raise
+    raise InputError("there are no checkpoints; need one at least")
+
+
 def _watch_others(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
     """``watch`` of checkpoints that are no run."""
     checkpoints = checkpoints_in(source)
     if tokens is None:
-        lens = load(next(iter(checkpoints.values())), device=config.device)
+        lens = _first_that_opens(list(checkpoints.values()), device=config.device)
         if lens.tokenizer is None:
             raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
         length = min(config.length, lens.n_context or config.length)
