@@ -41,7 +41,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 continue
             if name in kept:
                 plain.append(parameter)
-            elif parameter.ndim == 2 and ".layers." in name:
+            elif parameter.ndim == 2 and ".layers." in name and name.endswith(".weight"):  # a gain a head is none
                 matrices.append(parameter)
             else:
                 decayed.append(parameter)

@@ -49,6 +49,19 @@ def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
         assert torch.equal(one, named[name]), name
 
 
+def test_a_gain_a_head_that_decays_is_no_matrix():
+    model = model_of(config_of(value_norm="per_head", decay_unshared_gain=True))
+    kept = undecayed(model, unshared_gain=False)
+    found = MuonWithAdamW(model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=kept)
+    gains = [one for name, one in model.named_parameters() if name.endswith("value_norm")]
+    assert gains
+    by_muon = [id(one) for group in found._parts[-1].param_groups for one in group["params"]]
+    by_adamw = [id(one) for group in found._parts[0].param_groups for one in group["params"]]
+    if isinstance(found._parts[0], torch.optim.Muon):
+        by_muon, by_adamw = by_adamw, by_muon
+    assert all(id(one) in by_adamw and id(one) not in by_muon for one in gains)
+
+
 def test_going_on_from_its_state_is_going_on():
     whole, parted = model_of(config_of()), model_of(config_of())
     stepped(whole, optimizer_of(whole), n=3)
