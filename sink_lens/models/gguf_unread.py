@@ -12,7 +12,7 @@ from ..errors import ModelError
 from .gguf_header import HeaderReader
 
 _LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
-"""Of Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
+"""Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
 _FREQUENCIES = "rope_freqs.weight"
 _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 """Pre-tokenizers (``tokenizer.ggml.pre``) whose models begin with BOS where a file does not say."""

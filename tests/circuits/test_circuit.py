@@ -353,7 +353,7 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
 
 
 def test_the_answer_of_a_year_is_its_next_token():
-    """Of two digits in GPT-2, one elsewhere."""
+    """It has two digits in GPT-2, one elsewhere."""
     pieces = {"two": {f"{n:02}": n + 1 for n in range(100)}, "one": {str(n): n + 1 for n in range(10)}}
     for name, width in (("two", 2), ("one", 1)):
         known = Tokenizer(WordLevel({"?": 0, **pieces[name]}, unk_token="?"))
