@@ -211,9 +211,9 @@ class RunCollector:
 
     def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
         """Read the stream at each key; nan where a sequence has ended."""
-        late = [key - self.begin for key in self.keys if key >= self.begin]
-        ended = ~valid[:, [key + self.begin for key in late]].to(x.device)
-        state = x[:, late].float().masked_fill(ended[..., None], torch.nan)
+        late = [key for key in self.keys if key >= self.begin]
+        ended = ~valid[:, late].to(x.device)
+        state = x[:, [key - self.begin for key in late]].float().masked_fill(ended[..., None], torch.nan)
         if len(late) < len(self.keys):
             assert self.early is not None
             outcome, places = self.early.outcome, iter(range(len(late)))

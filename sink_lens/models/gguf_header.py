@@ -30,3 +30,9 @@ class HeaderReader(GGUFReader):
             for _ in range(count):
                 end += self._get_field_parts(end, kind)[0]
         return end - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType(kind)]
+
+
+def entry(reader: GGUFReader, name: str) -> Any:
+    """A value of a file's metadata; None where it has none of this name."""
+    found = reader.get_field(name)
+    return None if found is None else found.contents()

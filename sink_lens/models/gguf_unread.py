@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import safe_open
 
 from ..errors import ModelError
-from .gguf_header import HeaderReader
+from .gguf_header import HeaderReader, entry
 
 _LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
 """Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
@@ -27,9 +27,9 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
         ModelError: the file has another scaling.
     """
     reader = HeaderReader(gguf)
-    kind = _entry(reader, "general.architecture")
+    kind = entry(reader, "general.architecture")
     held = {str(tensor.name): tensor for tensor in reader.tensors}
-    scaling, factor = (_entry(reader, f"{kind}.rope.scaling.{name}") for name in ("type", "factor"))
+    scaling, factor = (entry(reader, f"{kind}.rope.scaling.{name}") for name in ("type", "factor"))
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
     rope = config.get("rope_parameters") or {}
@@ -43,7 +43,7 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
         )
     if _FREQUENCIES in held:
         factors = np.asarray(held[_FREQUENCIES].data, dtype=np.float64).flatten()
-        context = _entry(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
+        context = entry(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
         of_all |= _llama3(factors, theta=float(of_all["rope_theta"]), context=context, name=gguf.name)
     elif scaling == "linear" and factor not in (None, 1):
         of_all |= {"rope_type": "linear", "factor": float(factor)}
@@ -73,8 +73,8 @@ def check_biases(gguf: Path, *, folder: Path) -> None:
 def begins_with_bos(gguf: Path, tokenizer: Any) -> Any:
     """Let the tokenizer of a Llama 3 put BOS first where the file does not say whether it does, as llama.cpp has it."""
     reader = HeaderReader(gguf)
-    said = _entry(reader, "tokenizer.ggml.add_bos_token")
-    if said is None and _entry(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
+    said = entry(reader, "tokenizer.ggml.add_bos_token")
+    if said is None and entry(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
         tokenizer.add_bos_token = True
     return tokenizer
 
@@ -99,9 +99,3 @@ def _llama3(factors: np.ndarray, *, theta: float, context: int, name: str) -> di
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": context,
     }
-
-
-def _entry(reader: Any, name: str) -> Any:
-    """A value of the file's metadata; None where it has none of this name."""
-    found = reader.get_field(name)
-    return None if found is None else found.contents()

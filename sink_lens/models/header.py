@@ -164,16 +164,16 @@ def read_gguf(gguf: Path) -> Header:
     Raises:
         ModelError: the file is damaged, or one part of a split file.
     """
-    from .gguf_header import HeaderReader
+    from .gguf_header import HeaderReader, entry
 
     try:
         reader = HeaderReader(gguf)
         sizes = {str(tensor.name): [int(one) for one in tensor.shape] for tensor in reader.tensors}
         elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        kind = _entry(reader, "general.architecture") or ""
-        parts = _entry(reader, "split.count") or 1
+        kind = entry(reader, "general.architecture") or ""
+        parts = entry(reader, "split.count") or 1
         n_layers, n_heads, n_kv_heads, d_head, d_mlp, n_context = (
-            _entry(reader, f"{kind}.{name}")
+            entry(reader, f"{kind}.{name}")
             for name in (
                 "block_count",
                 "attention.head_count",
@@ -268,12 +268,6 @@ def first_line(error: Exception) -> str:
     """The first line of an error's message, or its type if there is no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _entry(reader: Any, name: str) -> Any:
-    """A value of a GGUF file's metadata; None where it has none of this name."""
-    found = reader.get_field(name)
-    return None if found is None else found.contents()
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:

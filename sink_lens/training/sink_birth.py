@@ -93,7 +93,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
     mass = masses["value"].fillna(-1.0).to_numpy(dtype=float)
     layer = int(masses["layer"].iloc[mass.argmax()])
     uniform = last.loc[last["measure"] == "uniform_mass"]
-    of_layer = uniform.loc[uniform["layer"] == layer]
+    of_layer = uniform.loc[uniform["layer"] == layer]  # older tables have one number for all layers
     at_last = whole(last, "sink_rate")
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
@@ -105,9 +105,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
         rate=float(rate[-1]),
         mass=float(mass.max()),
         layer=layer,
-        uniform=float(
-            (of_layer if len(of_layer) else uniform)["value"].iloc[0]
-        ),  # older tables have one for all layers
+        uniform=float((of_layer if len(of_layer) else uniform)["value"].iloc[0]),
         last=int(tokens[-1]),
         unit="tokens" if is_counted else "steps",
         others=tuple((one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)),

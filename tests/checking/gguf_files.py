@@ -84,10 +84,10 @@ SIZES = {
 """What configurations call a size -> its value in ``write_dense``."""
 
 
-def write_dense(path, architecture, *, stored, tied=True, seed=0):
+def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None):
     """A dense model of any architecture with random weights in a quantised type, or as floats.
 
-    Its names and shapes are those that transformers looks for.
+    Its names and shapes are those that transformers looks for; ``linear`` is the factor of its positions' scaling.
     """
     values = {name: value for names, value in SIZES.items() for name in names}
     named = GGUF_CONFIG_MAPPING[architecture]
@@ -97,6 +97,9 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0):
         writer.add_name("tiny")
         writer.add_token_list([str(number) for number in range(96)])
         writer.add_pad_token_id(0)
+        if linear is not None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(linear)
         for key, name in named.items():
             if name in values:
                 add = writer.add_float32 if isinstance(values[name], float) else writer.add_uint32

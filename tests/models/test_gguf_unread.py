@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import write_gguf
+from gguf_files import write_dense, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sink_lens.errors import ModelError
@@ -59,7 +59,7 @@ def factors(context):
     return np.array(found, dtype=np.float32)
 
 
-def written(model, path, *, frequencies=None, scaling=(), biases=False, context=None):
+def gguf_of(model, path, *, frequencies=None, scaling=(), biases=False, context=None):
     """The model as llama.cpp writes it."""
 
     def interleaved(weight, heads):
@@ -120,10 +120,20 @@ CASES = {
 def test_scaled_rotations_are_those_of_the_file(case, tmp_path):
     rope, said = CASES[case]
     model = llama(rope)
-    lens = load(written(model, tmp_path / "model.gguf", **said))
+    lens = load(gguf_of(model, tmp_path / "model.gguf", **said))
     tokens = torch.randint(0, 96, (1, 200), generator=torch.Generator().manual_seed(0))
     expected, found = model(tokens).logits, lens.plain(tokens).logits
     assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+
+
+@torch.no_grad()
+def test_gemma_3_scales_its_layers_without_a_window_alone(tmp_path):
+    lens = load(write_dense(tmp_path / "scaled.gguf", "gemma3", stored="F32", linear=8.0))
+    found = lens.config.rope_parameters
+    assert (found["full_attention"]["rope_type"], found["full_attention"]["factor"]) == ("linear", 8.0)
+    assert found["sliding_attention"]["rope_type"] == "default"
+    other = load(write_dense(tmp_path / "plain.gguf", "gemma3", stored="F32"))
+    assert other.config.rope_parameters["full_attention"]["rope_type"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +146,7 @@ def test_scaled_rotations_are_those_of_the_file(case, tmp_path):
 )
 def test_what_is_not_read_is_refused(said, text, tmp_path):
     with pytest.raises(ModelError, match=text):
-        load(written(llama({"rope_type": "default"}), tmp_path / "model.gguf", **said))
+        load(gguf_of(llama({"rope_type": "default"}), tmp_path / "model.gguf", **said))
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
