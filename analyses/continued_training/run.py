@@ -67,7 +67,7 @@ def compared(work: Work) -> pd.DataFrame:
         size = work.size({"sequences": 2000, "length": 16}, {"sequences": 60, "length": 4})
         known = {str(of): facts(lens) for of, lens in models.items()}
         inputs = shared_inputs(known, kind=kind, seed=work.seed, **size)
-        draws = work.size({}, {"draws": 99, "relabellings": 99})
+        draws = work.size({}, {"draws": 100, "relabellings": 100})
         width = next(iter(models.values())).d_model
         config = FingerprintConfig(inputs=kind, coordinates=width, **size, **draws)
         simulated = Simulated(config, n=config.sequences)

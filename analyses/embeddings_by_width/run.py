@@ -55,7 +55,7 @@ def pairs_of(work: Work, cell: str) -> pd.DataFrame:
     n = work.size(4 if "768" in cell else 5, 3)
     made = UntrainedConfig(**({"style": CELLS[cell]["style"]} | shape))
     models = [untrained(made, seed=FIRST_SEED + seed) for seed in range(n)]
-    few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
+    few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
     size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 19, "relabellings": 199}, few)
     config = FingerprintConfig(inputs="released_embeddings", seed=1, **size)
     found = fingerprint(models, config=config, cache=False, progress=work.progress).nulls

@@ -101,7 +101,7 @@ def checkpoint(folder: Path, *, first: bool = False) -> LensModel:
 
 def pairs_of(work: Work, kind: str, models: Sequence[tuple[int, LensModel]]) -> pd.DataFrame:
     """One row for each null and each pair of models of two seeds."""
-    few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
+    few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
     config = FingerprintConfig(inputs=kind, **work.size({}, few))
     names = {lens.name: place for place, (_, lens) in enumerate(models)}
     found = fingerprint([lens for _, lens in models], config=config, cache=False, progress=work.progress).nulls

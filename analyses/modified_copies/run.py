@@ -36,8 +36,8 @@ def measure(work: Work) -> Measured:
         "LoRA": lambda: trained_on(work, low_rank=True),
         "trained on": lambda: trained_on(work, low_rank=False),
     }
-    few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
-    size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 19, "relabellings": 99}, few)
+    few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
+    size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 20, "relabellings": 99}, few)
     config = FingerprintConfig(inputs="tokens", seed=1, **size)
 
     def pair(name: str) -> pd.DataFrame:

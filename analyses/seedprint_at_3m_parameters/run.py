@@ -25,7 +25,7 @@ INPUTS = {"sequences": 4000, "length": 16}
 END = 600
 SMALL = {"n_layers": 4, "d_model": 192, "n_heads": 6, "vocab_size": 4096}
 TINY = {"n_layers": 1, "d_model": 48, "n_heads": 4, "vocab_size": 300}
-FEW = {"sequences": 100, "length": 4, "coordinates": 28, "draws": 99, "relabellings": 99}
+FEW = {"sequences": 100, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
 
 
 def measure(work: Work) -> Measured:
