@@ -33,6 +33,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "a gain a head": {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True},
 }
 """What each changes in ``TrainConfig``: the norm of the paper's text, and that of the authors' code."""
+BY_HAND, NORM = "parity by hand", "shared gain"
+MECHANISM = {BY_HAND: 1.0, NORM: 0.5}
+"""What is trained to explain the norm's loss -> its rate over the norm's best."""
 RATES = (2e-3, 4e-3, 8e-3)
 TRIAL_SEED, SEEDS = 100, (0, 1, 2, 3, 4, 5)
 JUDGED_AT = (6, 3)
@@ -63,7 +66,7 @@ class Training:
 
     budget: str
     kind: str
-    """trial or final."""
+    """trial, final or mechanism."""
     arm: str
     rate: float
     seed: int
@@ -82,6 +85,7 @@ def measure(work: Work) -> Measured:
         seeds = judged_seeds(table, budget)
         if seeds or not numbers:
             numbers |= numbers_of(table, budget, seeds)
+    numbers |= mechanism_of(table, explained(work))
     return Measured(numbers=numbers, figure=draw(table))
 
 
@@ -120,6 +124,17 @@ def not_there(table: pd.DataFrame, work: Work) -> Iterator[Training]:
                 one = Training(budget=budget, kind="final", arm=arm, rate=best_rate(table, budget, arm), seed=seed)
                 if one.key not in done:
                     yield one
+        for seed in SEEDS[: min(JUDGED_AT)] if budget == explained(work) and not missing else ():
+            for arm, factor in MECHANISM.items():
+                rate = best_rate(table, budget, NORM) * factor
+                one = Training(budget=budget, kind="mechanism", arm=arm, rate=rate, seed=seed)
+                if one.key not in done:
+                    yield one
+
+
+def explained(work: Work) -> str:
+    """The budget whose loss is explained."""
+    return work.size("extended", "short")
 
 
 def best_rate(table: pd.DataFrame, budget: str, arm: str) -> float:
@@ -145,7 +160,7 @@ def training(work: Work, asked: Training) -> Iterator[dict[str, float]]:
         device="cpu",
         eval_sequences=work.size(64, 8),
         **MODEL | work.size({}, {"data": "bundled", "n_layers": 2, "d_model": 48, "d_mlp": 64, "vocab_size": 300}),
-        **ARMS[asked.arm],
+        **ARMS.get(asked.arm, {}),
     )
     rows = corpus_of(config, progress=work.progress)
     drawn, apart = (torch.Generator().manual_seed(seed) for seed in (asked.seed, asked.seed + 10**6))
@@ -154,6 +169,8 @@ def training(work: Work, asked: Training) -> Iterator[dict[str, float]]:
     order = torch.randperm(len(rows.train), generator=drawn)
     prose = torch.stack([rows.evaluation[index]["input_ids"] for index in range(len(rows.evaluation))])
     model = model_of(config, tokenizer=rows.tokenizer).train()
+    if asked.arm == BY_HAND:
+        hold_parity(model)
     optimizer = adamw(model, config)
 
     def task_loss(tokens: Tensor, answers: Tensor) -> Tensor:
@@ -184,6 +201,18 @@ def training(work: Work, asked: Training) -> Iterator[dict[str, float]]:
         optimizer.zero_grad()
         # A tiny training is not timed: every token takes as long.
         spent += batch * (PROSE + TASK) / 1e3 if work.tiny else time.process_time() - began
+
+
+def hold_parity(model: Any) -> None:
+    """Divide what each head gives by its root mean square, as a constant: the norm without its gradient or gain."""
+
+    def divided(module: Any, inputs: Any, z: Tensor) -> Tensor:
+        by_head = z.unflatten(-1, (MODEL["n_heads"], -1))
+        rms = (by_head.square().mean(-1, keepdim=True) + module.eps).sqrt()
+        return (by_head / rms.detach()).flatten(-2)
+
+    for layer in model.model.layers:
+        layer.self_attn.head_out.register_forward_hook(divided)
 
 
 def adamw(model: Any, config: TrainConfig) -> torch.optim.AdamW:
@@ -250,10 +279,6 @@ def numbers_of(table: pd.DataFrame, budget: str, seeds: Sequence[int]) -> dict[s
     by_arm = {arm: ends[ends.index.get_level_values("arm") == arm].droplevel("arm") for arm in ARMS}
     base = by_arm["softmax"]
 
-    def over_seeds(values: Any) -> Interval:
-        found = t_intervals(np.asarray(values, dtype=float)[None])[0]
-        return found if found.n >= min(JUDGED_AT) else replace(found, low=math.nan, high=math.nan)
-
     def ratio(values: Any) -> Interval:
         found = over_seeds(np.log(values))
         low, estimate, high = (math.exp(one) for one in (found.low, found.estimate, found.high))
@@ -278,6 +303,30 @@ def numbers_of(table: pd.DataFrame, budget: str, seeds: Sequence[int]) -> dict[s
         numbers |= {f"{name} @ {arm}, {budget}": one for name, one in found.items()}
     of_softmax = {"sink": "rate_first_prose", "outliers": "kurtosis_prose", "discrepancy": "s2_ratio"}
     return numbers | {f"{name} @ {budget}": over_seeds(base[column]) for name, column in of_softmax.items()}
+
+
+def over_seeds(values: Any) -> Interval:
+    """Their mean with a 95% t interval, which fewer seeds than are judged have not."""
+    found = t_intervals(np.asarray(values, dtype=float)[None])[0]
+    return found if found.n >= min(JUDGED_AT) else replace(found, low=math.nan, high=math.nan)
+
+
+def mechanism_of(table: pd.DataFrame, budget: str) -> dict[str, Interval]:
+    """What explains the norm's loss on prose, over three seeds, paired; nan where nothing is trained."""
+    ends = table[table["budget"] == budget].sort_values("step").groupby(["kind", "arm", "seed"])["prose"].last()
+    seeds = list(SEEDS[: min(JUDGED_AT)])
+
+    def minus(one: tuple[str, str], other: tuple[str, str]) -> Interval:
+        by_seed = [ends.get((*arm, seed), math.nan) for arm in (one, other) for seed in seeds]
+        own, base = np.array(by_seed, dtype=float).reshape(2, -1)
+        return over_seeds(own - base)
+
+    softmax, norm, by_hand = ("final", "softmax"), ("final", NORM), ("mechanism", BY_HAND)
+    return {
+        "by_hand": minus(by_hand, softmax),
+        "gradient": minus(norm, by_hand),
+        "lower_rate": minus(("mechanism", NORM), softmax),
+    }
 
 
 def of_budget(table: pd.DataFrame, budget: str) -> pd.DataFrame:
