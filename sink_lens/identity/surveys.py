@@ -206,9 +206,11 @@ def directions_compared(
 def calibrations_compared(
     tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, pd.DataFrame]:
-    """The calibrations of each variant over its seeds, against none, paired by seed."""
-    frames = []
-    for variant, of_variant in tables["summary"].groupby("variant", sort=False):
+    """The calibrations of each variant over its seeds, or of each checkpoint, against none, paired by seed."""
+    summary, frames = tables["summary"], []
+    checkpoints = summary["step"].notna()  # no further seeds of each other
+    of_each = summary.assign(variant=summary["variant"].mask(checkpoints, summary["model"]))
+    for variant, of_variant in of_each.groupby("variant", sort=False):
         found = variant_table(of_variant.assign(variant=of_variant["calibration"]))
         frames.append(found.rename(columns={"variant": "calibration"}).assign(variant=variant))
     return {"arms": pd.concat(frames, ignore_index=True)}

@@ -170,12 +170,17 @@ def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
 
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
     """Name what two models have in common."""
-    same_seed = a["seed"] == b["seed"]
-    if a["variant"] == b["variant"]:
-        return "one training, two steps" if same_seed else "one variant, two seeds"
-    if same_seed:
-        return "two variants, one seed"
-    return "two variants, two seeds"
+    variants = "one variant" if a["variant"] == b["variant"] else "two variants"
+    if seeds_differ(a, b):
+        return f"{variants}, two seeds"
+    if a["seed"] != b["seed"]:
+        return f"{variants}, seeds not known"
+    return "one training, two steps" if a["variant"] == b["variant"] else "two variants, one seed"
+
+
+def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
+    """Check whether two models are known to have different seeds."""
+    return bool(pd.notna(a["seed"]) and pd.notna(b["seed"]) and a["seed"] != b["seed"])
 
 
 _EXCESS = (
@@ -250,7 +255,7 @@ def _headline(run: Run) -> list[str]:
     apart = [
         abs(row["cosine"])
         for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
-        if models[row["a"]]["seed"] != models[row["b"]]["seed"]
+        if seeds_differ(models[row["a"]], models[row["b"]])
     ]
     if apart:
         sentences.append(
@@ -321,11 +326,8 @@ def _course(run: Run) -> tuple[str, Figure]:
 def _beside(run: Run) -> tuple[str, PageTable]:
     """The table of contraction and sink measures, model by model."""
     summary = run.need("summary", columns=SUMMARY)
-    wide = (
-        with_short_names(summary)
-        .pivot_table(index="model", columns="measure", values="value", sort=False)
-        .reset_index()
-    )
+    wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
+    wide = with_short_names(wide.reset_index())
     heads = {"model": "model", "discrepancy": "last − first", "inter_excess": "inter", "intra_excess": "intra"}
     heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
     heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}

@@ -162,7 +162,8 @@ def variant_rows(
         name = name_of(str(variant), among=among)
         name = str(kind) if len(among) == 1 and kind != variant else name if kind == variant else f"{name}, {kind}"
         yield name, [texts.get(one, "") for one in measures]
-    for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
+    courses = summary.loc[summary["step"].notna()] if label == "variant" else summary.iloc[:0]
+    for model, rows in courses.groupby("model", sort=False):
         values = dict(zip(rows["measure"].tolist(), rows["value"].to_numpy(float).tolist(), strict=True))
         yield str(model), [number(values[one]) if one in values else "" for one in measures]
 
@@ -297,7 +298,9 @@ def _change(row: dict) -> str:
 def _calibration_dots(run: Run) -> tuple[str, Figure]:
     """Draw every seed with and without calibration."""
     variants, summary = variant_tables(run)
-    both = [frame.assign(variant=frame["variant"] + ", " + frame["calibration"]) for frame in (variants, summary)]
+    of_each = summary["variant"].mask(summary["step"].notna(), summary["model"])  # a checkpoint is a variant there
+    named = (variants, summary.assign(variant=of_each))
+    both = [frame.assign(variant=frame["variant"] + ", " + frame["calibration"]) for frame in named]
     see = "Every dot is a seed. The first line is the model as it is."
     return see, dots(both[0], both[1], _CALIBRATED, zero=False)
 
