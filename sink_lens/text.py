@@ -69,7 +69,7 @@ def number(value: Any) -> str:
         return "∞" if value > 0 else "−∞"
     if size >= 1e6 or 0 < size < 1e-3:
         text = f"{value:.1e}"
-    elif size >= 1000 or value.is_integer():
+    elif size >= 999.5 or value.is_integer():
         text = f"{value:,.0f}"
     else:
         text = f"{value:.3g}"
@@ -131,7 +131,7 @@ def costs(value: float, low: Any, high: Any) -> str:
 def short(count: float | int) -> str:
     """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
+        if count >= 0.9995 * size:  # what would round to a thousand of the smaller unit
             return f"{count / size:.3g}{unit}"
     return f"{count:.0f}"
 

@@ -72,9 +72,10 @@ COMMANDS = {
     "diff": f"MODEL MODEL-1 {RANDOM} --out diff",
     "table": "trace card",
     "table --refused": "nowhere",
+    "table --unwritten": f"trace --format csv --out {'n' * 300}.csv",
 }
 """Command -> how it runs in seconds; those that read a run come after the one that writes it."""
-REFUSED = ("table --refused",)
+REFUSED = ("table --refused", "table --unwritten")
 """Commands that are shown to refuse something: the error is an object too."""
 
 

@@ -154,6 +154,13 @@ def test_every_kind_of_field_is_an_option(toy):
     assert calls == [(config, True)]
 
 
+def test_an_option_of_several_values_may_be_given_several_times(toy):
+    run, calls = toy
+    assert run("--layers", "0-2", "--layers", 7, "--factors", "1,2", "--factors", 3).exit_code == 0
+    assert calls[-1][0].layers == (0, 1, 2, 7)
+    assert calls[-1][0].factors == (1.0, 2.0, 3.0)
+
+
 def test_help_is_the_docstring_with_the_default(toy):
     run, _ = toy
     lines = run("--help").stdout

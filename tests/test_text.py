@@ -1,11 +1,11 @@
-"""Sets of indices as people write them."""
+"""Numbers, names and sets of indices as people write them."""
 
 import re
 
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.text import edge_name, for_terminal, named_parts, part_name, ranges, span
+from sink_lens.text import edge_name, for_terminal, named_parts, number, part_name, ranges, short, span
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,11 @@ def test_a_terminal_gets_no_character_that_hides_or_turns_others():
     assert for_terminal("plain") == "plain"
     assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
     assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
+
+
+def test_rounding_to_three_digits_keeps_the_unit():
+    assert [number(one) for one in (999.4, 999.6, -999.6, 1000.4)] == ["999", "1,000", "−1,000", "1,000"]
+    assert [short(one) for one in (950, 999_499, 999_500, 999_960_000, 16_400)] == ["950", "999k", "1M", "1B", "16.4k"]
 
 
 def test_parts_are_named_so_that_none_reads_as_a_number():

@@ -112,7 +112,7 @@ class Commands(Group):
                 say("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
-                text = _advice(error)
+                text = advice(error)
                 if text is None:
                     raise
                 if debug:
@@ -278,7 +278,7 @@ def print_conclusion(folder: Path) -> None:
     console().print(Text(f"{conclusion(folder)}.", style="bold"), soft_wrap=True)
 
 
-def _advice(error: BaseException) -> str | None:
+def advice(error: BaseException) -> str | None:
     """Say what the user can do about an error; None if it is the program's own fault."""
     if isinstance(error, SinkLensError):
         return str(error)

@@ -20,7 +20,7 @@ import typer
 
 from ..configuration import bare, check_known, choices_of, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import console, echo, lines, render_report
+from .console import advice, console, echo, lines, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +98,8 @@ def configured(
                 source = ctx.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":
                     field = known[name]
+                    if field.metadata.get("written") in ("commas", "ranges"):
+                        value = ",".join(value)  # the option may be given several times
                     settings[name] = value_of(field, field.type, value, name=option_of(field))
             return command(build_config(kind, settings, where="" if file is None else str(file), make=make), **given)
 
@@ -141,9 +143,10 @@ def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_js
             page, folder = render_report(error.folder, quiet=True), error.folder
             typer.echo(f"{folder} was finished but had no page; the page is drawn now")
             answer = Answer(found=lambda: {"run": folder, "report": page})
-        except SinkLensError as error:
-            if as_json:
-                _print({"command": name, "error": str(error)}, file=shown)
+        except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
+            text = advice(error)
+            if as_json and text is not None:
+                _print({"command": name, "error": text}, file=shown)
             raise
         if as_json:
             _print({"command": name} | dict(answer.found() if answer else {}), file=shown)
@@ -224,10 +227,10 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     )
     if get_origin(kind) is tuple:
         written = written if written != "pairs" else ""
-        kind = str if written else list[item]
+        kind = list[str] if written else list[item]
         if isinstance(default, tuple):
             default = (
-                ",".join(f"{one:g}" if item is float else str(one) for one in default) if written else list(default)
+                [",".join(f"{one:g}" if item is float else str(one) for one in default)] if written else list(default)
             )
     else:
         kind = item

@@ -49,6 +49,7 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     check_not_of_run(path, replaceable=(path.suffix,))
     if path.exists() and not config.overwrite:
         raise InputError(f"{path} is there already; need a new name, or --overwrite to replace it")
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
     echo(str(path) if quiet else f"table: {path}")
     return answer

@@ -59,6 +59,8 @@ class SurveyConfig(ModelsConfig):
         check_types(self)
         if self.switches and not self.untrained:
             raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
+        if self.seeds != (0,) and not self.untrained:
+            raise InputError("--seeds was given and no untrained model; need one that they draw: --untrained gpt2")
 
     @property
     def kind(self) -> str:
@@ -86,6 +88,25 @@ class ContractionConfig(SurveyConfig):
     def kind(self) -> str:
         """Kind of the run: contraction or calibration."""
         return "calibration" if self.calibrate else "contraction"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        SurveyConfig.__post_init__(self)  # with slots, super() finds no class
+        check_length(self.length)
+
+
+def check_length(length: int) -> None:
+    """Refuse sequences that are too short for contraction.
+
+    Raises:
+        InputError: the length, and what is needed.
+    """
+    if length < 10:
+        raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,13 @@ from ..activations.views import Reading
 from ..chain.chain_measures import chain_measures
 from ..data.described import BosCondition
 from ..data.tokens import from_tensor
-from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..models.packed import weight_of
 from ..records import display
 from ..schema import SINK_THRESHOLD
+from .config import check_length
 from .cosine_sums import CosineSums, Ends, Place, jackknife
 from .models_to_measure import RandomSequences
 from .token_preference import wilson
@@ -109,8 +109,7 @@ def contraction(
     """
     lens = as_lens(lens)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
-    if length < 10:
-        raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
+    check_length(length)
     draws.check(lens)
     sums, ends, readings = passes(lens, draws)
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:

@@ -35,12 +35,17 @@ class ReportConfig:
     """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
     def __post_init__(self) -> None:
-        """Refuse fields in which compared runs may not differ.
+        """Refuse fields in which compared runs may not differ, and what says how figures are written that are not.
 
         Raises:
             InputError: which value, and what is needed.
         """
         check_types(self)
+        default = ReportConfig.__dataclass_fields__["format"].default
+        given = [name for name in ("width", "font", "only") if getattr(self, name)]
+        given += ["format"] * (self.format != default)
+        if given and self.figures is None:
+            raise InputError(f"--{given[0]} was given without --figures; need the folder of the figures")
 
 
 TABLE_ENDINGS = {"csv": ".csv", "latex": ".tex", "markdown": ".md"}
@@ -69,6 +74,8 @@ class TableConfig:
             InputError: which value, and what is needed.
         """
         check_types(self)
+        if self.out is not None and self.columns == ("?",):
+            raise InputError("--columns ? lists the columns and writes no file; need it without --out")
         if self.out is not None and self.format == "terminal":
             raise InputError(
                 "a table for the terminal cannot be written to a file; need --format csv, latex or markdown"

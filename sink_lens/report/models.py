@@ -21,6 +21,7 @@ from sink_lens.text import interval, number, visible
 DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
 """Columns where none are chosen; those that no run has are left out."""
 _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "sequences", "length")
+_LISTS = ("outlier_dimensions", "growth_steps", "other_sink_positions")
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -74,7 +75,10 @@ def _of_trace(run: Run) -> dict[str, Cell]:
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row = {}
     for one in table.to_dict("records"):
-        row[str(one["quantity"])] = Cell(value=_number(one["value"]), low=one["ci_low"], high=one["ci_high"])
+        name, value = str(one["quantity"]), _number(one["value"])
+        if name in _LISTS and isinstance(value, float):  # a list of one, which was read as a number
+            value = f"{value:.0f}"
+        row[name] = Cell(value=value, low=one["ci_low"], high=one["ci_high"])
     noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
     if (noted == "").any():  # without a sink the note says so of the position that was studied
         others = str(row.get("other_sink_positions", Cell(value="")).shown)

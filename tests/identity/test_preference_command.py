@@ -77,6 +77,21 @@ def test_calibration(tmp_path):
     assert "What each calibration does" in report(tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["preference", "MODEL", "--seeds", "0-3"], "--seeds was given and no untrained model"),
+        (["contraction", "--untrained", "gpt2", "--length", 5, "--dry-run"], "the length is 5; need 10 tokens"),
+        (["report", "RUN", "--only", "circuit"], "--only was given without --figures"),
+        (["table", "RUN", "--columns", "?", "--format", "csv", "--out", "t.csv"], "need it without --out"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments, text):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert text in done.stderr
+
+
 @pytest.mark.parametrize("command", ["preference", "contraction"])
 def test_a_dry_run_says_what_it_costs_and_writes_nothing(command, tmp_path):
     done = run(command, "--untrained", f"gpt2,{SMALL}", "--seeds", "0-2", "--sequences", 1000, "--dry-run")

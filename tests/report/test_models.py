@@ -60,6 +60,15 @@ def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
     assert card["super_weights"].shown == "2 [29, 62]"
 
 
+def test_one_outlier_dimension_is_no_number(tmp_path):
+    rows = [("outlier_dimensions", 2533), ("growth_steps", 2), ("sink_rate", 0.5)]
+    with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
+        frame = pd.DataFrame([{"quantity": name, "value": value} for name, value in rows])
+        writer.write_csv("summary", frame.assign(ci_low=None, ci_high=None, note=None))
+    found = rows_of([str(tmp_path / "run")])[0]
+    assert [found[name].value for name, _ in rows] == ["2533", "2", 0.5]
+
+
 def test_the_position_that_a_trace_studied_without_a_sink_is_no_sink(tmp_path):
     summary = read_run(TRACE).tables["summary"]
     summary.loc[summary["quantity"] == "sink_position", "note"] = "no position has a sink rate; this one is studied"
@@ -121,9 +130,9 @@ def test_the_command_prints_writes_and_answers_programs(tmp_path):
         {"model": "a_b|c", "sink_rate": {"value": 0.4, "low": 0.3, "high": 0.5}, "bos_needed": None}
     ]
     assert "super_weights" in run(folder, "--columns", "?").stdout.splitlines()
-    done = run(folder, "--format", "csv", "--out", tmp_path / "t.csv")
-    assert done.stdout == f"table: {tmp_path / 't.csv'}\n"
-    assert (tmp_path / "t.csv").read_text().startswith("model,sink_rate,")
+    done = run(folder, "--format", "csv", "--out", tmp_path / "new" / "t.csv")
+    assert done.stdout == f"table: {tmp_path / 'new' / 't.csv'}\n"
+    assert (tmp_path / "new" / "t.csv").read_text().startswith("model,sink_rate,")
     for name in ("t.csv", "config.json", "script.py", "run/report.html", "run/run.json", "notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
