@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.config import FingerprintConfig
+from ..schema import NULLS
 from .console import INTERRUPTED, app, console, echo, hush, render_report, say, shown_size, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
@@ -97,28 +98,25 @@ def _cost(frame: Any) -> "Table":
 
 
 def _table(found: "Fingerprint") -> "Table":
-    """One row per pair, the strongest effects first."""
-    from rich.table import Table
-
+    """One row per pair, the strongest effects first: the null that decides, and between which p the others lie."""
+    from ..report.fingerprint import brief
     from ..text import number
 
     rows = found.pairs.sort_values("tau_bar", ascending=False).head(_SHOWN)
     over = f"; {_SHOWN} of {len(found.pairs)} pairs, by effect" if len(found.pairs) > _SHOWN else ""
-    table = Table(title=f"log10 p under each null (1 − Φ){over}", title_justify="left", box=None, pad_edge=False)
-    for name in ("model", "and"):
-        table.add_column(name, overflow="fold", ratio=1)
-    table.add_column("verdict", no_wrap=True)
-    for name in ("tau_bar", "shared", "relabelled", "shuffled", "pipeline", "matrices", "analytical"):
-        table.add_column(name, justify="right")
-    short = _apart({*rows["a"], *rows["b"]})
+    apart = _apart({*rows["a"], *rows["b"]})
+    short, _ = brief(list(apart.values()))
+    decides, others = found.config.decides, [name for name in NULLS if name != found.config.decides]
+    lines = []
     for row in rows.to_dict("records"):
-        shown = [
-            number(row[f"log10_p_{name}"]) for name in ("relabelled", "shuffled", "pipeline", "matrices", "analytical")
-        ]
-        table.add_row(
-            short[row["a"]], short[row["b"]], row["verdict"], number(row["tau_bar"]), str(row["shared"]), *shown
-        )
-    return table
+        pair = " · ".join(short[apart[row[end]]] for end in "ab")
+        of_others = [row[f"log10_p_{name}"] for name in others]
+        span = f"{number(min(of_others))} to {number(max(of_others))}"
+        p = number(row[f"log10_p_{decides}"])
+        lines.append((pair, row["verdict"], number(row["tau_bar"]), str(row["shared"]), p, span))
+    heads = ("models", "verdict", "tau_bar", "shared", decides, "other nulls")
+    title = f"log10 p (1 − Φ){over}"
+    return table_of(heads, lines, title=title, texts=2, wrapped=heads[:2])
 
 
 def _apart(names: Iterable[str]) -> dict[str, str]:

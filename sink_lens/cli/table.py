@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..report.config import TableConfig
-from .console import app, console, echo
+from .console import app, console, echo, table_of
 from .options import Answer, Quiet, configured
 
 _EXAMPLES = """\
@@ -22,8 +22,6 @@ sink-lens table runs/card --columns ?  [dim]the columns that there are[/dim]
 @configured(TableConfig)
 def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     """Put many models into one table, one row per card or trace, with the columns that you choose."""
-    from rich.table import Table
-
     from ..records import check_not_of_run, write_whole
     from ..report.models import as_objects, chosen_columns, rows_of, table_text
 
@@ -36,10 +34,9 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
     if config.format == "terminal":
-        shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
-        for row in rows:
-            shown.add_row(*(row[name].shown if name in row else "" for name in columns))
-        console().print(shown)
+        heads = [name.replace("_", " ") for name in columns]
+        cells = [[row[name].shown if name in row else "" for name in columns] for row in rows]
+        console().print(table_of(heads, cells, texts=len(heads), wrapped=heads))
         return answer
     text = table_text(rows, columns, form=config.format)
     if config.out is None:

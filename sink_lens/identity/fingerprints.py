@@ -17,7 +17,7 @@ from ..engine.cost import seconds_of
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import create_run, display, versions
+from ..records import check_free, create_run, display, versions
 from .config import FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .lineages import are_related, calibration_table, matrix, score_table
@@ -121,9 +121,11 @@ def fingerprint(
     Raises:
         InputError: fewer than two models, one twice, tokenizers that differ, labels that do not fit, too few inputs.
         ModelError: a model that cannot be opened, or whose states are not finite.
+        RunError: the folder is in use, or holds another run.
 
     Reference: arXiv 2509.26404.
     """
+    check_free(out, overwrite=overwrite)
     config = with_fields(FingerprintConfig, config, fields, where="fingerprint")
     device, dtype, cache = config.device, config.dtype, config.cache
     found = _models_to_compare(models, config)

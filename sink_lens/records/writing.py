@@ -303,16 +303,25 @@ def create_run(
 
 
 def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
-    """Refuse, before anything is computed, a folder whose run is finished; ``create_run`` refuses the rest.
+    """Refuse, before anything is computed, a folder that no run can be written to; ``create_run`` refuses the rest.
 
     Raises:
-        RunError: the run is finished and has its page (without one, the same command draws it).
+        RunError: it is a file, it holds files that are no run, or its run is finished and has its page (without one,
+            the same command draws it).
     """
-    if folder is None or overwrite or not (Path(folder) / RUN_FILE).is_file():
+    if folder is None:
         return
-    earlier = read_record(Path(folder))
-    if earlier["status"] == "finished" and (Path(folder) / PAGE_FILE).exists():
-        raise RunError(_taken_text(Path(folder), earlier))
+    folder = Path(folder)
+    check_name(folder, what="the folder of the run")
+    if folder.is_file():
+        raise RunError(f"{folder} is a file; need a folder for the run. Choose another name.")
+    if folder.is_dir():
+        _refuse_foreign(folder)
+    if overwrite or not (folder / RUN_FILE).is_file():
+        return
+    earlier = read_record(folder)
+    if earlier["status"] == "finished" and (folder / PAGE_FILE).exists():
+        raise RunError(_taken_text(folder, earlier))
 
 
 def _taken_text(folder: Path, earlier: Mapping[str, Any]) -> str:

@@ -332,7 +332,7 @@ def _beside(run: Run) -> tuple[str, PageTable]:
     heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
     heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}
     see = "The positional discrepancy beside the sink measures at position 0; uniform: the mass under equal attention."
-    return see + more(len(wide), "summary", most=60), shown_table(wide, heads, most=60)
+    return see + more(len(wide), "summary.csv", most=60), shown_table(wide, heads, most=60)
 
 
 def _alignment(run: Run) -> tuple[str, PageTable]:

@@ -110,8 +110,9 @@ def intervals(
 
 
 def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """Say how many rows of a table are shown, if these are not all."""
-    return f" The first {most} of {total}; all are in {name}.parquet." if total > most else ""
+    """Say how many rows of a table are shown, if these are not all; its file ends in .parquet if not otherwise."""
+    file = name if "." in name else f"{name}.parquet"
+    return f" The first {most} of {total}; all are in {file}." if total > most else ""
 
 
 def csv(frame: pd.DataFrame) -> str:

@@ -199,7 +199,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
         variant=[name_of(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[words(str(name)) for name in variants["measure"]],
     )
-    return see + more(len(variants), "variants", most=200), shown_table(shown, heads, most=200)
+    return see + more(len(variants), "arms.csv", most=200), shown_table(shown, heads, most=200)
 
 
 def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:

@@ -1,10 +1,14 @@
 """``sink-lens fingerprint`` and ``fingerprint``: what is printed, written and refused."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sink_lens import cli, load, read_run
+from sink_lens.cli import fingerprint as commands
 from sink_lens.identity import fingerprint
 from sink_lens.identity import fingerprints as module
 from sink_lens.identity.fingerprints import FingerprintConfig
@@ -31,7 +35,7 @@ def saved(folder, *, seed=0, tokenizer=None, **fields):
     return folder
 
 
-def test_two_models_and_a_report(tmp_path):
+def test_two_models_and_a_report(tmp_path, monkeypatch):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", seed=1)
     done = run(a, b, *OPTIONS, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
@@ -45,6 +49,7 @@ def test_two_models_and_a_report(tmp_path):
     for words in ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"):
         assert words in page
     assert (tmp_path / "out" / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("sink_lens.identity.fingerprints.facts", None)  # refused before a model is opened
     again = run(a, b, *OPTIONS, "--out", tmp_path / "out")
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
@@ -56,6 +61,9 @@ def test_lineages_that_are_known_are_scored(tmp_path):
         object.__setattr__(lens, "name", f"model {number}")
     found = fingerprint(models, config=FEW, lineages=["x", "x", "y", "y"], out=tmp_path / "out", progress=False)
     assert found.pairs["related"].tolist() == [True, False, False, False, False, True]
+    shown = Console(width=80, file=io.StringIO())
+    shown.print(commands._table(found))
+    assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
     assert (found.pairs["verdict"] == "same lineage").tolist() == found.pairs["related"].tolist()
     auc = found.scores[(found.scores["score"] == "z_relabelled") & (found.scores["measure"] == "auc")]
     assert auc["value"].tolist() == [1.0]

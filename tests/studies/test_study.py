@@ -32,12 +32,18 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path,
     _, lens = planted_lens()
     folder = isolate(lens, target_positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False).folder
     (folder / "report.html").write_text("a page")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
     monkeypatch.setattr("sink_lens.engine.forward.run_with", None)
     monkeypatch.setattr("sink_lens.activations.forward.forward", None)
     for study in (amplify, isolate, ablate, card, diff, quantise, streaming, verify):
         arguments = (lens, lens) if study is diff else (lens,)
         with pytest.raises(RunError, match=r"holds a finished run \(isolate, .*need another folder, or overwrite=True"):
             study(*arguments, tokens=sequences(), out=folder, progress=False)
+        with pytest.raises(RunError, match=r"holds files and no run.json \(notes.txt\)"):
+            study(*arguments, tokens=sequences(), out=tmp_path / "mine", progress=False)
+        with pytest.raises(RunError, match="is a file; need a folder"):
+            study(*arguments, tokens=sequences(), out=tmp_path / "mine" / "notes.txt", progress=False)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
