@@ -32,6 +32,7 @@ from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
+from ..models.interfaced import take_interface
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, uncached_autocast
 from .monitor_keys import ON_REQUEST, KeySums, Reading, names_for_trackers
@@ -205,6 +206,7 @@ class SinkMonitor:
 
     def _arm(self) -> None:
         """Set the hooks for the step that is read, or run the monitor's own tokens."""
+        take_interface(self._model)  # the same modules and numbers, with attention that the monitor can call
         self._sums = KeySums(threshold=self._threshold, extras=self._extras)
         if self._tokens is not None:
             device = next(self._model.parameters()).device
