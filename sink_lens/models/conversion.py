@@ -62,7 +62,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from .gguf_unread import begins_with_bos, check_biases, scale_positions
+    from .gguf_unread import add_settings, begins_with_bos, check_biases, scale_positions
     from .gguf_weights import GgufWeights
 
     source = _source(gguf)
@@ -83,6 +83,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
             _save_whole(whole, folder=folder, name=gguf.name)
         else:
             weights.save(folder)
+        add_settings(gguf, folder=folder)
         scale_positions(gguf, folder=folder)
         check_biases(gguf, folder=folder)
         if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""What a GGUF file says and transformers' reader leaves out: scaled rotations, biases, BOS."""
+"""What a GGUF file says and transformers' reader leaves out: settings, scaled rotations, biases, BOS."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
+from transformers import AutoConfig
 
 from ..errors import ModelError
 from .gguf_header import HeaderReader, entry
@@ -14,8 +15,61 @@ from .gguf_header import HeaderReader, entry
 _LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
 """Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
 _FREQUENCIES = "rope_freqs.weight"
+_SETTINGS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
+    "use_parallel_residual": "use_parallel_residual",
+}
+"""What a file says of its attention -> the configuration's field, where it has one."""
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+"""Its scores are scaled by the width over the heads, and those of other sizes by the width of a head (llama.cpp)."""
 _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 """Pre-tokenizers (``tokenizer.ggml.pre``) whose models begin with BOS where a file does not say."""
+
+
+def add_settings(gguf: Path, *, folder: Path) -> None:
+    """Put what a GGUF file says of its attention into the configuration of its conversion.
+
+    Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, StarCoder 2's
+    base of the rotations and the scale of Gemma's scores, which is that of 27B where the file has its layers.
+
+    Raises:
+        ModelError: the file rotates a part of each head, and its architecture, as transformers has it, the whole.
+    """
+    reader = HeaderReader(gguf)
+    kind = entry(reader, "general.architecture")
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+
+    def said(name: str) -> Any:
+        return entry(reader, f"{kind}.{name}")
+
+    known = AutoConfig.from_pretrained(folder).to_dict()
+    found = {field: said(name) for name, field in _SETTINGS.items() if field in known}
+    heads = said("attention.head_count")
+    each = said("embedding_length") // heads if isinstance(heads, int) else None  # a list where layers differ
+    width = said("attention.key_length") or each
+    if "query_pre_attn_scalar" in known:
+        found["query_pre_attn_scalar"] = each if said("block_count") == _LAYERS_OF_27B.get(kind) else width
+    config |= {field: value for field, value in found.items() if value is not None}
+    rope = known.get("rope_parameters")
+    if rope:
+        of_all = rope.get("full_attention", rope)
+        of_all["rope_theta"] = said("rope.freq_base") or of_all["rope_theta"]
+        if said("rope.freq_base_swa") and "sliding_attention" in rope:
+            rope["sliding_attention"]["rope_theta"] = said("rope.freq_base_swa")
+        rotated = said("rope.dimension_count")
+        share = rotated / width if rotated and width else None
+        if share is not None and share != of_all.get("partial_rotary_factor", 1):
+            if "partial_rotary_factor" not in of_all:
+                raise ModelError(
+                    f"{gguf.name} rotates {share:.0%} of each head, which is not read from a GGUF file of this "
+                    "architecture; need the checkpoint's folder with its config.json"
+                )
+            of_all["partial_rotary_factor"] = share
+        config["rope_parameters"] = rope
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def scale_positions(gguf: Path, *, folder: Path) -> None:

@@ -84,10 +84,11 @@ SIZES = {
 """What configurations call a size -> its value in ``write_dense``."""
 
 
-def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None):
+def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None, said=()):
     """A dense model of any architecture with random weights in a quantised type, or as floats.
 
-    Its names and shapes are those that transformers looks for; ``linear`` is the factor of its positions' scaling.
+    Its names and shapes are those that transformers looks for; ``linear`` is the factor of its positions' scaling, and
+    ``said`` are further settings of the header, by their names without that of the architecture.
     """
     values = {name: value for names, value in SIZES.items() for name in names}
     named = GGUF_CONFIG_MAPPING[architecture]
@@ -100,8 +101,11 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None):
         if linear is not None:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(linear)
+        for key, value in dict(said).items():
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{architecture}.{key}", value)
         for key, name in named.items():
-            if name in values:
+            if name in values and key not in dict(said):
                 add = writer.add_float32 if isinstance(values[name], float) else writer.add_uint32
                 add(f"{architecture}.{key}", values[name])
         if not tied:

@@ -137,6 +137,40 @@ def test_gemma_3_scales_its_layers_without_a_window_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("architecture", "said", "expected"),
+    [
+        (
+            "gemma2",
+            {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0, "attention.sliding_window": 8},
+            {"attn_logit_softcapping": 20, "final_logit_softcapping": 10, "sliding_window": 8},
+        ),
+        ("gemma2", {"attention.key_length": 16}, {"head_dim": 16, "query_pre_attn_scalar": 16}),
+        ("phi3", {"attention.sliding_window": 8, "rope.dimension_count": 8}, {"sliding_window": 8, "share": 0.5}),
+        ("starcoder2", {"rope.freq_base": 100_000.0}, {"theta": 100_000}),
+    ],
+)
+def test_settings_of_the_file_win_over_the_defaults_of_the_class(architecture, said, expected, tmp_path):
+    lens = load(write_dense(tmp_path / "model.gguf", architecture, stored="F32", said=said))
+    rope = lens.config.rope_parameters
+    found = {"theta": rope["rope_theta"], "share": rope.get("partial_rotary_factor")}
+    assert {name: found[name] if name in found else getattr(lens.config, name) for name in expected} == expected
+
+
+@torch.no_grad()
+def test_a_part_of_each_head_is_rotated_where_the_file_says_so(tmp_path):
+    files = {part: {} if part is None else {"rope.dimension_count": part} for part in (None, 16, 8)}
+    tokens = torch.randint(0, 96, (1, 20), generator=torch.Generator().manual_seed(0))
+    logits = {}
+    for part, said in files.items():
+        lens = load(write_dense(tmp_path / f"{part}.gguf", "phi3", stored="F32", said=said))
+        logits[part] = lens.plain(tokens).logits
+    torch.testing.assert_close(logits[16], logits[None], rtol=1e-5, atol=1e-5)  # the heads are that wide
+    assert (logits[8] - logits[None]).abs().max() > 0.1
+    with pytest.raises(ModelError, match="rotates 50% of each head, which is not read"):
+        load(write_dense(tmp_path / "gemma2.gguf", "gemma2", stored="F32", said={"rope.dimension_count": 8}))
+
+
+@pytest.mark.parametrize(
     ("said", "text"),
     [
         ({"frequencies": factors(64)}, "factors that are not those of Llama 3 for a context of 8,192"),
