@@ -30,6 +30,7 @@ from ..models.load import ModelLike, as_lens
 from ..patching.pairs import Sequences
 from ..records import display
 from . import stability
+from .ablated import circuit_values
 from .choice import chosen, connected, node_scores, outputs_of
 from .config import EDGES, SIZES, TOLERANCE, Ablation, Choice, Method
 from .curve import Curve, curve
@@ -120,6 +121,17 @@ class Circuit:
             f"Circuit({self.n_edges:,} of {self.graph.n_edges:,} edges, {self.runs.metric.name} of "
             f"{self.runs.lens.name}, {self.scores.method}, {self.runs.ablation}, {self.runs.n_pairs} pairs)"
         )
+
+    @cached_property
+    def difference(self) -> float:
+        """The metric of the model minus that with every edge replaced, mean over pairs.
+
+        ``runs.gap`` replaces the input alone, which under means of other tokens may change next to nothing.
+        """
+        if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
+            return float(self.runs.gap.double().mean())
+        nothing = circuit_values(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[0]
+        return float((self.runs.clean_values.double() - nothing).mean())
 
     @cached_property
     def weights(self) -> Float[np.ndarray, "sample pair"]:
@@ -284,7 +296,7 @@ class Circuit:
             exact = exact_node_scores(self.runs.some(rows), advance=bar.update).mean(0)
         values = self.scores.values[rows].mean(0)
         magnitude = node_scores(self.graph, np.abs(values))
-        much = np.abs(exact) >= NODE_EFFECT * abs(float(self.runs.gap.double().mean()))
+        much = np.abs(exact) >= NODE_EFFECT * abs(self.difference)
         return pd.DataFrame(
             {
                 "node": [one.name for one in self.graph.writers],

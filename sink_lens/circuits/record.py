@@ -546,8 +546,7 @@ def _core(
 
 def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
     """Count the core edges whose real patch does at least 1% of the difference."""
-    gap = abs(float(circuit.runs.gap.double().mean()))
-    return int((np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * gap).sum())
+    return int((np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)).sum())
 
 
 def _unseen(nodes: pd.DataFrame) -> str:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sink_lens import circuits
 from sink_lens.circuits import estimate, pairs, record, stability
+from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.choice import connected, greedy, largest, random_like
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.curve import area
@@ -63,6 +64,17 @@ def reference_pairs(path, *, n=24):
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
+
+
+@pytest.mark.parametrize("ablation", ["resample", "mean_ordinary", "mean_aligned"])
+def test_the_difference_that_shares_are_of_is_that_of_every_edge(ablation):
+    one = circuit(ablation=ablation)
+    rows, edges = list(range(one.runs.n_pairs)), np.zeros((1, one.graph.n_edges), dtype=bool)
+    nothing = circuit_values(one.runs.some(rows), edges)[0].mean()
+    expected = float(one.runs.clean_values.double().mean() - nothing)
+    assert one.difference == pytest.approx(expected, rel=1e-5)
+    alone = float(one.runs.gap.double().mean())
+    assert (abs(one.difference - alone) > 0.05 * abs(one.difference)) == (ablation != "resample")
 
 
 def test_a_chain_of_edges_is_connected_and_what_leads_nowhere_is_not():
