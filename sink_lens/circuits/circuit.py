@@ -32,7 +32,7 @@ from ..records import display
 from . import stability
 from .ablated import circuit_values
 from .choice import chosen, connected, node_scores, outputs_of
-from .config import EDGES, SIZES, TOLERANCE, Ablation, Choice, Method
+from .config import EDGES, REST, SIZES, TOLERANCE, Ablation, Choice, Method
 from .curve import Curve, curve
 from .exact import exact_node_scores, exact_scores
 from .graph import Graph
@@ -442,7 +442,8 @@ def find(
         most_steps: points at which doubling ends.
         tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
         neurons: layer -> neurons that are a node of their own.
-        spans: name -> positions; an edge then exists once a span. Below 0 from the last real token.
+        spans: name -> positions; an edge then exists once a span. Below 0 from the last real token. Positions that
+            are in none are one more span, ``rest``.
         templates: one name per pair; the bootstrap draws pairs within their template.
         ordinary: positions [pair position] that ``mean_ordinary`` is taken over.
         bos: BOS condition for texts.
@@ -454,13 +455,10 @@ def find(
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
     lens = as_lens(lens)
-    graph = Graph.of(lens, neurons=neurons, spans=tuple(spans) if spans else ("",))
+    graph = Graph.of(lens, neurons=neurons)
     given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": ablation, "ordinary": ordinary, "bos": bos}
-    runs = Runs.of(lens, clean, corrupted, **given)
-    if spans:
-        runs = replace(runs, masks=span_masks(runs.clean, spans))
     return found(
-        runs,
+        with_spans(Runs.of(lens, clean, corrupted, **given), spans or {}),
         method=method,
         edges=edges,
         choice=choice,
@@ -530,6 +528,23 @@ def pick(runs: Runs, scores: Scores, *, choice: Choice, n: int, threshold: float
     outputs = outputs_of(runs.metric, scores.graph)
     mask = chosen(scores.graph, scores.mean, choice=choice, n=n, threshold=threshold, outputs=outputs)
     return connected(scores.graph, mask, outputs=outputs)
+
+
+def with_spans(runs: Runs, spans: Mapping[str, Sequence[int]]) -> Runs:
+    """The runs with every edge once a span; real positions that are in none are one more span, ``rest``.
+
+    Raises:
+        InputError: a position that does not exist, or one in two spans; positions are left and a span is called rest.
+    """
+    if not spans:
+        return runs
+    masks, names = span_masks(runs.clean, spans), tuple(spans)
+    left = runs.clean.valid & ~masks.any(0)
+    if bool(left.any()):
+        if REST in spans:
+            raise InputError(f"positions are in no span, and {REST!r} is taken; need another name, or all positions")
+        masks, names = torch.cat([masks, left[None]]), (*names, REST)
+    return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
 
 
 def span_masks(tokens: TokenBatch, spans: Mapping[str, Sequence[int]]) -> Bool[Tensor, "span pair position"]:

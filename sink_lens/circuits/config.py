@@ -71,8 +71,8 @@ class CircuitConfig:
     neurons: tuple[str, ...] = field(default=(), metadata={"metavar": "LAYER:N,N"})
     """Neurons that form a node of their own, as LAYER:NEURONS, such as 2:15,870; repeat for more layers."""
     spans: tuple[str, ...] = field(default=(), metadata={"metavar": "NAME=N-N", "written": "pairs", "option": "span"})
-    """A span of positions that has edges of its own, such as sink=0; negative positions count from the last token.
-    Default: edges are summed over all positions."""
+    """A span of positions that has edges of its own, such as sink=0; negative positions count from the last token, and
+    positions in no span are one more, rest. Default: edges are summed over all positions."""
     sizes: tuple[float, ...] = field(default=SIZES, metadata={"written": "commas"})
     """Sizes of the circuits on the curve, as shares of all edges."""
     nodes: bool = True
@@ -168,6 +168,8 @@ class CircuitConfig:
         return found
 
 
+REST = "rest"
+"""Name of the span of the positions that no other has."""
 ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
 
 

@@ -14,7 +14,7 @@ from ..engine.cost import LIBRARIES, about, bytes_of_a_layer, conversion, runs_o
 from ..models.bundled import files_of
 from ..models.header import Header, read_header
 from ..models.prompt_tokens import tokenizer_of
-from .config import CircuitConfig
+from .config import REST, CircuitConfig
 from .graph import Graph
 from .pairs import pairs_that_fit
 
@@ -94,7 +94,7 @@ def _cost_by_header(config: CircuitConfig) -> CircuitCost | None:
         header,
         parallel=header.family.attn_norm is not None and header.family.attn_norm == header.family.mlp_norm,
         neurons=config.neurons_by_layer,
-        spans=tuple(config.positions_by_span) or ("",),
+        spans=(*config.positions_by_span, REST) if config.spans else ("",),
     )
     pairs = min(config.pairs, graph.pairs_a_pass(n_positions=n_positions, copies=3))
     of_token = seconds_a_token(header, whole=config.reads != "sink_mass", rows=pairs * n_positions)

@@ -29,7 +29,7 @@ from ..records.shards import holder, in_shard, remove_shards, take_parts
 from ..stats import interval
 from . import stability
 from .attention import attention_of
-from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, span_masks
+from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, with_spans
 from .config import Ablation, CircuitConfig, without_files
 from .files import every_edge
 from .graph import Graph
@@ -289,8 +289,7 @@ def metric_of(task: Task, config: CircuitConfig) -> Metric:
 
 def runs_of(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
     """The clean and the replaced runs of a task."""
-    spans = config.positions_by_span
-    graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(spans) or ("",))
+    graph = Graph.of(lens, neurons=config.neurons_by_layer)
     corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
     found = Runs.of(
         lens,
@@ -300,7 +299,7 @@ def runs_of(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Abl
         metric=metric_of(task, config),
         ablation=ablation,
     )
-    return replace(found, masks=span_masks(found.clean, spans)) if spans else found
+    return with_spans(found, config.positions_by_span)
 
 
 def _written(

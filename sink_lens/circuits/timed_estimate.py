@@ -6,7 +6,6 @@ from dataclasses import replace
 from ..engine.cost import peak_bytes
 from .config import CircuitConfig
 from .estimate import PASSES_A_POINT, CircuitCost
-from .graph import Graph
 from .record import model_for, runs_of, task_for
 from .scores import Gradients
 
@@ -18,7 +17,6 @@ def timed_cost(config: CircuitConfig) -> CircuitCost:
         ModelError, InputError: what the run would refuse before it scores.
     """
     lens = model_for(config)
-    graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(config.positions_by_span) or ("",))
     task = task_for(lens, replace(config, pairs=min(config.pairs, 8)))
     runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
     rows = next(iter(runs.batches(copies=3)))
@@ -28,7 +26,7 @@ def timed_cost(config: CircuitConfig) -> CircuitCost:
     Gradients(own, added, begin=begin).add([], weight=1.0)
     a_pair = (time.perf_counter() - began) / (rows.stop - rows.start)
     return CircuitCost(
-        graph=graph,
+        graph=runs.graph,
         n_positions=runs.clean.n_positions,
         seconds_a_pair=a_pair / PASSES_A_POINT,
         bytes_peak=peak_bytes(lens.device),

@@ -381,6 +381,14 @@ def test_the_answer_of_a_year_is_its_next_token():
             assert int(wrong[0]) < int(year[0]) < int(right[0])
 
 
+def test_positions_in_no_span_have_edges_of_their_own():
+    whole, apart = (circuit(spans={"early": [0, 1, 2], **more}) for more in ({"rest": range(3, 9)}, {}))
+    assert apart.graph.spans == whole.graph.spans == ("early", "rest")
+    assert apart.scores.mean == pytest.approx(whole.scores.mean)
+    with pytest.raises(InputError, match="positions are in no span, and 'rest' is taken"):
+        circuit(spans={"rest": [0]})
+
+
 def test_spans_and_neurons_are_what_was_given():
     given = CircuitConfig(spans=("last=-2,-1", "sink=0"), neurons=("2:15", "2:8-9"))
     assert given.positions_by_span == {"last": (-2, -1), "sink": (0,)}
