@@ -65,7 +65,7 @@ def save(circuit: "Circuit", path: str | Path) -> Path:
     elif ending == ".pt":
         torch.save(eap_ig_tensors(circuit.graph, circuit.scores.mean, circuit.chosen), path)
     elif ending == ".dot":
-        path.write_text(dot(circuit.edges), "utf-8")
+        path.write_text(dot(circuit.edges, group=circuit.graph.group), "utf-8")
     elif ending == ".parquet":
         every_edge(circuit).to_parquet(path, index=False)
     elif ending == ".html":
@@ -261,8 +261,11 @@ def _of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit
     return _share_key_values(cfg, own if n_kv_heads is None else n_kv_heads, scores[first, second], kept[first, second])
 
 
-def dot(edges: pd.DataFrame) -> str:
-    """The edges as Graphviz: queries purple, keys green, values blue, all that lower the metric dashed in red."""
+def dot(edges: pd.DataFrame, *, group: int) -> str:
+    """The edges as Graphviz: queries purple, keys green, values blue, all that lower the metric dashed in red.
+
+    A dotted line goes from keys and values that a ``group`` of heads shares to each of those heads.
+    """
     lines = ["digraph circuit {", "  rankdir=BT; node [shape=box, style=rounded, fontname=Helvetica];"]
     largest = float(np.abs(edges["score"].to_numpy(float)).max()) if len(edges) else 1.0
     for row in edges.to_dict("records"):
@@ -275,6 +278,11 @@ def dot(edges: pd.DataFrame) -> str:
         lines.append(
             f'  "{row["writer"]}" -> "{node}" [color="{colour}", penwidth={width:.2f}{style}, tooltip="{tip}"];'
         )
+    readers = dict.fromkeys(str(one).partition("<")[0] for one in edges["reader"])
+    for layer, _, shared in (node.partition(".kv") for node in readers if ".kv" in node):
+        heads = (f"{layer}.h{head}" for head in range(int(shared) * group, (int(shared) + 1) * group))
+        there = [head for head in heads if head in set(edges["writer"])]
+        lines += [f'  "{layer}.kv{shared}" -> "{head}" [color="#999999", style=dotted];' for head in there]
     return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -266,6 +266,11 @@ def test_pictures_and_tables_are_written(tmp_path):
     for name, start in begins.items():
         assert found.save(tmp_path / name).read_bytes().startswith(start), name
     drawn = (tmp_path / "c.dot").read_text()
+    group, heads = found.graph.group, set(found.edges["writer"])
+    layer, shared = next(one.partition("<")[0].split(".kv") for one in found.edges["reader"] if ".kv" in one)
+    own = {f"{layer}.h{head}" for head in range(group * int(shared), group * (int(shared) + 1))} & heads
+    assert all(f'"{layer}.kv{shared}" -> "{head}" [color="#999999"' in drawn for head in own)
+    assert (drawn.count("style=dotted") > 0) == bool(own)
     assert drawn.count("penwidth") == found.n_edges
     graph = json.loads(found.save(tmp_path / "c.graph.json").read_text())
     nodes = {node["node_id"] for node in graph["nodes"]}
