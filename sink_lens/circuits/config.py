@@ -89,7 +89,8 @@ class CircuitConfig:
     """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .dot, .svg, .png, .pdf, .parquet,
     or a folder (MIB); repeat for several."""
     bos: BosCondition = "auto"
-    """First token of each prompt: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
+    """First token of each prompt: as the tokenizer puts it (auto), BOS (with), or no BOS (without); induction has BOS
+    under auto wherever there is one."""
     seed: int = 0
     """Seed of the pairs, halves, bootstraps and random circuits."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})

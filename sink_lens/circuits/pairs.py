@@ -11,6 +11,7 @@ Prompts whose tokens do not fit (an answer or a name of several tokens, other le
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from .config import ReadyTask
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LOG = logging.getLogger(__name__)
 _NAMES = (  # noqa: SIM905 - a list would take a page
     "Mary John Tom James Dan Sarah Paul Anna Mark Lucy Peter Alice Bob David Emma Jack Kate Laura Michael Robert Susan "
     "Adam Simon Alex Kevin Jason Rachel Amy George Frank"
@@ -97,7 +99,7 @@ def pairs_that_fit(
             raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
         source: Iterator[Pair] = iter(read_pairs(file))
     elif name == "induction":
-        source = _induction(tokenizer, d_vocab, generator)
+        source = _induction(tokenizer, d_vocab, generator, bos=bos)
     else:
         makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
         source = makers[name](generator)
@@ -111,6 +113,14 @@ def pairs_that_fit(
             kept.append((*found, pair.template))
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
+    if name == "file" and (left := tried - len(kept)):
+        _LOG.warning(
+            "%d of the %d pairs of %s are left out: their prompts differ in length, are equal or were there before, or "
+            "an answer is not one token",
+            left,
+            tried,
+            file,
+        )
     return kept
 
 
@@ -253,19 +263,24 @@ def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _induction(
-    tokenizer: "PreTrainedTokenizerBase", d_vocab: int, generator: np.random.Generator, *, length: int = 10
+    tokenizer: "PreTrainedTokenizerBase",
+    d_vocab: int,
+    generator: np.random.Generator,
+    *,
+    bos: BosCondition,
+    length: int = 10,
 ) -> Iterator[Pair]:
-    """Draw random tokens whose second half repeats the first."""
-    from ..data.bos import ordinary_ids
+    """Draw random tokens whose second half repeats the first, after BOS; with ``auto`` wherever there is one."""
+    from ..data.bos import first_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))
-    bos = tokenizer.bos_token_id
+    has_bos = tokenizer.bos_token_id is not None
+    begin = first_ids(tokenizer, "with" if bos == "auto" and has_bos else bos)
     while True:
         drawn = generator.choice(ids, length, replace=False).tolist()
         at = int(generator.integers(length // 2, length - 1))
         other = int(generator.integers(0, at - 1))
-        first = [bos, *drawn] if bos is not None else drawn
-        clean = [*first, *drawn[: at + 1]]
+        clean = [*begin, *drawn, *drawn[: at + 1]]
         yield Pair(
             clean=tuple(clean),
             corrupted=(*clean[:-1], drawn[other]),

@@ -405,6 +405,21 @@ def test_spans_and_neurons_are_what_was_given():
         CircuitConfig(save=("c.txt",)).check_together()
 
 
+def test_induction_begins_with_bos_unless_told_otherwise():
+    lens = speaking("llama")
+    for bos, begins in (("auto", True), ("with", True), ("without", False)):
+        task = task_of(lens, "induction", pairs=4, generator=np.random.default_rng(0), bos=bos, least=0.0)
+        assert (set(task.clean.tokens[:, 0].tolist()) == {lens.tokenizer.bos_token_id}) == begins
+
+
+def test_pairs_that_are_left_out_are_counted(tmp_path, caplog):
+    file = reference_pairs(tmp_path / "pairs.jsonl", n=8)
+    more = {"clean": [5, 6, 7], "corrupted": [5, 6], "correct": 8, "incorrect": 9}
+    file.write_text(file.read_text() + "\n" + json.dumps(more))
+    task_of(speaking("llama"), "file", file=file, generator=np.random.default_rng(0))
+    assert "1 of the 9 pairs of" in caplog.text
+
+
 def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"clean": "a"}\n')
