@@ -16,7 +16,6 @@ from .options import (
     DryRun,
     File,
     InShard,
-    Out,
     Overwrite,
     Quiet,
     check_shard,
@@ -97,7 +96,15 @@ def _config(settings: Mapping[str, Any], where: str) -> SweepConfig:
 def sweep(
     config: SweepConfig,
     file: File = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder of the run; an unfinished run with the same settings goes on. Default: runs/ and the name of "
+            "FILE.",
+            metavar="DIR",
+        ),
+    ] = None,
     devices: Annotated[
         str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")
     ] = None,
