@@ -224,9 +224,11 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             expected = plain(ids, use_cache=False).logits.float()
         found = _logits(bridge, ids).float()
     except RuntimeError as error:
+        need = "a model that runs as transformers and as TransformerLens have it"
+        if plain.dtype != torch.float32:
+            need = "a type in which both the plain model and TransformerLens run. Use float32"
         raise ModelError(
-            f"a forward pass in {plain.dtype} fails ({str(error).splitlines()[0]}); need a type in which both the "
-            "plain model and TransformerLens run. Use float32"
+            f"a forward pass in {plain.dtype} fails ({str(error).splitlines()[0]}); need {need}"
         ) from error
     finally:
         set_attention(plain, kernel)
