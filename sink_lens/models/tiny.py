@@ -104,6 +104,23 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", _LLAMA | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
     "starcoder2": ("starcoder2", _LLAMA | {"sliding_window": WINDOW}),
     "cohere": ("cohere", _LLAMA | {"logit_scale": 0.5}),
+    "cohere2": (
+        "cohere2",
+        _LLAMA
+        | {
+            "logit_scale": 0.5,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "glm": ("glm", _WIDE_HEAD | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
+    "ministral3": ("ministral3", _WIDE_HEAD),
+    "seed_oss": ("seed_oss", _WIDE_HEAD),
+    "ernie4_5": ("ernie4_5", _LLAMA | {"head_dim": 12}),
+    "arcee": ("arcee", _LLAMA),
+    "apertus": ("apertus", _LLAMA),
+    "hunyuan": ("hunyuan_v1_dense", _WIDE_HEAD),
+    "nemotron": ("nemotron", _LLAMA | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
     "phi": ("phi", _LLAMA | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
     "falcon": ("falcon", _SIZES | {"ffn_hidden_size": 80, "initializer_range": 0.2, "bias": True}),
     "gptj": ("gptj", _SIZES | {"n_inner": 80, "initializer_range": 0.2, "rotary_dim": 6}),
