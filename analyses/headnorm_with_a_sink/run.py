@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,8 @@ def training(work: Work, asked: Training) -> Iterator[dict[str, float]]:
     prose = torch.stack([rows.evaluation[index]["input_ids"] for index in range(len(rows.evaluation))])
     model = model_of(config, tokenizer=rows.tokenizer).train()
     if asked.arm == BY_HAND:
-        hold_parity(model)
+        normed: Any = model_of(replace(config, **ARMS[NORM]), tokenizer=rows.tokenizer)
+        hold_parity(model, sizes=[layer.self_attn.gamma.mean().item() for layer in normed.model.layers])
     optimizer = adamw(model, config)
 
     def task_loss(tokens: Tensor, answers: Tensor) -> Tensor:
@@ -203,16 +205,21 @@ def training(work: Work, asked: Training) -> Iterator[dict[str, float]]:
         spent += batch * (PROSE + TASK) / 1e3 if work.tiny else time.process_time() - began
 
 
-def hold_parity(model: Any) -> None:
-    """Divide what each head gives by its root mean square, as a constant: the norm without its gradient or gain."""
+def hold_parity(model: Any, *, sizes: Sequence[float]) -> None:
+    """Bring what each head gives to its layer's size, as a constant: the norm without its gradient, or a learned gain.
 
-    def divided(module: Any, inputs: Any, z: Tensor) -> Tensor:
+    Args:
+        model: with softmax attention.
+        sizes: the norm's first gain in each layer.
+    """
+
+    def divided(size: float, module: Any, inputs: Any, z: Tensor) -> Tensor:
         by_head = z.unflatten(-1, (MODEL["n_heads"], -1))
         rms = (by_head.square().mean(-1, keepdim=True) + module.eps).sqrt()
-        return (by_head / rms.detach()).flatten(-2)
+        return (size * by_head / rms.detach()).flatten(-2)
 
-    for layer in model.model.layers:
-        layer.self_attn.head_out.register_forward_hook(divided)
+    for layer, size in zip(model.model.layers, sizes, strict=True):
+        layer.self_attn.head_out.register_forward_hook(partial(divided, size))
 
 
 def adamw(model: Any, config: TrainConfig) -> torch.optim.AdamW:

@@ -114,7 +114,7 @@ class Question(ReadConfig):
     revision: str | None = field(default=None, metadata={"metavar": "NAME"})
     """Branch, tag or commit of a hub name."""
     seed: int = 0
-    """Seed of every random choice: tokens, bootstrap, controls, random-init baseline."""
+    """Seed of every random choice: tokens, bootstrap, controls, and a trace's random-init baseline."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -156,9 +156,10 @@ class TraceConfig(Question):
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
     quick: bool = False
-    """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless these numbers are set."""
+    """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless these are not at their defaults."""
     intervention_sequences: int = 20
-    """Maximum number of sequences for interventions, spread over the text; makers are searched on the others."""
+    """Maximum number of sequences for interventions, spread over the text; makers are searched on the others, and on
+    the same ones where no others are left."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
     """Maximum number of positions of each of these sequences, counted from the sink on."""
     target_position: int | None = None

@@ -205,7 +205,8 @@ def link_table(
             effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
-        decided = derive_verdict(answers) if rows_of or not has_sink or not told else measured_verdict
+        asked = rows_of or not has_sink or not told or answers.present == "not applicable"
+        decided = derive_verdict(answers) if asked else measured_verdict
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}

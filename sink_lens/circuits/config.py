@@ -24,6 +24,8 @@ SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 EDGES = 200
 TOLERANCE = 0.01
 MOST_PAIRS = 10_000
+REST = "rest"
+"""Name of the span of the positions that no other has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,8 @@ class CircuitConfig:
     core: bool = False
     """Score the edges with other ablations too, and say which are in every circuit (takes its own time)."""
     save: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
-    """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .dot, .svg, .png, .pdf, .parquet,
-    or a folder (MIB); repeat for several."""
+    """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .html, .dot, .svg, .png, .pdf,
+    .parquet, or a folder (MIB); repeat for several."""
     bos: BosCondition = "auto"
     """First token of each prompt: as the tokenizer puts it (auto), BOS (with), or no BOS (without); induction has BOS
     under auto wherever there is one."""
@@ -169,8 +171,6 @@ class CircuitConfig:
         return found
 
 
-REST = "rest"
-"""Name of the span of the positions that no other has."""
 ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
 
 

@@ -94,7 +94,7 @@ def _cost_by_header(config: CircuitConfig) -> CircuitCost | None:
         header,
         parallel=header.family.attn_norm is not None and header.family.attn_norm == header.family.mlp_norm,
         neurons=config.neurons_by_layer,
-        spans=(*config.positions_by_span, REST) if config.spans else ("",),
+        spans=(*(name for name in config.positions_by_span if name != REST), REST) if config.spans else ("",),
     )
     pairs = min(config.pairs, graph.pairs_a_pass(n_positions=n_positions, copies=3))
     of_token = seconds_a_token(header, whole=config.reads != "sink_mass", rows=pairs * n_positions)

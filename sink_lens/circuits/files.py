@@ -278,10 +278,10 @@ def dot(edges: pd.DataFrame, *, group: int) -> str:
         lines.append(
             f'  "{row["writer"]}" -> "{node}" [color="{colour}", penwidth={width:.2f}{style}, tooltip="{tip}"];'
         )
-    readers = dict.fromkeys(str(one).partition("<")[0] for one in edges["reader"])
+    readers, writers = (dict.fromkeys(str(one).partition("<")[0] for one in edges[end]) for end in ("reader", "writer"))
     for layer, _, shared in (node.partition(".kv") for node in readers if ".kv" in node):
         heads = (f"{layer}.h{head}" for head in range(int(shared) * group, (int(shared) + 1) * group))
-        there = [head for head in heads if head in set(edges["writer"])]
+        there = [head for head in heads if head in writers]
         lines += [f'  "{layer}.kv{shared}" -> "{head}" [color="#999999", style=dotted];' for head in there]
     return "\n".join([*lines, "}"]) + "\n"
 

@@ -115,8 +115,8 @@ def pairs_that_fit(
             break
     if name == "file" and (left := tried - len(kept)):
         _LOG.warning(
-            "%d of the %d pairs of %s are left out: their prompts differ in length, are equal or were there before, or "
-            "an answer is not one token",
+            "%d of the first %d pairs of %s are left out: their prompts differ in length, are equal or were there "
+            "before, an answer is not one token, or both answers are the same",
             left,
             tried,
             file,

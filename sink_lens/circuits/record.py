@@ -311,7 +311,8 @@ def _written(
     scores = _scores(runs, config=config, writer=writer, name="scores", progress=progress)
     circuit = _circuit(runs, scores, task=task, config=config)
     if not circuit.n_edges:
-        raise InputError("no edge was chosen that lies on a path from the input to the metric; need more edges")
+        need = f"a lower threshold than {config.threshold:g}" if config.choice == "threshold" else "more edges"
+        raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
     writer.write_table("pairs", _pairs(lens, task, runs))
     writer.write_table("nodes", circuit.nodes)
     if not writer.has("edges"):

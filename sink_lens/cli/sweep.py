@@ -45,7 +45,7 @@ kind = "text"                    # text, random, repeated; or text = "mine.txt",
 sequences = 8
 length = 64
 
-[[metrics]]                      # sink_mass, loss, logit_difference, norm, dominance; several are read at once
+[[metrics]]                      # sink_mass, loss, logit_difference, kl, norm, dominance; several are read at once
 name = "sink_mass"
 sink_position = 0
 layers = "12-29"

@@ -209,7 +209,7 @@ def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
     """Paths, from the layer, of the linear layers that read a site; empty where the family has none."""
     family = lens.family
     named = {
-        "attn_in": (family.attention, (family.q, family.k, family.v)),
+        "attn_in": (family.attention, (family.q, family.k, family.v, family.head_gate)),
         "z": (family.attention, (family.o,)),
         "mlp_in": (family.mlp, (family.gate, family.up)),
         "neurons": (family.mlp, (family.down,)),

@@ -73,6 +73,8 @@ class Family:
     head_out: str | None = None
     """The submodule of the attention that norms or gates each head's aggregated values before W_O; None if W_O reads
     the aggregated values unchanged."""
+    head_gate: str | None = None
+    """The projection of the attention's input that gates the heads' outputs, in a layer of its own; else None."""
     qk_norm: str | None = None
     """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
     rotates_in_float32: bool = False
@@ -453,6 +455,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
         row,
         sigmoid=config.attention == "sigmoid",
         sink_logit=config.attention in ("sink_logit", "off_by_one", "key_bias"),
+        head_gate="head_gate" if config.attention.startswith("gate_") else None,
         qk_norm="head" if config.qk_norm else None,
     )
 

@@ -23,7 +23,7 @@ _SETTINGS = {
 }
 """What a file says of its attention -> the configuration's field, where it has one."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-"""Its scores are scaled by the width over the heads, and those of other sizes by the width of a head (llama.cpp)."""
+"""A model of 27B scales its scores by its width over its heads, others by the width of a head (llama.cpp)."""
 _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 """Pre-tokenizers (``tokenizer.ggml.pre``) whose models begin with BOS where a file does not say."""
 
@@ -48,11 +48,13 @@ def add_settings(gguf: Path, *, folder: Path) -> None:
     known = AutoConfig.from_pretrained(folder).to_dict()
     found = {field: said(name) for name, field in _SETTINGS.items() if field in known}
     heads = said("attention.head_count")
-    each = said("embedding_length") // heads if isinstance(heads, int) else None  # a list where layers differ
-    width = said("attention.key_length") or each
+    each = said("embedding_length") // heads if isinstance(heads, int) and heads else None  # a list where layers differ
+    width = said("attention.key_length") or known.get("head_dim") or each
     if "query_pre_attn_scalar" in known:
         found["query_pre_attn_scalar"] = each if said("block_count") == _LAYERS_OF_27B.get(kind) else width
     config |= {field: value for field, value in found.items() if value is not None}
+    if config.get("sliding_window") == 0:  # llama.cpp's way to say that there is none
+        config["sliding_window"] = None
     rope = known.get("rope_parameters")
     if rope:
         of_all = rope.get("full_attention", rope)
@@ -67,7 +69,8 @@ def add_settings(gguf: Path, *, folder: Path) -> None:
                     f"{gguf.name} rotates {share:.0%} of each head, which is not read from a GGUF file of this "
                     "architecture; need the checkpoint's folder with its config.json"
                 )
-            of_all["partial_rotary_factor"] = share
+            rounded_down = int(width * share)  # as transformers does
+            of_all["partial_rotary_factor"] = share if rounded_down == rotated else (rotated + 0.5) / width
         config["rope_parameters"] = rope
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 

@@ -152,6 +152,11 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of an attention's class that takes the attention interface; the class itself where it does so."""
+    return _CLASSES.get(kind, kind)
+
+
 def take_interface(model: PreTrainedModel) -> None:
     """Make the model's attention modules take the attention interface, where their class does not.
 

@@ -313,8 +313,9 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
         return
     folder = Path(folder)
     check_name(folder, what="the folder of the run")
-    if folder.is_file():
-        raise RunError(f"{folder} is a file; need a folder for the run. Choose another name.")
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if there.is_file():
+        raise RunError(f"{there} is a file; need a folder for the run. Choose another name.")
     if folder.is_dir():
         _refuse_foreign(folder)
     if overwrite or not (folder / RUN_FILE).is_file():

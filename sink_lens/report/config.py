@@ -63,7 +63,7 @@ class TableConfig:
     format: TableFormat = "terminal"
     """Format of the table."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """File of the table, .csv, .tex or .md, which must not exist. Default: it is printed."""
+    """File of the table, which must not exist, named as --format asks: .csv, .tex or .md. Default: it is printed."""
     overwrite: bool = False
     """Replace the file if it exists."""
 

@@ -156,7 +156,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
     least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
     raise InputError(
         f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points; need about "
-        f"{max(least, form.width + 0.5):.1f}. Draw it wider, or draw fewer nodes"
+        f"{max(least, form.width + 0.5):.1f}. Draw it wider, in the style 'paper', or with fewer nodes"
     )
 
 

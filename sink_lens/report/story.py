@@ -139,7 +139,7 @@ def consequences(run: Run) -> list[str]:
             bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
             sentences.append(
                 f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} {bounds} of "
-                f"the {row['target']}, on sequences that were not used to choose it."
+                f"the {row['target']}, on {_judged_on(run)}."
             )
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
@@ -147,6 +147,15 @@ def consequences(run: Run) -> list[str]:
         change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
         sentences.append(f"Loss when later tokens cannot attend to the sink: {change}.")
     return sentences
+
+
+def _judged_on(run: Run) -> str:
+    """Say whether other sequences chose the makers than those on which their removal is measured."""
+    summary = run.need("summary", columns=["quantity", "value"])
+    left_out = summary.loc[summary["quantity"] == "sequences_elsewhere", "value"]
+    n = int(run.provenance.get("sequences") or 0) - int(float(left_out.iloc[0]) if len(left_out) else 0)
+    apart = n > int(run.config.get("intervention_sequences") or 0)
+    return "sequences that were not used to choose it" if apart else "the sequences that were used to choose it"
 
 
 def first_numbers(run: Run) -> list[tuple[str, str]]:

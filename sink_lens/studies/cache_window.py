@@ -257,8 +257,9 @@ def rotary_frequencies(lens: LensModel) -> tuple[Float[Tensor, " value"], ...]:
     rotaries = [module for name, module in lens.plain.named_modules() if name.rpartition(".")[2] == "rotary_emb"]
     if not rotaries:
         raise InputError(
-            f"{lens.family.architecture} learns its positions, so a token cannot be moved in the cache; need rotary "
-            "positions. Use positions that stay (--positions stay)"
+            f"{lens.family.architecture} has no rotary embedding that can be read (its positions are learned, ALiBi's "
+            "or rotated in a way of its own), so a token cannot be moved in the cache; use positions that stay "
+            "(--positions stay)"
         )
     kinds = getattr(lens.config, "layer_types", None) or [""] * lens.n_layers
     own: list[Any] = [
@@ -289,7 +290,7 @@ def _check_rotation(lens: LensModel, batch: TokenBatch, frequencies: Sequence[Te
     Raises:
         InputError: they differ in some layer, so the rotation of this model is another one.
     """
-    length = min(_CHECKED_TOKENS, batch.n_positions - _CHECKED_SHIFT)
+    length = min(_CHECKED_TOKENS, batch.n_positions)
     ids = batch.tokens[:1, :length].to(lens.device)
     found: list[dict[int, Tensor]] = []
     for shift in (0, _CHECKED_SHIFT):

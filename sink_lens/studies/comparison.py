@@ -161,9 +161,8 @@ def second_of(lens: LensModel, config: DiffConfig, other: ModelLike | None) -> L
         return as_lens(other)
     if config.by == "bos" and config.other is None:
         return lens
-    name = config.other if config.other is not None else config.model if config.by == "dtype" else None
-    if name is None:
-        raise InputError("one model was given; need a second one, or --by dtype or --by bos for one model")
+    config.check_other()
+    name = config.model if config.other is None else config.other
     return load(name, device=config.device, dtype=config.other_dtype or config.dtype)
 
 

@@ -143,6 +143,15 @@ class DiffConfig(ReadConfig):
         if not self.most_loss > 0:
             raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
 
+    def check_other(self) -> None:
+        """Refuse a single model that is not compared with itself; ``diff`` may be given the second one open.
+
+        Raises:
+            InputError: what is needed.
+        """
+        if self.other is None and self.by == "weights":
+            raise InputError("one model was given; need a second one, or --by dtype or --by bos for one model")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionConfig(ReadConfig):
@@ -173,8 +182,8 @@ class QuantiseConfig(DecisionConfig):
     """What is rounded, to which format, and which channels are tried at full precision."""
 
     format: QuantisedFormat = field(default="int8_tensor", metadata={"metavar": "FORMAT"})
-    """Format of the activations: int8, int4, fp8_e4m3 or fp8_e5m2, with _tensor (one scale per sequence), _token or
-    _group (128 channels of a token) behind it; or mxfp4, nvfp4."""
+    """Format of the activations, such as int8_token: int8, int4, fp8_e4m3 or fp8_e5m2 and behind it _tensor (one scale
+    per sequence), _token or _group (128 channels of a token); or mxfp4, nvfp4."""
     sites: tuple[str, ...] = field(default=(), metadata={"option": "site", "metavar": "SITE"})
     """A site to round; repeat for several. Default: the inputs of the linear layers (attn_in, z, mlp_in, neurons);
     resid_post is the stream."""

@@ -98,6 +98,8 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     Raises:
         ModelError, InputError: what the study would refuse before it measures, as far as it is known.
     """
+    if isinstance(config, DiffConfig):
+        config.check_other()
     cost = _cost_by_header(config)
     if cost is None:
         from .timed_estimate import timed_cost

@@ -32,7 +32,6 @@ from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
-from ..models.interfaced import take_interface
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, uncached_autocast
 from .monitor_keys import ON_REQUEST, KeySums, Reading, names_for_trackers
@@ -206,7 +205,6 @@ class SinkMonitor:
 
     def _arm(self) -> None:
         """Set the hooks for the step that is read, or run the monitor's own tokens."""
-        take_interface(self._model)  # the same modules and numbers, with attention that the monitor can call
         self._sums = KeySums(threshold=self._threshold, extras=self._extras)
         if self._tokens is not None:
             device = next(self._model.parameters()).device
@@ -384,7 +382,7 @@ class SinkMonitor:
             """Take queries and keys from what the attention was given."""
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
-                seen = query_and_key(module, args, kwargs, n=len(self._valid), batch=batch)
+                seen = query_and_key(module, args, kwargs, n=len(self._valid), batch=batch, config=self._model.config)
                 self._take_attention(seen, layer=next(numbers))
 
         return hook

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, Cache
 from ..activations.attention import Scores, with_positions
 from ..activations.forward import evaluating
 from ..errors import ModelError
+from ..models.interfaced import interfaced_class
 
 __all__ = ["Seen", "first", "query_and_key", "uncached_autocast"]
 
@@ -27,28 +28,46 @@ Seen = tuple[Scores, Tensor | None, bool]
 _NAME = "sink_lens_monitor"
 
 
-def query_and_key(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, n: int, batch: int) -> Seen:
+def query_and_key(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, n: int, batch: int, config: Any
+) -> Seen:
     """Queries and keys from a second call of the module on the first ``n`` sequences, stopped once they are known.
+
+    Where its class writes its attention out, it has a subclass that calls the interface during this call.
+
+    Args:
+        module: the attention.
+        args: what it was given.
+        kwargs: the same by name.
+        n: number of sequences that are read.
+        batch: number of sequences that it was given.
+        config: the model's configuration.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
     """
     AttentionInterface.register(_NAME, _end_with_query_and_key)
-    config: Any = module.config
-    ours = copy.copy(config)
+    own: Any = vars(module).get("config")
+    ours = copy.copy(config if own is None else own)
     vars(ours)["_attn_implementation_internal"] = _NAME  # the setter would change the configurations within it too
     device = next(module.parameters()).device
     given = {name: None if isinstance(one, Cache) else first(one, n, batch) for name, one in kwargs.items()}
     given |= {"use_cache": False} if "use_cache" in given else {}
     few = (None if isinstance(one, Cache) else first(one, n, batch) for one in args)
+    kind = type(module)
     try:
         module.config = ours
+        module.__class__ = interfaced_class(kind)
         with torch.no_grad(), uncached_autocast(device), evaluating(module):
             module.forward(*few, **given)
     except _SeenError as found:
         return found.seen
     finally:
-        module.config = config
+        module.__class__ = kind
+        if own is None:
+            del module.config
+        else:
+            module.config = own
     raise ModelError(
         f"{type(module).__name__} does not compute its attention through transformers' attention interface; need one "
         "that does, as those of transformers 5. SinkMonitor cannot read this model."

@@ -417,7 +417,7 @@ def test_pairs_that_are_left_out_are_counted(tmp_path, caplog):
     more = {"clean": [5, 6, 7], "corrupted": [5, 6], "correct": 8, "incorrect": 9}
     file.write_text(file.read_text() + "\n" + json.dumps(more))
     task_of(speaking("llama"), "file", file=file, generator=np.random.default_rng(0))
-    assert "1 of the 9 pairs of" in caplog.text
+    assert "1 of the first 9 pairs of" in caplog.text
 
 
 def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.pytorch_utils import Conv1D
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError
@@ -250,6 +251,23 @@ def test_rounded_weights_reach_both_paths_and_come_back(family):
     assert not torch.allclose(edited, clean, atol=1e-3)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert torch.equal(run_with(lens, TOKENS, layers=[0], logits=True).logits, clean)
+
+
+@pytest.mark.parametrize("family", ["headnorm_gate", "falcon", "gpt2"])
+def test_no_linear_layer_of_a_decoder_layer_keeps_its_weights(family):
+    model = tiny(family)
+    lens = wrap(model)
+    linear = {
+        name: module.weight.detach().clone()
+        for layer in range(lens.n_layers)
+        for name, module in lens.layer(layer).named_modules(prefix=str(layer))
+        if isinstance(module, torch.nn.Linear | Conv1D)
+    }
+    assert ("0.self_attn.head_gate" in linear) == (family == "headnorm_gate")
+    with quantised_weights(lens, "int4_token"):
+        for name, before in linear.items():
+            layer, _, path = name.partition(".")
+            assert not torch.equal(lens.layer(int(layer)).get_submodule(path).weight, before), name
 
 
 def test_the_rows_of_a_weight_are_its_output_channels():

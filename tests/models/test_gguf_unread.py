@@ -146,6 +146,8 @@ def test_gemma_3_scales_its_layers_without_a_window_alone(tmp_path):
         ),
         ("gemma2", {"attention.key_length": 16}, {"head_dim": 16, "query_pre_attn_scalar": 16}),
         ("phi3", {"attention.sliding_window": 8, "rope.dimension_count": 8}, {"sliding_window": 8, "share": 0.5}),
+        ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),  # Phi-4 has none
+        ("llama", {"rope.dimension_count": 32}, {"head_dim": 32}),
         ("starcoder2", {"rope.freq_base": 100_000.0}, {"theta": 100_000}),
     ],
 )

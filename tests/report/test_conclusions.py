@@ -6,13 +6,14 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.records import create_run, read_run
-from sink_lens.report import contraction, fingerprint, patch, sweep, trace_tables
+from sink_lens.report import contraction, fingerprint, patch, story, sweep, trace_tables
 from sink_lens.report.html import content
 from sink_lens.report.sweep import cell_name
 
 
-def a_run(folder, kind, *, config=None, **frames):
-    with create_run(folder, kind=kind, config=config or {}, provenance={}, expects=tuple(frames)) as writer:
+def a_run(folder, kind, *, config=None, provenance=None, **frames):
+    record = {"config": config or {}, "provenance": provenance or {}}
+    with create_run(folder, kind=kind, expects=tuple(frames), **record) as writer:
         for name, frame in frames.items():
             (writer.write_csv if name == "summary" else writer.write_table)(name, pd.DataFrame(frame))
     return read_run(folder)
@@ -30,6 +31,19 @@ def test_the_makers_table_says_of_how_many_neurons_the_share_in_the_chain_is(tmp
     see, _ = trace_tables._maker_table(run)
     said = "The 91% in the chain above comes from ablating 10 neurons: these 8 and the neurons among the makers."
     assert see.endswith(said) if told else "in the chain above" not in see
+
+
+@pytest.mark.parametrize(("elsewhere", "said"), [(0, "that were not used"), (12, "that were used")])
+def test_a_page_says_whether_the_makers_were_chosen_on_other_sequences(tmp_path, elsewhere, said):
+    sets = {"set": ["half"], "control_of": "", "size": 1, "parts": "1.2", "removed": 0.6, "ci_low": 0.5, "ci_high": 0.9}
+    summary = (
+        [{"quantity": "sequences_elsewhere", "value": elsewhere}] if elsewhere else [{"quantity": "a", "value": 1}]
+    )
+    config = {"intervention_sequences": 20}
+    tables = {"maker_sets": sets | {"target": "sink"}, "summary": summary}
+    run = a_run(tmp_path / "run", "trace", config=config, provenance={"sequences": 32}, **tables)
+    (sentence,) = story.consequences(run)
+    assert said in sentence
 
 
 @pytest.mark.parametrize(

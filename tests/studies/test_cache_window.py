@@ -95,7 +95,7 @@ def test_learned_positions_stay_and_equal_a_real_cache():
     lens, kept = wrap(model), KEPT["first 3"]
     found = token_losses(lens, TOKENS, cache=Cache(size=SIZE, kept=kept))
     assert torch.allclose(found[:, :-1], generated(model, TOKENS, kept, size=SIZE), atol=1e-5)
-    with pytest.raises(InputError, match="GPT2LMHeadModel learns its positions"):
+    with pytest.raises(InputError, match="GPT2LMHeadModel has no rotary embedding that can be read"):
         token_losses(lens, TOKENS, cache=Cache(size=SIZE, kept=kept, reindexed=True))
 
 
@@ -124,6 +124,13 @@ def test_a_query_turned_back_is_the_query_at_the_earlier_position():
     back = turned_back(query, torch.tensor([[3]]), frequencies)
     assert torch.allclose(back, turned(query, -3, frequencies=frequencies), atol=1e-6)
     assert torch.allclose(turned(back, 3, frequencies=frequencies), query, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_a_text_that_is_hardly_longer_than_the_cache_has_new_positions_too(length):
+    kept = first_tokens(1, sequences=2, length=length)
+    found = token_losses(wrap(tiny("llama")), TOKENS[:, :length], cache=Cache(size=2, kept=kept, reindexed=True))
+    assert torch.isfinite(found[:, :-1]).all()
 
 
 def test_another_rotation_than_the_expected_one_is_refused(monkeypatch):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import cache_window, quantisation
 from sink_lens.studies.cache_window import streaming
@@ -17,7 +18,7 @@ from sink_lens.studies.config import (
     QuantiseConfig,
     StreamingConfig,
 )
-from sink_lens.studies.estimate import most_passes
+from sink_lens.studies.estimate import estimate, most_passes
 from sink_lens.studies.model_card import card
 from sink_lens.studies.quantisation import quantise
 from sink_lens.studies.timed_estimate import cost_of
@@ -69,6 +70,11 @@ def test_a_study_makes_no_more_passes_than_were_estimated(study, module, name, c
     study(replace(config, model=folder), out=tmp_path / "run", progress=False)
     made = sum(tokens) / (config.sequences * config.length)
     assert 3 <= made <= most_passes(config) - 1  # the pass that finds the sinks is not counted here
+
+
+def test_a_dry_run_refuses_one_model_as_the_run_does(folder):
+    with pytest.raises(InputError, match="one model was given; need a second one"):
+        estimate(DiffConfig(model=folder, **READ))
 
 
 def test_the_cost_is_positive_and_counts_all_tokens(folder):

@@ -81,6 +81,17 @@ def watched(model, tokens, *, threshold):
     return found
 
 
+@pytest.mark.parametrize("name", ["gptj", "gpt_neo", "falcon", "bloom"])
+def test_a_model_that_writes_its_attention_out_is_as_it_was(name):
+    model, tokens = tiny(name), batches(1)[0]
+    before = [type(module) for module in model.modules()]
+    one_reading(model, tokens)
+    assert [type(module) for module in model.modules()] == before
+    assert sum("config" in vars(module) for module in model.modules()) == sum(
+        "config" in vars(module) for module in tiny(name).modules()
+    )
+
+
 def hooks_of(model):
     return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
 
