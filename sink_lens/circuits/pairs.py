@@ -105,6 +105,7 @@ def pairs_that_fit(
         source = makers[name](generator)
     kept: list[tuple[list[int], list[int], int, int, str]] = []
     seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    tried = 0
     for tried, pair in enumerate(source, 1):
         found = _tokens(pair, tokenizer, bos=bos)
         key = (tuple(found[0]), tuple(found[1])) if found else None
