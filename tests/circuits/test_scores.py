@@ -113,6 +113,7 @@ class WrittenOut:
         config, family = self.lens.config, self.lens.family
         parallel = getattr(config, "use_parallel_residual", False) or family.architecture in (
             "CohereForCausalLM",
+            "Cohere2ForCausalLM",
             "PhiForCausalLM",
             "FalconForCausalLM",
             "GPTJForCausalLM",

@@ -18,12 +18,15 @@ from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES,
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
-UNGATED = ("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom")
+UNGATED = (
+    *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
+    *("arcee", "apertus", "nemotron"),
+)
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom")
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
-    *("gemma", "glm4", "qwen3_moe"),
+    *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan"),
 )
 D_MLP = {"bloom": 192, "gpt_oss": 4 * 81, "mixtral": 4 * 80, "qwen3_moe": 4 * 40, "olmoe": 4 * 80}
 NORMED = ("headnorm", "headnorm_gate")

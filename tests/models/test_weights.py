@@ -18,8 +18,11 @@ ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
 DENSE = tuple(family for family in ALL_FAMILIES if family not in EXPERTS)
 SANDWICHED = ("gemma2", "gemma3")
-UNGATED = ("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom")
-PARALLEL = ("gpt_neox", "cohere", "phi", "falcon", "gptj")
+UNGATED = (
+    *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
+    *("arcee", "apertus", "nemotron"),
+)
+PARALLEL = ("gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj")
 POST_NORMED = ("olmo2", "olmo3", "exaone4")
 
 
@@ -106,12 +109,12 @@ def test_a_family_has_the_norms_that_it_has(family):
         expected |= {"attn_post_norm", "mlp_post_norm"}
     if family in POST_NORMED:
         expected = {"attn_post_norm", "mlp_post_norm"}
-    if family in ("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", *POST_NORMED):
+    if family in ("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", "apertus", "hunyuan", *POST_NORMED):
         expected |= {"q_norm", "k_norm"}
     found = {which: norm_weights(lens(family), layer=1, which=which) for which in get_args(NormName)}
     assert {which for which, norm in found.items() if norm is not None} == expected
     assert {norm.centred for norm in found.values() if norm is not None} == {
-        family in (*UNGATED, "stablelm", "cohere", "olmo")
+        family in (*UNGATED, "stablelm", "cohere", "cohere2", "olmo") and family not in ("arcee", "apertus")
     }
 
 
