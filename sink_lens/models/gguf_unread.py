@@ -42,26 +42,28 @@ def add_settings(gguf: Path, *, folder: Path) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
 
-    def said(name: str) -> Any:
+    def entry_of(name: str) -> Any:
         return entry(reader, f"{kind}.{name}")
 
     known = AutoConfig.from_pretrained(folder).to_dict()
-    found = {field: said(name) for name, field in _SETTINGS.items() if field in known}
-    heads = said("attention.head_count")
-    each = said("embedding_length") // heads if isinstance(heads, int) and heads else None  # a list where layers differ
-    width = said("attention.key_length") or known.get("head_dim") or each
+    found = {field: entry_of(name) for name, field in _SETTINGS.items() if field in known}
+    heads = entry_of("attention.head_count")
+    each = (
+        entry_of("embedding_length") // heads if isinstance(heads, int) and heads else None
+    )  # a list where layers differ
+    width = entry_of("attention.key_length") or known.get("head_dim") or each
     if "query_pre_attn_scalar" in known:
-        found["query_pre_attn_scalar"] = each if said("block_count") == _LAYERS_OF_27B.get(kind) else width
+        found["query_pre_attn_scalar"] = each if entry_of("block_count") == _LAYERS_OF_27B.get(kind) else width
     config |= {field: value for field, value in found.items() if value is not None}
     if config.get("sliding_window") == 0:  # llama.cpp's way to say that there is none
         config["sliding_window"] = None
     rope = known.get("rope_parameters")
     if rope:
         of_all = rope.get("full_attention", rope)
-        of_all["rope_theta"] = said("rope.freq_base") or of_all["rope_theta"]
-        if said("rope.freq_base_swa") and "sliding_attention" in rope:
-            rope["sliding_attention"]["rope_theta"] = said("rope.freq_base_swa")
-        rotated = said("rope.dimension_count")
+        of_all["rope_theta"] = entry_of("rope.freq_base") or of_all["rope_theta"]
+        if entry_of("rope.freq_base_swa") and "sliding_attention" in rope:
+            rope["sliding_attention"]["rope_theta"] = entry_of("rope.freq_base_swa")
+        rotated = entry_of("rope.dimension_count")
         share = rotated / width if rotated and width else None
         if share is not None and share != of_all.get("partial_rotary_factor", 1):
             if "partial_rotary_factor" not in of_all:
