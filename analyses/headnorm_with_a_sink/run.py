@@ -36,7 +36,7 @@ ARMS: dict[str, dict[str, Any]] = {
 """What each changes in ``TrainConfig``: the norm of the paper's text, and that of the authors' code."""
 BY_HAND, NORM = "parity by hand", "shared gain"
 MECHANISM = {BY_HAND: 1.0, NORM: 0.5}
-"""What is trained to explain the norm's loss -> its rate over the norm's best."""
+"""Arm that is trained to explain the norm's loss -> its rate over the norm's best."""
 RATES = (2e-3, 4e-3, 8e-3)
 TRIAL_SEED, SEEDS = 100, (0, 1, 2, 3, 4, 5)
 JUDGED_AT = (6, 3)
@@ -319,7 +319,7 @@ def over_seeds(values: Any) -> Interval:
 
 
 def mechanism_of(table: pd.DataFrame, budget: str) -> dict[str, Interval]:
-    """What explains the norm's loss on prose, over three seeds, paired; nan where nothing is trained."""
+    """Return what explains the norm's loss on prose, over three seeds, paired; nan where nothing is trained."""
     ends = table[table["budget"] == budget].sort_values("step").groupby(["kind", "arm", "seed"])["prose"].last()
     seeds = list(SEEDS[: min(JUDGED_AT)])
 
