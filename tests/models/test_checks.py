@@ -56,7 +56,8 @@ def test_the_classes_of_transformers_are_known(family):
     model = tiny(family)
     found, row = checks.check_architecture(model), FAMILIES[type(model).__name__]
     if family.startswith("headnorm"):  # of which the configuration chooses some facts
-        assert replace(found, sigmoid=False, sink_logit=False, qk_norm=None) == row
+        assert replace(found, sigmoid=False, sink_logit=False, head_gate=None, qk_norm=None) == row
+        assert (found.head_gate is not None) == ("gate" in family)
     else:
         assert found is row
 
