@@ -188,6 +188,23 @@ def check_least(config: Any, least: float, *names: str) -> None:
             raise InputError(f"{name} is {value}; need at least {least}")
 
 
+def check_unread(config: Any, *names: str, reader: str) -> None:
+    """Refuse fields that were set where nothing reads them.
+
+    Args:
+        config: the configuration.
+        names: fields that are not read here.
+        reader: what would read them.
+
+    Raises:
+        InputError: which.
+    """
+    for field in fields(config):
+        if field.name in names and getattr(config, field.name) != field.default:
+            value = visible(repr(getattr(config, field.name)), limit=200)
+            raise InputError(f"{field.name} is {value}, which nothing reads here: it is for {reader}. Leave it out")
+
+
 def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
     """A list from text with commas or ranges."""
     if how == "ranges":

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..configuration import check_least, check_most, check_types
+from ..configuration import check_least, check_most, check_types, check_unread
 from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
@@ -126,6 +126,14 @@ class CircuitConfig:
             raise InputError("the task file and a pairs_file belong together; give both or neither")
         if self.choice == "threshold" and not self.threshold:
             raise InputError("choice threshold takes every edge whose score is at least 0; need a threshold above 0")
+        if self.choice != "threshold":
+            check_unread(self, "threshold", reader="choice threshold")
+        if self.task != "text":
+            check_unread(self, "length", reader="task text")
+        if self.reads != "sink_mass":
+            check_unread(self, "sink_position", "metric_layers", reader="metric sink_mass")
+        if not self.method.startswith("eap-ig"):
+            check_unread(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
         for path in self.save:
             check_ending(path)
         if self.task == "text" and self.reads == "logit_difference":

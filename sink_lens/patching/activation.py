@@ -336,6 +336,7 @@ def _request(
     settings = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
     if settings.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
+    settings.check_together()
     if not callable(put):
         check_put(settings)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)

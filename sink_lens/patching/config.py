@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..configuration import check_least, check_types
+from ..configuration import check_least, check_types, check_unread
 from ..data.described import BosCondition
 from ..schema import DEFAULT_MODEL
 
@@ -89,3 +89,14 @@ class PatchConfig:
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen", "controls")
+
+    def check_together(self) -> None:
+        """Refuse fields that are for a gradient where none is taken.
+
+        Raises:
+            InputError: which.
+        """
+        if not self.approximate:
+            check_unread(self, "check", reader="approximate")
+            if not self.screen:
+                check_unread(self, "steps", reader="approximate and screen")

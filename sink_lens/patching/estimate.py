@@ -29,6 +29,7 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
     if both is None:
         return None
     clean, corrupted = both[: len(config.clean)], both[len(config.clean) :]
+    config.check_together()
     check_put(config)
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}

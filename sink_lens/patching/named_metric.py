@@ -2,16 +2,25 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from ..configuration import check_unread
 from ..engine.named_metrics import METRICS, MetricSpec
 from ..errors import InputError
-from .config import PatchConfig
+from .config import MetricName, PatchConfig
 
 if TYPE_CHECKING:
     from ..edits.metrics import Metric
     from ..models.lens import LensModel
     from .pairs import PromptPair
+
+_OPTIONS = {
+    "sink_position": {"sink_position"},
+    "metric_layers": {"layers", "layer"},
+    "correct": {"correct"},
+    "incorrect": {"incorrect"},
+}
+"""Field -> the options of a metric that it gives."""
 
 
 def named_metric(lens: "LensModel", pair: "PromptPair", *, config: PatchConfig) -> "Metric":
@@ -46,8 +55,17 @@ def spec_of(config: PatchConfig, *, token: Callable[..., int] = lambda text, *, 
             if (text := getattr(config, option)) is None:
                 raise InputError(f'{name} compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
             given[option] = token(text, option=option)
+    _check_unread(config)
     options = {option: given[option] for option in METRICS[name][1] if given.get(option) is not None}
     return MetricSpec(name=name, options=options)
+
+
+def _check_unread(config: PatchConfig) -> None:
+    """Refuse an option of another metric."""
+    for name, options in _OPTIONS.items():
+        readers = [one for one in get_args(MetricName) if options & set(METRICS[one][1])]
+        if config.metric not in readers:
+            check_unread(config, name, reader=f"metric {' and '.join(readers)}")
 
 
 def _token(lens: "LensModel", text: str, *, option: str) -> int:

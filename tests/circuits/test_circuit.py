@@ -1,6 +1,7 @@
 """Circuits chosen, judged, saved and read again; runs of the command."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -214,6 +215,21 @@ def test_a_circuit_above_a_threshold_has_smaller_ones_of_as_many_edges_as_asked(
     assert found.smaller(20).n_edges == circuit().n_edges
     with pytest.raises(InputError, match="need a threshold above 0"):
         CircuitConfig(choice="threshold").check_together()
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"threshold": 0.1}, "threshold is 0.1, which nothing reads here: it is for choice threshold"),
+        ({"length": 32}, "it is for task text"),
+        ({"sink_position": 1}, "it is for metric sink_mass"),
+        ({"metric": "loss", "task": "text", "metric_layers": (1,)}, "it is for metric sink_mass"),
+        ({"method": "gim", "steps": 7}, "it is for the methods eap-ig"),
+    ],
+)
+def test_a_field_that_nothing_reads_is_refused(fields, text):
+    with pytest.raises(InputError, match=re.escape(text)):
+        CircuitConfig(**fields).check_together()
 
 
 def test_edges_that_make_no_path_are_an_empty_circuit_and_it_says_so():

@@ -124,6 +124,11 @@ def test_everything_at_once_is_one_patch_without_a_map(tmp_path):
         ([*PAIR, "--by", "layer,head"], "by head is not possible"),
         ([*PAIR, "--direction", "up"], "direction is 'up'; need one of denoising, noising"),
         ([*PAIR, "--sink-position", "99"], "reads position 99"),
+        ([*PAIR, "--metric", "loss", "--sink-position", "1"], "it is for metric sink_mass and norm and dominance"),
+        ([*PAIR, "--metric", "kl", "--metric-layers", "1"], "metric_layers is (1,), which nothing reads here"),
+        ([*PAIR, "--correct", "a"], "it is for metric logit_difference"),
+        ([*PAIR, "--steps", "5"], "steps is 5, which nothing reads here: it is for approximate and screen"),
+        ([*PAIR, "--screen", "2", "--check", "3"], "it is for approximate. Leave it out"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_leaves_no_folder(arguments, text, tmp_path):
