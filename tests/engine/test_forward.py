@@ -153,6 +153,16 @@ def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
     assert_same_runs(run_with(lens, tokens(), edits, start=start, **options), whole)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gptj", "gpt_neo", "falcon", "bloom"])
+def test_any_number_of_layers_is_skipped(family):
+    """Each skipped block gives what the next takes: of some families the stream, of others a tuple that holds it."""
+    more = {"attention_types": [[["global", "local"], 4]]} if family == "gpt_neo" else {}
+    lens = wrap(tiny(family, num_hidden_layers=8, **more))
+    whole = run_with(lens, tokens(), sites=("resid_pre",), logits=True)
+    start = Start(layer=7, stream=whole.tensors["resid_pre", 7])
+    assert_rows_close(run_with(lens, tokens(), start=start, layers=[7], logits=True).logits, whole.logits)
+
+
 def test_a_later_start_runs_no_layer_before_and_takes_its_stream_in_pieces(lens_of):
     lens = lens_of("llama")
     stream = unedited(lens).tensors["resid_pre", 2]
