@@ -28,8 +28,8 @@ _FEW_LAYERS = 200
 _DEEPEST = 50
 """Configurations within configurations that are looked at."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
-_OLD_MASK = re.compile(r"\.masked_bias$")
-"""A causal mask that older versions of transformers saved beside the weights."""
+_OLD_MASK = re.compile(r"\.masked_bias$|\bh\.\d+\.attn(\.attention)?\.bias$")
+"""A causal mask that older versions of transformers saved beside the weights (GPT-2, GPT-J, GPT-Neo)."""
 
 
 def check_architecture(model: PreTrainedModel) -> Family:

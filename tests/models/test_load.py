@@ -238,13 +238,14 @@ def test_a_folder_name_may_begin_with_a_tilde(folders, monkeypatch):
     assert load(f"~/{folders('llama').name}").n_layers == 3
 
 
-def test_masks_that_old_versions_saved_as_weights_are_no_weights(tmp_path):
-    """Checkpoints of GPT-2 on the hub hold attn.bias and attn.masked_bias, the causal mask."""
-    tiny("gpt2").save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    extra = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4), "transformer.h.0.attn.masked_bias": torch.ones(1)}
+@pytest.mark.parametrize(("family", "attention"), [("gpt2", "attn"), ("gptj", "attn"), ("gpt_neo", "attn.attention")])
+def test_masks_that_old_versions_saved_as_weights_are_no_weights(family, attention, tmp_path):
+    """Checkpoints of these on the hub hold bias and masked_bias of an attention: the causal mask."""
+    tiny(family).save_pretrained(tmp_path)
+    file, name = tmp_path / "model.safetensors", f"transformer.h.0.{attention}"
+    extra = {f"{name}.bias": torch.ones(1, 1, 4, 4), f"{name}.masked_bias": torch.ones(1)}
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
-    assert torch.equal(logits(load(tmp_path).plain), logits(tiny("gpt2")))
+    assert torch.equal(logits(load(tmp_path).plain), logits(tiny(family)))
 
 
 def test_code_beside_a_checkpoint_of_a_known_class_is_not_run_and_noted(tmp_path):
