@@ -167,7 +167,7 @@ def _tokens(
     pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
 ) -> tuple[list[int], list[int], int, int] | None:
     """Ids of a pair; None where lengths differ, both are equal, or an answer is not one token."""
-    from ..data.bos import prompt_ids, text_ids
+    from ..data.bos import prompt_ids, word_ids
 
     prompts = []
     for prompt in (pair.clean, pair.corrupted):
@@ -182,7 +182,7 @@ def _tokens(
             n = len(prompts[0])
             ids = whole[n : n + 1] if whole[:n] == prompts[0] else []
         else:
-            ids = [answer] if isinstance(answer, int) else text_ids(answer, tokenizer)
+            ids = [answer] if isinstance(answer, int) else word_ids(answer, tokenizer)
         if len(ids) != 1:
             return None
         answers.append(int(ids[0]))

@@ -63,6 +63,18 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
+def word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a text as it stands behind other text.
+
+    A tokenizer as Mistral's puts a space of its own before a text that stands alone, so that " Paris" has two there.
+    """
+    ids = text_ids(text, tokenizer)
+    if len(ids) == 1 or not text.startswith(" "):
+        return ids
+    before, whole = (text_ids(f"a{one}", tokenizer) for one in ("", text))
+    return whole[len(before) :] if whole[: len(before)] == before else ids
+
+
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
     """Refuse the ids of a text that begins with BOS, even after white space.
 
@@ -136,12 +148,12 @@ def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def single_id(text: str, tokenizer: PreTrainedTokenizerBase, *, what: str) -> int:
-    """The token id of a text that is exactly one token.
+    """The token id of a text that is exactly one token where it stands behind other text.
 
     Raises:
         InputError: the text has no token, or more than one.
     """
-    ids = text_ids(text, tokenizer)
+    ids = word_ids(text, tokenizer)
     if len(ids) != 1:
         raise InputError(f"{what} {text!r} is {len(ids)} tokens; need one. A word mostly begins with a space")
     return ids[0]

@@ -10,6 +10,7 @@ import torch
 from lenses import lens_of, speaking
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.normalizers import Prepend, Replace, Sequence
 from tokenizers.pre_tokenizers import Split
 from transformer_lens.evals import IOIDataset
 from transformers import PreTrainedTokenizerFast
@@ -25,6 +26,7 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.pairs import read_pairs
 from sink_lens.circuits.tasks import task_of
 from sink_lens.cli.circuit import _table
+from sink_lens.data.bos import text_ids, word_ids
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.header import read_header
@@ -400,6 +402,23 @@ def test_the_answer_of_a_year_is_its_next_token():
             )
             assert len(right) == width
             assert int(wrong[0]) < int(year[0]) < int(right[0])
+
+
+def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
+    """A tokenizer as Mistral's puts a space before a text that stands alone, and has a token for a space alone."""
+    words = ["?", "▁", "▁a", *(f"▁{name}" for name in pairs._NAMES)]
+    known = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
+    known.normalizer = Sequence([Prepend("▁"), Replace(" ", "▁")])
+    known.pre_tokenizer = Split("▁", "merged_with_next")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
+    mary = f" {pairs._NAMES[0]}"
+    assert len(text_ids(mary, tokenizer)) == 2
+    assert tokenizer.convert_ids_to_tokens(word_ids(mary, tokenizer)) == [f"▁{pairs._NAMES[0]}"]
+    options = {"d_vocab": len(words), "generator": np.random.default_rng(0), "file": None, "bos": "without"}
+    found = pairs.pairs_that_fit("ioi", tokenizer, pairs=4, **options)
+    assert len(found) == 8
+    for clean, _, correct, incorrect, _ in found:
+        assert {correct, incorrect} <= set(clean)
 
 
 def test_positions_in_no_span_have_edges_of_their_own():
