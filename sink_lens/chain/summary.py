@@ -29,7 +29,7 @@ from .placement import kind_of
 _VIEWS_DIFFER = 0.2
 """The makers and the super neurons differ where they remove shares that differ by more than this."""
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
-BOUND_TO = {
+_BOUND_TO = {
     "positional": "it comes at position 0 with BOS and with an ordinary token there, and BOS inside brings none",
     "positional, not BOS": "an ordinary token at position 0 brings it; BOS brings none, there or inside",
     "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
@@ -37,6 +37,10 @@ BOUND_TO = {
     "position and token": "it needs BOS at position 0",
     "no sink": "neither position 0 nor BOS brings one on these sequences",
     "undecided": "the sequences are too short to tell",
+}
+_WITHOUT_BOS = {
+    "positional": "an ordinary token at position 0 brings it; there is no BOS token to try",
+    "no sink": "position 0 brings none on these sequences; there is no BOS token to try",
 }
 
 
@@ -145,12 +149,19 @@ def summary_table(
     return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
 
 
+def bound_to(placement: pd.DataFrame) -> tuple[str, str]:
+    """What the sink is bound to, and what that means of the cells that were tried."""
+    kind = kind_of(placement)
+    tried = "bos" in set(placement["token"])
+    return kind, _BOUND_TO[kind] if tried else _WITHOUT_BOS.get(kind, _BOUND_TO[kind])
+
+
 def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     """Rows of ``summary.csv`` (quantity, value, unit, note); none without interventions."""
     if not len(frames.get("effects", ())):
         return []
-    kind, effects = kind_of(frames["placement"]), frames["effects"]
-    rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": BOUND_TO[kind]}]
+    (kind, note), effects = bound_to(frames["placement"]), frames["effects"]
+    rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": note}]
     if "sinks_left_out" in effects:
         left_out, note = int(effects["sinks_left_out"].iloc[0]), "sinks that the mean of a mean ablation leaves out"
         rows.append({"quantity": "mean_ordinary", "value": left_out, "unit": "tokens", "note": note})

@@ -14,8 +14,7 @@ from ..chain.config import TraceConfig
 from ..chain.links import LINKS
 from ..chain.locate import Location
 from ..chain.makers import ALL, GOALS
-from ..chain.placement import kind_of
-from ..chain.summary import BOUND_TO, curve_text, first_parts, too_short, views_text
+from ..chain.summary import bound_to, curve_text, first_parts, too_short, views_text
 from ..findings import beyond_chance, remarks, shown_set, why_undecided
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import capital, listed, named_parts, neuron_name, number, percent, plural, span, words
@@ -60,8 +59,7 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
         parts.append(Text())
     parts += _verdicts(frames, sink_position=location.sink_position)
     if len(frames.get("effects", ())):
-        kind = kind_of(frames["placement"])
-        parts.append(Text(f"\nPosition or token? {kind}: {BOUND_TO[kind]}"))
+        parts.append(Text("\nPosition or token? {}: {}".format(*bound_to(frames["placement"]))))
     return Group(*parts)
 
 
@@ -224,9 +222,8 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
     """The causal half of the terminal's result; nothing without interventions."""
     if not len(frames.get("effects", ())):
         return []
-    kind = kind_of(frames["placement"])
     return [
-        Text(f"Position or token? {kind}: {BOUND_TO[kind]}"),
+        Text("Position or token? {}: {}".format(*bound_to(frames["placement"]))),
         *([Text(said)] if (said := direction_text(frames["effects"])) else []),
         *([Text(said)] if (said := mean_text(frames["effects"])) else []),
         Text(curve_text(frames["amplification"])),
