@@ -46,6 +46,7 @@ ModelLike = LensModel | PreTrainedModel | TransformerBridge | str | Path
 """The kinds of model argument that every function accepts."""
 
 _FROM_GGUF = "the weights are those of {}: if it is quantised, so is what is studied here"
+_QUANTISED = "the weights were stored in {}: what is studied here is the quantised model"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
@@ -153,6 +154,8 @@ def load(
         model.to(placement["device"])
     if tokenizer is None:
         tokenizer = _tokenizer(source, revision=revision)
+    if quantised := config.get("quantization_config"):
+        notes += (_QUANTISED.format(quantised.get("quant_method", "a quantised type")),)
     notes += () if note is None else (note,)
     notes += () if revision is None else (f"revision {revision}",)
     return assemble(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
