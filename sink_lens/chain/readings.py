@@ -7,6 +7,7 @@ else the first 32 and 32 more, evenly spaced in the logarithm. Explicit attentio
 sink's own column is always read in full.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import LensModel
 from ..models.unembedding import losses_of
-from ..models.weights import attention_weights
+from ..models.weights import attention_constants, attention_weights
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
 from .locate import MeasuringPlan
@@ -141,10 +142,19 @@ def attention_readings(
 
 
 def position_readings(
-    positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
+    lens: LensModel, positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
 ) -> list[Reading]:
-    """Standard deviation within the token and norm, by site and position; sums for S1 go to ``moments``."""
-    readings = []
+    """Standard deviation within the token and norm, by site and position; sums for S1 go to ``moments``.
+
+    What biases make of every value alike (``Constants``) does not average out, and is left out of the deviation.
+    """
+    readings, constants = [], functools.cache(functools.partial(attention_constants, lens))
+
+    def varying(x: Tensor, site: str, layer: int) -> Tensor:
+        """Return a site without its constant."""
+        alike = getattr(constants(layer=layer), site, None)
+        return x if alike is None or not bool(alike.any()) else x - alike.flatten()
+
     for site in SITES_BY_POSITION:
 
         def std(view: LayerView, site: str = site) -> Tensor:
@@ -154,7 +164,7 @@ def position_readings(
             if place not in moments:
                 moments[place] = variance.Moments.empty(n_positions=x.shape[1], n_values=x.shape[2], device=x.device)
             moments[place].update(x, valid=valid)
-            return variance.token_std(x).masked_fill(~valid, math.nan)
+            return variance.token_std(varying(x, site, view.layer)).masked_fill(~valid, math.nan)
 
         readings.append(Reading(name=f"std:{site}", sites=(site,), function=std))
         readings.append(norm_reading(site, positions=positions))
@@ -162,7 +172,8 @@ def position_readings(
     def value_std(view: LayerView) -> Tensor:
         """S2 of the value vectors, mean over positions from 8 on."""
         x, valid = _sample(view, "v", positions)
-        return mean_where(variance.token_std(x), where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
+        spread = variance.token_std(varying(x, "v", view.layer))
+        return mean_where(spread, where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
 
     readings.append(Reading(name="value_std", sites=("v",), function=value_std))
     return readings

@@ -46,6 +46,11 @@ class AttentionWeights:
             x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
         return einsum(x, w_k.to(x.device, x.dtype), "... d_model, kv_head d_head d_model -> ... kv_head d_head")
 
+    def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_head"]:
+        """The values that an input makes, without their bias."""
+        w_v = self.w_v.to(x.device, x.dtype)
+        return einsum(x, w_v, "... d_model, kv_head d_head d_model -> ... kv_head d_head")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpWeights:
@@ -168,6 +173,39 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
     width = None if which in ("q_norm", "k_norm") else lens.d_model
     return None if path is None else _norm(lens.layer(layer).get_submodule(path), lens, width=width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What biases put into one attention layer alike at every position, whatever the token.
+
+    The softmax cancels a constant of the keys, and the mean over positions leaves one of the values as it is, so
+    neither is part of what a token brings.
+    """
+
+    read: Float[Tensor, " d_model"]
+    """The bias of the norm before the attention, in what the attention reads."""
+    k: Float[Tensor, "kv_head d_head"]
+    v: Float[Tensor, "kv_head d_head"]
+    z: Float[Tensor, "head d_head"] | None
+    """In the aggregated values; None where weights need not sum to 1, or the values are normed or gated."""
+    attn_out: Float[Tensor, " d_model"] | None
+    """In what attention adds to the stream; None likewise, or where that is normed."""
+
+
+def attention_constants(lens: LensModel, *, layer: int) -> Constants:
+    """What biases of the norm, the keys, the values and the output are in one attention layer, in float32."""
+    family, weights = lens.family, attention_weights(lens, layer=layer)
+    norm = norm_weights(lens, layer=layer, which="attn_norm")
+    read = weights.b_o.new_zeros(lens.d_model, dtype=torch.float32) if norm is None else norm.bias
+    k, v = weights.b_k.float() + weights.keys(read), weights.b_v.float() + weights.values(read)
+    z = attn_out = None
+    if not (family.sigmoid or family.sink_logit or family.gated_q or family.head_out):
+        z = v.repeat_interleave(lens.n_heads // lens.n_kv_heads, dim=0)
+        if family.attn_post_norm is None:
+            made = einsum(z, weights.w_o.float(), "head d_head, head d_head d_model -> d_model")
+            attn_out = (weights.b_o.float() + made) * family.residual_multiplier
+    return Constants(read=read, k=k, v=v, z=z, attn_out=attn_out)
 
 
 def final_norm(lens: LensModel) -> Norm:

@@ -1,5 +1,6 @@
 """What the passes read, against slow and independent ways."""
 
+import copy
 import math
 
 import pytest
@@ -15,7 +16,8 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
 from sink_lens.measures.sink_tokens import sampled_queries
 from sink_lens.models import unembedding
-from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 
 def batch(sequences=4, length=16, *, lengths=None, pad=0):
@@ -40,7 +42,7 @@ def all_readings(lens, length, moments):
     return [
         *r.attention_readings(PLAN.sink_positions),
         rate_reading(0.3),
-        *r.position_readings(positions, moments=moments),
+        *r.position_readings(lens, positions, moments=moments),
         *r.state_readings(PLAN.sink_positions, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=PLAN.sink_positions, positions=positions),
@@ -195,10 +197,30 @@ def test_what_stands_at_padding_never_matters(family):
 def test_s1_is_the_spread_over_sequences():
     lens, tokens = lens_of("llama"), batch(4, 10, lengths=[10, 10, 10, 6])
     moments = {}
-    streamed(lens, tokens, r.position_readings(torch.arange(10), moments=moments), batch_size=3)
+    streamed(lens, tokens, r.position_readings(lens, torch.arange(10), moments=moments), batch_size=3)
     z = capture(lens, tokens, sites=["z"], path="plain")["z", 1].flatten(2)
     by_hand = torch.stack([(z[:, t] if t < 6 else z[:3, t]).std(0).mean() for t in range(10)])
     torch.testing.assert_close(moments["z", 1].std().mean(-1).float(), by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_constants_of_biases_are_no_part_of_what_tokens_bring():
+    """One function written twice: a bias of the norm that queries and output take back changes no reading."""
+    plain = tiny("gpt2")
+    other, beta = copy.deepcopy(plain), torch.randn(3, 48, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        for block, bias in zip(other.transformer.h, beta, strict=True):
+            of_q, _, of_v = (bias @ block.attn.c_attn.weight).chunk(3)
+            block.ln_1.bias += bias
+            block.attn.c_attn.bias[:48] -= of_q
+            block.attn.c_proj.bias -= of_v @ block.attn.c_proj.weight
+    tokens = batch(4, 14)
+    one, two = (
+        streamed(wrap(model), tokens, all_readings(wrap(model), 14, {}), keys=PLAN.sink_positions)
+        for model in (plain, other)
+    )
+    for name in ("std:z", "std:attn_out", "value_std", "key_cosine", "loss"):
+        for layer, tensor in one.values[name].items():
+            torch.testing.assert_close(two[name, layer], tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_effective_rank_leaves_padding_out():

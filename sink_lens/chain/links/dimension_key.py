@@ -1,5 +1,6 @@
 """The outlier dimension makes the sink's key: after the norm nearly nothing else is left of the token."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from ...edits.constructors import At, Edit, edit
 from ...measures import locking
 from ...measures.reductions import mean_where
 from ...models.lens import LensModel
-from ...models.weights import attention_weights, norm_weights
+from ...models.weights import attention_constants, attention_weights, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
@@ -30,12 +31,13 @@ _PARTS = {
 def _readings(one: MeasuringPass) -> list[Reading]:
     """Cosine of what is written into the studied key with what its outlier dimensions alone give, and their part of it.
 
-    A bias of the keys is the same at every position, so it is no part of what is written; how far the dimensions cancel
-    it is read beside. Read in every layer that outlier dimensions enter. A logit is split into parts only where the
-    rotary embedding leaves the key as it is: at position 0, and in models without one. The logits are those before a
-    soft cap.
+    The biases of the keys, and of the norm before them, make the same of every key, so that is no part of what is
+    written; how far the dimensions cancel it is read beside. Read in every layer that outlier dimensions enter. A logit
+    is split into parts only where the rotary embedding leaves the key as it is: at position 0, and in models without
+    one. The logits are those before a soft cap.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
+    constants_of = functools.cache(functools.partial(attention_constants, lens))
     random_sets = {
         layer: [
             torch.randperm(lens.d_model, generator=one.generator)[: len(dimensions[layer])] for _ in range(one.controls)
@@ -46,8 +48,8 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     def cosine(view: LayerView) -> Tensor:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = attention_weights(lens, layer=view.layer), dimensions[view.layer]
-        x, gain = view["attn_in"].float(), _key_gain(lens, view.layer)
-        k = (view["k"].float() - weights.b_k.float()) * gain
+        constants, gain = constants_of(layer=view.layer), _key_gain(lens, view.layer)
+        x, k = view["attn_in"].float() - constants.read, (view["k"].float() - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
@@ -62,10 +64,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def cancelled(view: LayerView) -> Tensor:
         """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
-        weights = attention_weights(lens, layer=view.layer)
-        given = weights.keys(view["attn_in"][:, key].float(), dimensions=dimensions[view.layer])
-        bias = weights.b_k.float()
-        against = torch.cosine_similarity(given, -bias.expand_as(given), dim=-1)
+        weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
+        given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
+        against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
         norms, other = view["k"].float().norm(dim=-1), view.valid.clone()
         other[:, :OTHERS_FROM] = False
         other[:, key] = False
@@ -74,9 +75,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def split(view: LayerView) -> Tensor:
         """The logit of the sink's key, in parts."""
-        weights = attention_weights(lens, layer=view.layer)
-        x, k = view["attn_in"][:, key].float(), view["k"][:, key].float()
-        dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), weights.b_k.float().expand_as(k)
+        weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
+        x, k = view["attn_in"][:, key].float() - constants.read, view["k"][:, key].float()
+        dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = torch.stack([weights.keys(x, dimensions=some) for some in random_sets[view.layer]]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
@@ -90,7 +91,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     if not layers:
         return []
     found = [Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers)]
-    biased = frozenset(layer for layer in layers if bool(attention_weights(lens, layer=layer).b_k.any()))
+    biased = frozenset(layer for layer in layers if bool(constants_of(layer=layer).k.any()))
     if biased:
         found.append(Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased))
     if key == 0 or not rotary(lens):

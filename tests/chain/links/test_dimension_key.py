@@ -47,18 +47,27 @@ def test_the_parts_of_the_logit_sum_to_the_models_own_score(family):
         assert parts.isfinite().all()
 
 
+def bias_before(lens, layer):
+    """The bias of the norm before the attention, which is the same in every token."""
+    norm = lens.layer(layer).get_submodule(lens.family.attn_norm) if lens.family.attn_norm else None
+    bias = getattr(norm, "bias", None)
+    return torch.zeros(lens.d_model) if bias is None else bias.detach()
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "opt", "gpt_neox"])
 def test_the_part_of_the_dimensions_is_their_columns_of_w_k(family):
     lens, tokens = lens_of(family), batch(sequences=2)
     found = read(lens, tokens, keep=["attn_in", "rotated_q"])
     layer, groups = 1, lens.n_heads // lens.n_kv_heads
     weights = attention_weights(lens, layer=layer)
-    x, query = found["kept:attn_in", layer], found["kept:rotated_q", layer]
+    alike = bias_before(lens, layer)
+    x, query = found["kept:attn_in", layer] - alike, found["kept:rotated_q", layer]
     for head in range(lens.n_heads):
         written = sum(x[:, 0, d, None] * weights.w_k[head // groups, :, d] for d in DIMS)
         logit = torch.stack([(query[:, head, i] * written).sum(-1) for i in range(1, 8)]).mean(0)
         torch.testing.assert_close(found["logit_split", layer][:, head, 0], logit, rtol=1e-4, atol=1e-5)
-        logit = torch.stack([query[:, head, i] @ weights.b_k[head // groups] for i in range(1, 8)]).mean(0)
+        bias = weights.b_k[head // groups] + weights.w_k[head // groups] @ alike
+        logit = torch.stack([query[:, head, i] @ bias for i in range(1, 8)]).mean(0)
         torch.testing.assert_close(found["logit_split", layer][:, head, 2], logit, rtol=1e-4, atol=1e-5)
 
 
@@ -91,8 +100,9 @@ def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
     found = read(lens, tokens, keep=["attn_in", "k"])
     layer = 2
     w_k = attention_weights(lens, layer=layer).w_k
-    x, k = found["kept:attn_in", layer], found["kept:k", layer]
-    gain, bias = torch.ones(k.shape[2:]), attention_weights(lens, layer=layer).b_k
+    alike = bias_before(lens, layer)
+    x, k = found["kept:attn_in", layer] - alike, found["kept:k", layer]
+    gain, bias = torch.ones(k.shape[2:]), attention_weights(lens, layer=layer).b_k + w_k @ alike
     if family in NORMED:
         own = lens.plain.get_decoder().layers[layer].self_attn.k_norm.weight.detach()
         gain = own.repeat(gain.numel() // len(own)).reshape(gain.shape)
