@@ -207,7 +207,7 @@ def remarks(tables: Tables, link: str) -> list[str]:
     elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
         said.append(f"it stands out, but {not_so}: {broken}")
     elif answers["present"] == "no" and answers["necessary_or_sufficient"] == "yes":
-        said.append(f"it does not stand out by this statistic, yet {broken}: the intervention counts")
+        said.append(f"it does not stand out by this statistic, yet {broken}")
     rows = _effects(tables)
     if link == "dimension_key" and own and ALL_BUT in rows:
         rest = rows[ALL_BUT]
@@ -240,6 +240,8 @@ def why_undecided(tables: Tables, link: str) -> str:
     of = tables["links"].loc[tables["links"]["link"].eq(link)]
     if of["verdict"].iloc[0] != "undecided":
         return ""
+    if answers["present"] == "no":
+        return "it does not stand out by its statistic, yet the sink hangs on it by its interventions"
     if answers["present"] == "undecided":
         return "its statistic cannot be told from the value that it must exceed"
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")

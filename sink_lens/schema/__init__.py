@@ -61,6 +61,7 @@ QUESTIONS = {
 DERIVED: tuple[tuple[str, str, str, str], ...] = (
     ("not applicable", "any", "any", "not applicable"),
     ("any", "not applicable", "any", "not applicable"),
+    ("no", "yes", "yes", "undecided"),
     ("no", "any", "any", "fails"),
     ("any", "no", "any", "fails"),
     ("yes", "yes", "no", "undecided"),
