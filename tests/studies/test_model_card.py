@@ -167,6 +167,28 @@ def test_the_expert_that_writes_an_outlier_is_found():
     assert {neuron // lens.d_expert for neuron, _ in row["neurons"]} == {0}
 
 
+def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
+    model, tokenizer = tiny("granite"), tiny_tokenizer(adds_bos=True)
+    mlp, read, written = model.model.layers[1].mlp, 5, 7
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, [read, written]] = 0
+        model.model.embed_tokens.weight[BOS_ID, read] = 5
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                projection.weight[[read, written]] = 0
+        for neuron in range(5):  # each makes a fifth
+            mlp.gate_proj.weight[neuron], mlp.up_proj.weight[neuron], mlp.down_proj.weight[:, neuron] = 0, 0, 0
+            mlp.gate_proj.weight[neuron, read] = mlp.up_proj.weight[neuron, read] = 5
+            mlp.down_proj.weight[written, neuron] = 20
+    rows = Observed(
+        wrap(model, tokenizer=tokenizer), from_text(bundled_text(), tokenizer, sequences=4, length=16)
+    ).writers
+    (row,) = [one for one in rows if one["layer"] == 1]
+    assert row["dimension"] == written
+    assert [neuron for neuron, _ in sorted(row["neurons"])] == list(range(5))
+    assert [share for _, share in row["neurons"]] == pytest.approx([0.2] * 5, abs=0.01)
+
+
 def test_the_line_of_makers_names_each_neuron_with_its_share():
     row = {
         "layer": 2,
