@@ -152,7 +152,7 @@ def position_readings(
 
     def varying(x: Tensor, site: str, layer: int) -> Tensor:
         """Return a site without its constant."""
-        alike = getattr(constants(layer=layer), site, None)
+        alike = getattr(constants(layer=layer), site) if site in ("v", "z", "attn_out") else None
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 
     for site in SITES_BY_POSITION:
