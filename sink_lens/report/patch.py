@@ -70,7 +70,7 @@ def patch_circuit(run: Run) -> PatchCircuit:
     about = {
         "title": f"Where {_metric(run)} is decided, {visible(run.provenance.get('model') or 'a model', limit=40)}",
         "site": str(run.config.get("site", "")),
-        "metric": str(run.config.get("metric", "the metric")),
+        "metric": _metric_name(run),
         "by": [name for name in _BY if name in frame.columns],
         "labels": {int(row["position"]): str(row["text"]) for row in same}
         | {int(row["position"]): str(row["clean"]) for row in rows},
@@ -85,7 +85,7 @@ def patch_circuit_of_result(result: Any) -> PatchCircuit:
         result: a ``PatchResult``.
     """
     about = {
-        "title": f"Where {words(result.metric)} is decided",
+        "title": f"Where {visible(result.metric)} is decided",
         **{name: getattr(result, name) for name in ("site", "metric")},
         "by": list(result.by),
         "labels": {int(place): str(text).lstrip("*") for place, text in result.labels.items()},
@@ -215,12 +215,14 @@ def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
 
 def _metric(run: Run) -> str:
     """The metric, with the tokens or the position that it is of."""
-    name = words(str(run.config.get("metric", "the metric")))
+    name = _metric_name(run)
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
-    if correct and incorrect:
-        return f"{name} ({token(correct)} − {token(incorrect)})"
-    at = run.config.get("sink_position")
-    return f"{name} at position {at}" if at is not None and name in ("sink mass", "norm", "dominance") else name
+    return f"{name} ({token(correct)} − {token(incorrect)})" if name == "logit difference" and correct else name
+
+
+def _metric_name(run: Run) -> str:
+    """The name of the metric that was read, which may be a function or an object of the caller's."""
+    return visible(run.config.get("metric_name") or words(str(run.config.get("metric", "the metric"))))
 
 
 def _most(table: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
 from sink_lens.schema import LEAST_PATH
-from sink_lens.text import part_name, percent, plural, site_words, token, visible, words
+from sink_lens.text import part_name, percent, plural, site_words, token, visible
 
 MOST_NODES = 9
 """Nodes of a picture of edges, the logits among them."""
@@ -259,8 +259,8 @@ def of_patches(
         kind = "lowers" if value < 0 else "raises"
         arrows.append(Arrow(source=name, target="metric", label=text, share=share, kind=kind))
     middle = (len(parts) - 1) / 2
-    boxes.append(Box(id="metric", text=" ".join(words(metric).split()[:MOST_WORDS]), row=middle))
-    what = "share of the way from one prompt to the other" if shares else f"change of {words(metric)}"
+    boxes.append(Box(id="metric", text=" ".join(visible(metric).split()[:MOST_WORDS]), row=middle))
+    what = "share of the way from one prompt to the other" if shares else f"change of {visible(metric)}"
     says = (
         f"Number: {what} when this part alone is patched. The strongest {len(parts)} of {plural(len(frame), 'patch')}"
     )

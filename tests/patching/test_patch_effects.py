@@ -19,6 +19,8 @@ from sink_lens.patching.config import Put
 from sink_lens.patching.parts import cells, drawn_parts
 from sink_lens.records import read_run
 from sink_lens.records.shards import progress_of
+from sink_lens.report import circuit_of
+from sink_lens.report.html import content
 from sink_lens.stats import paired_differences
 
 N, T = 4, 10
@@ -231,3 +233,29 @@ def test_shards_divide_the_patches_and_the_last_one_makes_the_tables_of_one_proc
     assert rest.frame.equals(whole.frame)
     assert len(ran) == 2 * len(set(ran)) - len(done)
     assert not list((tmp_path / "rest").glob("shard-*"))
+
+
+def score(logits):
+    return logits[:, -1, 7]
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (score, "score"),
+        (metrics.logit_difference(5, 6), "logit difference"),
+        (metrics.loss(), "loss"),
+        (metrics.sink_mass(2, layers=[1]), "sink mass at position 2, layers 1"),
+        (metrics.norm(0, layer=2), "norm of resid_post at position 0, layer 2"),
+    ],
+)
+def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path, metric, name):
+    result = patching.patch(lens(), *pair(), metric=metric, out=tmp_path / "run", progress=False)
+    run = read_run(tmp_path / "run")
+    part = content(run)
+    drawn = circuit_of(run)
+    titles = [part.title, drawn.draw("page").axes[0].get_title(loc="left"), drawn.about["title"]]
+    titles.append(circuit_of(result).about["title"])
+    assert [name in title or name.capitalize() in title for title in titles] == [True] * 4
+    assert not any("sink mass at position 0" in said for said in [*titles, *part.headline])
+    assert drawn.about["metric"] == name

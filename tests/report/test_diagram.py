@@ -58,7 +58,7 @@ def diagrams(tmp_path):
     yield sketches.of_chain(by_step(whole))
     yield sketches.of_chain(circuit_of(traced(tmp_path / "with paths")))
     yield sketches.of_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
-    named = {"site": "resid_pre", "metric": "logit_difference", "labels": {3: " Mary", 5: " to"}}
+    named = {"site": "resid_pre", "metric": "logit difference", "labels": {3: " Mary", 5: " to"}}
     yield sketches.of_patches(patches(), by=("layer", "position"), title="Mary or John", **named)
 
 
@@ -126,7 +126,7 @@ def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
 
 
 def test_patches_of_a_plateau_are_one_box():
-    drawn = sketches.of_patches(patches(), by=("layer", "position"), site="resid_pre", metric="logit_difference")
+    drawn = sketches.of_patches(patches(), by=("layer", "position"), site="resid_pre", metric="logit difference")
     assert [box.text for box in drawn.boxes] == ["stream L0–6 at 3", "stream L8–11 at 5", "logit difference"]
     assert [arrow.label for arrow in drawn.arrows] == ["95%", "90%"]
 
