@@ -44,12 +44,17 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
+
+    def asked(why: str) -> bool:
+        """True of a figure that was asked for by name, or that is drawn at another width."""
+        return bool(config.only) or NARROW in why
+
     if config.figures is not None:
         files, missing = save_figures(config.runs, config.figures, only=config.only, **how)
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
-            say("error" if NARROW in why else "warning", f"not drawn: {why}")
+            say("error" if asked(why) else "warning", f"not drawn: {why}")
 
     def found() -> dict[str, Any]:
         """The answer for ``--json``."""
@@ -58,7 +63,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
-    return Answer(found=found, exit_code=int(any(NARROW in why for why in missing)))
+    return Answer(found=found, exit_code=int(any(map(asked, missing))))
 
 
 _STATUS_EXAMPLES = """\

@@ -369,6 +369,15 @@ def test_the_command_renders_and_writes_figures(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("only", "code"), [([], 0), (["--only", "course"], 1)])
+def test_a_figure_asked_for_by_name_that_is_not_drawn_is_an_error(tmp_path, only, code):
+    folder = a_run(tmp_path / "run", "train", without=("watch",))
+    asked = ["report", str(folder), "--figures", str(tmp_path / "out"), "--format", "png", *only]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
+    assert done.exit_code == code, done.output
+    assert f"{'error' if code else 'warning'}: not drawn: course: The checkpoints of this run" in done.output
+
+
 def test_a_figure_that_is_too_narrow_to_be_read_is_an_error_that_names_it(tmp_path):
     folder = traced(tmp_path / "run")
     asked = ["report", str(folder), "--figures", str(tmp_path / "out"), "--width", "3.25in", "--format", "svg"]
