@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -328,10 +328,15 @@ def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
     return f"{layer} {'MLP' if sublayer else 'attn'}"
 
 
-def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
-    """The result of a run in sentences, from its table ``summary``: how good the circuit is comes first."""
+def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
+    """The result of a run in sentences: how good the circuit is comes first.
+
+    Args:
+        summary: the run's table of this name.
+        sizes: shares of the edges that were run.
+    """
     row = summary.to_dict("records")[0]
-    sentences = [_faithful(row)]
+    sentences = [_faithful(row, most=max(sizes))]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
@@ -406,8 +411,13 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
     )
 
 
-def _faithful(row: Mapping[str, Any]) -> str:
-    """Say how much of the whole model's metric few edges keep, on pairs that were not used to choose them."""
+def _faithful(row: Mapping[str, Any], *, most: float) -> str:
+    """Say how much of the whole model's metric few edges keep, on pairs that were not used to choose them.
+
+    Args:
+        row: of the table ``summary``.
+        most: the largest share of the edges that was run.
+    """
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
     if not _is_told(row):
         return (
@@ -415,11 +425,16 @@ def _faithful(row: Mapping[str, Any]) -> str:
             "from 0."
         )
     smallest = "; no smaller size that was run does" if np.isfinite(row["share_at_80"]) else ""
+    cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
     areas = (
-        f" Averaged over sizes, faithfulness is {number(row['cpr'])} (CPR) and its distance from 1 is "
-        f"{number(row['cmd'])} (CMD); over the logarithm of the size, {number(row['cpr_log'])} and "
-        f"{number(row['cmd_log'])}."
+        f" Averaged over sizes, faithfulness is {cpr} (CPR) and its distance from 1 is {cmd} (CMD); over the "
+        f"logarithm of the size, {cpr_log} and {cmd_log}."
     )
+    if most < 1:  # CPR and CMD are areas from 0 to 1
+        areas = (
+            f" Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that of its "
+            f"distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and {cmd_log}."
+        )
     return (
         f"{capital(_carry(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
         f"pairs that were not used to choose edges{smallest}.{areas * bool(np.isfinite(row['cpr']))}"
@@ -455,7 +470,11 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """The result in sentences, with the heads of the largest scores."""
-    sentences = list(circuit_told(run.need("summary", columns=["edges", "cpr", "completeness"])))
+    sentences = list(
+        circuit_told(
+            run.need("summary", columns=["edges", "cpr", "completeness"]), sizes=run.config.get("sizes") or (1.0,)
+        )
+    )
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     if nodes is not None and len(nodes):
         heads = nodes.loc[nodes["kind"].eq("head")].head(4)

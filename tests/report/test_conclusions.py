@@ -192,7 +192,10 @@ def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp
     shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
     assert shown.title.endswith(title)
     assert shown.headline[0].startswith(first)
-    assert ("CPR" in shown.headline[0]) == np.isfinite(cpr)
+    assert ("(CPR)" in shown.headline[0]) == np.isfinite(cpr)
+    short = content(a_run(tmp_path / "short", "circuit", config={"sizes": [0.01, 0.1]}, summary=summary)).headline[0]
+    assert ("Up to 10% of the edges, where the run ends, the area under" in short) == np.isfinite(cpr)
+    assert "CPR" not in short
 
 
 @pytest.mark.parametrize(
