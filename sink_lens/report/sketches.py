@@ -28,6 +28,8 @@ _PLATEAU = 0.8
 """Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
 _VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided"}
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
+_WAYS = {"raises": "towards the other prompt's value", "lowers": "away from it"}
+"""What the signs of shares of the way are."""
 
 
 def of_chain(circuit: Any) -> Diagram:
@@ -261,11 +263,18 @@ def of_patches(
     middle = (len(parts) - 1) / 2
     boxes.append(Box(id="metric", text=" ".join(visible(metric).split()[:MOST_WORDS]), row=middle))
     what = "share of the way from one prompt to the other" if shares else f"change of {visible(metric)}"
-    says = (
-        f"Number: {what} when this part alone is patched. The strongest {len(parts)} of {plural(len(frame), 'patch')}"
+    made = sum(last - first + 1 for first, last in (part.get("layers", (0, 0)) for part in parts))
+    of_all = f"{made} of {len(frame)} {'patch' if len(frame) == 1 else 'patches'}"
+    which = f"The strongest {of_all}."
+    if made > len(parts):
+        which = f"The boxes stand for {of_all}: neighbouring layers that do about the same share a box and its number."
+    return Diagram(
+        title=title,
+        boxes=tuple(boxes),
+        arrows=tuple(arrows),
+        says=f"Number: {what} when this part alone is patched. {which}",
+        key=_WAYS if shares else _SIGNS,
     )
-    says = says.replace("patchs", "patches")
-    return Diagram(title=title, boxes=tuple(boxes), arrows=tuple(arrows), says=f"{says}.", key=_SIGNS)
 
 
 def plateaus(frame: pd.DataFrame, *, by: Sequence[str], column: str) -> list[dict[str, Any]]:
