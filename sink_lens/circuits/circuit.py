@@ -396,7 +396,9 @@ class Circuit:
             sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
             return display.figure("circuit", self.edges.head(most), **sizes, title=repr(self))
         metric = self.runs.metric.name.replace("_", " ")
+        outputs = [self.graph.readers[one].name for one in outputs_of(self.runs.metric, self.graph)]
         named = {"title": f"The circuit of {metric}, {self.runs.lens.name}", "unit": f"of the {metric}"}
+        named |= {"outputs": outputs, "end": "logits" if outputs == ["logits"] else metric}
         return display.figure("sketch", self.edges, group=self.graph.group, **named, style=style, width=width)
 
     def _repr_html_(self) -> str:

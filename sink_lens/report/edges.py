@@ -76,7 +76,7 @@ class EdgeCircuit(Drawable):
     """The edges of a run of ``sink-lens circuit``."""
 
     about: dict[str, Any]
-    """Title, what a share is of, layers, and heads that share a key-value head."""
+    """Title, what a share is of, layers, heads that share a key-value head, and the readers that the metric reads."""
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
     run: Run = field(repr=False)
@@ -101,11 +101,11 @@ class EdgeCircuit(Drawable):
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        sizes = {name: self.about[name] for name in ("n_layers", "group")}
         if style == "page":
+            sizes = {name: self.about[name] for name in ("n_layers", "group")}
             return edge_figure(self.edges.head(_MOST), **sizes, title=self.about["title"])
-        named = {"title": self.about["title"], "unit": self.about["unit"]}
-        return sketch(self.edges, group=sizes["group"], **named, style=style, width=width)
+        named = {name: self.about[name] for name in ("group", "title", "unit", "outputs", "end")}
+        return sketch(self.edges, **named, style=style, width=width)
 
     def to_json(self) -> str:
         """The circuit as JSON; undefined numbers are null."""
@@ -113,11 +113,9 @@ class EdgeCircuit(Drawable):
         return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
 
 
-def sketch(
-    edges: pd.DataFrame, *, group: int, title: str, unit: str, style: Style, width: float | None = None
-) -> Figure:
-    """The strongest few edges that lead to the metric, for a talk or a paper."""
-    return diagram.draw(sketches.of_edges(edges, group=group, title=title, unit=unit), style=style, width=width)
+def sketch(edges: pd.DataFrame, *, style: Style, width: float | None = None, **named: Any) -> Figure:
+    """The strongest few edges that lead to the metric, for a talk or a paper; ``named`` as in ``sketches.of_edges``."""
+    return diagram.draw(sketches.of_edges(edges, **named), style=style, width=width)
 
 
 def edge_circuit(run: Run) -> EdgeCircuit:
@@ -127,14 +125,31 @@ def edge_circuit(run: Run) -> EdgeCircuit:
         RunError: the run has no such table.
     """
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
+    circuit = run.need("circuit", columns=["writer", "reader", "score"])
+    metric, outputs = words(_metric(run)), _outputs(run, circuit)
     about = {
         "title": f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}",
-        "unit": f"of the {words(str(run.config.get('metric') or 'logit_difference'))}",
+        "unit": f"of the {metric}",
         "n_layers": int(run.provenance.get("n_layers") or 0),
         "group": max(1, heads // kv_heads),
+        "outputs": outputs,
+        "end": "logits" if outputs == ["logits"] else metric,
     }
-    circuit = run.need("circuit", columns=["writer", "reader", "score"])
     return EdgeCircuit(about=about, edges=circuit, run=run)
+
+
+def _metric(run: Run) -> str:
+    """The metric of a circuit, by its name."""
+    return str(run.config.get("metric") or ("sink_mass" if run.config.get("task") == "text" else "logit_difference"))
+
+
+def _outputs(run: Run, edges: pd.DataFrame) -> list[str]:
+    """The readers of some edges that the metric reads: the logits, or queries and keys of its layers."""
+    if _metric(run) != "sink_mass":
+        return ["logits"]
+    layers = run.config.get("metric_layers")
+    into = edges["reader"].drop_duplicates().astype(str)
+    return [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or _order(one)[0] in layers)]
 
 
 def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
@@ -144,13 +159,9 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
     config = run.config
-    layers = config.get("metric_layers")
-    attention = (config.get("metric") or ("sink_mass" if config.get("task") == "text" else "")) == "sink_mass"
     largest = edges.iloc[edges["score"].abs().argsort(kind="stable")[::-1][:MOST_EDGES]]
     if core is not None:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
-    into = largest["reader"].drop_duplicates().astype(str)
-    read = [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or _order(one)[0] in layers)]
     return edge_graph(
         largest,
         model=visible(run.provenance.get("model") or "a model", limit=80),
@@ -162,7 +173,7 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
         size=config.get("edges"),
         choice=config.get("choice"),
         method=config.get("method"),
-        outputs=read if attention else ["logits"],
+        outputs=_outputs(run, largest),
         curve=[] if curve is None else curve_rows(curve),
         attention=_attention(run),
     )
@@ -432,8 +443,9 @@ def _faithful(row: Mapping[str, Any], *, most: float) -> str:
     )
     if most < 1:  # CPR and CMD are areas from 0 to 1
         areas = (
-            f" Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that of its "
-            f"distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and {cmd_log}."
+            f" Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that "
+            f"of its distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and "
+            f"{cmd_log}."
         )
     return (
         f"{capital(_carry(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "

@@ -5,7 +5,7 @@ Each function chooses and words; ``diagram`` places and styles.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,12 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
 from sink_lens.schema import LEAST_PATH
-from sink_lens.text import part_name, percent, plural, site_words, token, visible
+from sink_lens.text import part_name, percent, site_words, token, visible
 
 MOST_NODES = 9
 """Nodes of a picture of edges, the logits among them."""
+_END = "metric"
+"""Id of the box that the metric is read from."""
 _MOST_PATCHES = 6
 _MOST_STEPS = 6
 """Growth steps of a trace's picture, the first ones."""
@@ -144,38 +146,47 @@ def _layers(said: Sequence[str]) -> str:
 
 
 def of_edges(
-    edges: pd.DataFrame, *, group: int = 1, title: str = "", unit: str = "of the metric", most: int = MOST_NODES
+    edges: pd.DataFrame,
+    *,
+    group: int = 1,
+    title: str = "",
+    unit: str = "of the metric",
+    outputs: Collection[str] = ("logits",),
+    end: str = "logits",
+    most: int = MOST_NODES,
 ) -> Diagram:
     """A circuit of edges: what leads to the metric most, and from there on backwards.
 
-    The picture grows from the nodes at its end: in turn the largest edge into a node that is drawn. Every node that is
-    drawn so leads to the metric by edges that are drawn.
+    The picture grows from its end: in turn the writer that adds most to a node that is drawn. Every node that is drawn
+    so leads to the metric by edges that are drawn.
 
     Args:
         edges: writer, reader and score, and share (of the metric's difference) if it is known; the largest first.
         group: heads that share a key-value head.
         title: what it is.
         unit: what a share is of.
+        outputs: the readers that the metric reads, which are one box: the picture's end.
+        end: the words of that box.
         most: nodes.
     """
     column = "share" if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any() else "score"
     rows = [(str(row["writer"]), str(row["reader"]), float(row[column])) for row in edges.to_dict("records")]
     if not rows:
         raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with --edges")
-    ends = {reader.partition("<")[0] for _, reader, _ in rows}
-    last = {"logits"} & ends or ends - {writer for writer, *_ in rows} or ends
-    weight = {one: sum(abs(share) for _, reader, share in rows if reader.partition("<")[0] == one) for one in last}
-    shown = [max(sorted(last), key=lambda one: weight[one])]
-    sums: dict[tuple[str, str], float] = {}
-    chosen: list[tuple[str, str]] = []
+    shown, chosen = [_END], []
     while len(shown) < most:
-        sums = _sums(rows, shown, group=group)
-        more = max((one for one in sums if one[0] not in shown), key=lambda one: abs(sums[one]), default=None)
+        into = {one: sum(shares) for one, shares in _sums(rows, shown, group=group, outputs=outputs).items()}
+        more = max((one for one in into if one[0] not in shown), key=lambda one: abs(into[one]), default=None)
         if more is None:
             break
         shown.append(more[0])
         chosen.append(more)
-    sums = _sums(rows, shown, group=group)
+    if not chosen:
+        raise RunError(
+            "no edge of the circuit leads to the metric, so there is nothing to draw. Ask for more with --edges"
+        )
+    parts = _sums(rows, shown, group=group, outputs=outputs)
+    sums = {one: sum(scores) for one, scores in parts.items()}
     by_size = sorted(sums, key=lambda one: -abs(sums[one]))
     largest = max(abs(sums[one]) for one in chosen)
     also = [one for one in by_size if set(one) <= set(shown) and one not in chosen and abs(sums[one]) >= 0.25 * largest]
@@ -192,32 +203,35 @@ def of_edges(
         for writer, reader in drawn
     )
     nodes = sorted({one for pair in drawn for one in pair}, key=lambda one: (one != "input", one))
-    unit_words = f"share {unit} that the edge carries" if shares else f"what the edge adds to {unit}"
+    what = f"share {unit} that" if shares else f"what is added to {unit} by"
     return Diagram(
         title=title,
-        boxes=tuple(Box(id=one, text=part_name(one)) for one in nodes),
+        boxes=tuple(Box(id=one, text=end if one == _END else part_name(one)) for one in nodes),
         arrows=arrows,
         says=(
-            f"Number: {unit_words}. Drawn are the {len(arrows)} largest edges on a path to the end, of "
-            f"{plural(len(edges), 'edge')}."
+            f"Number: {what} the edges from one box into the other{' carry' if shares else ''} together. The picture "
+            f"grows backwards from {end}: the next box is always the one with the largest number into a box that is "
+            f"there. It shows {sum(len(parts[one]) for one in drawn):,} of the circuit's {len(edges):,} edges."
         ),
         key=_SIGNS,
     )
 
 
-def _sums(rows: Sequence[tuple[str, str, float]], shown: Sequence[str], *, group: int) -> dict[tuple[str, str], float]:
-    """Writer and node that is shown -> the sum of the edges from one into the other.
+def _sums(
+    rows: Sequence[tuple[str, str, float]], shown: Sequence[str], *, group: int, outputs: Collection[str]
+) -> dict[tuple[str, str], list[float]]:
+    """Writer and node that is shown -> the edges from one into the other.
 
     An edge into a key-value head belongs to the first of its heads that is shown.
     """
-    sums: dict[tuple[str, str], float] = {}
+    sums: dict[tuple[str, str], list[float]] = {}
     for writer, reader, share in rows:
         node = reader.partition("<")[0]
         layer, shared, head = node.partition(".kv")
         heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else [node]
-        into = next((one for one in shown if one in heads), None)
+        into = _END if reader in outputs else next((one for one in shown if one in heads), None)
         if into is not None:
-            sums[writer, into] = sums.get((writer, into), 0.0) + share
+            sums.setdefault((writer, into), []).append(share)
     return sums
 
 

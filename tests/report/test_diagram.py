@@ -116,19 +116,57 @@ def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_
 def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
     drawn = sketches.of_edges(edges(), group=3, most=4)
     assert {(one.source, one.target): one.label for one in drawn.arrows} == {
-        ("a23.h3", "logits"): "31%",
+        ("a23.h3", "metric"): "31%",
         ("a20.h0", "a23.h3"): "18%",
-        ("a24.h4", "logits"): "−16%",
+        ("a24.h4", "metric"): "−16%",
     }  # fmt: skip
     assert {box.text for box in drawn.boxes} == {"L23.H3", "L20.H0", "L24.H4", "logits"}
     more = sketches.of_edges(edges(), group=3, most=6)  # an edge into the shared value leads to the head that is drawn
     assert ("a17.h4", "a20.h0") in {(one.source, one.target) for one in more.arrows}
 
 
+def sink_edges():
+    """A circuit of a sink with grouped keys: an edge into a key of layer 3, which is not of the metric, is inside."""
+    rows = [("m2", "a4.kv1<k>", 0.51), ("m2", "a4.kv0<k>", 0.49), ("m2", "a5.h1<q>", 0.1), ("input", "m2", 0.33)]
+    rows += [("a3.h2", "a5.kv0<k>", 0.2), ("input", "a3.kv1<k>", 0.05), ("m2", "a5.kv0<v>", 0.9)]
+    table = pd.DataFrame(rows, columns=["writer", "reader", "share"])
+    return table.assign(score=4 * table["share"])
+
+
+def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(tmp_path):
+    config, sizes = {"task": "text", "metric_layers": [4, 5]}, {"n_layers": 6, "n_heads": 4, "n_kv_heads": 2}
+    with create_run(tmp_path / "run", kind="circuit", config=config, provenance=sizes) as run:
+        run.write_table("circuit", sink_edges())
+    circuit = circuit_of(tmp_path / "run")
+    assert circuit.about["outputs"] == ["a4.kv1<k>", "a4.kv0<k>", "a5.h1<q>", "a5.kv0<k>"]
+    for style in ("talk", "paper"):
+        figure = circuit.draw(style)
+        assert faults(figure) == []
+        said = [text.get_text() for text in figure.axes[0].texts]
+        assert {"110%", "20%", "33%", "MLP 2", "L3.H2"} <= set(said)
+        words = " ".join(said)
+        assert "share of the sink mass that the edges from one box into the other carry together" in words
+        assert "It shows 5 of the circuit's 7 edges." in words
+
+
+def test_edges_that_lead_nowhere_are_refused():
+    with pytest.raises(RunError, match="no edge of the circuit leads to the metric"):
+        sketches.of_edges(sink_edges())
+
+
 def test_patches_of_a_plateau_are_one_box():
     drawn = sketches.of_patches(patches(), by=("layer", "position"), site="resid_pre", metric="logit difference")
     assert [box.text for box in drawn.boxes] == ["stream L0–6 at 3", "stream L8–11 at 5", "logit difference"]
     assert [arrow.label for arrow in drawn.arrows] == ["95%", "90%"]
+    assert "The boxes stand for 11 of 72 patches" in drawn.says
+
+
+def test_a_share_of_the_way_is_towards_the_other_prompt_and_a_change_raises_the_metric():
+    named = {"by": ("layer", "position"), "site": "resid_pre", "metric": "loss"}
+    lower = patches().assign(effect=-patches()["effect"])  # the other prompt's loss is lower
+    assert sketches.of_patches(lower, **named).key["raises"] == "towards the other prompt's value"
+    plain = sketches.of_patches(lower.drop(columns="normalised_effect"), **named)
+    assert {plain.key[arrow.kind] for arrow in plain.arrows} == {"lowers it"}
 
 
 def write_run(folder, kind, **frames):
