@@ -38,6 +38,8 @@ _KINDS = {
 _SYMBOLS = {"W_O": "$W_O$", "z": "$z$", "q": "$q$", "k": "$k$", "v": "$v$"}
 """Words that a paper sets as formulas."""
 _ENDS = ("source", "target")
+_OVER = 2.8
+"""Height over the boxes for an arrow that leads past some and the number above it, by the size of the type."""
 _FULL = 0.98
 """Share of a line that text may fill: letters of a few pixels are drawn a little wider than they are."""
 _Point = tuple[float, float]
@@ -152,12 +154,12 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
                 if isinstance(figure, Picture):
                     figure.at_width = lambda inches, family: draw(diagram, style=style, width=inches, font=family)
                 return figure
+    said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
+    if form.height is not None:  # its type grows with it
+        raise InputError(f"{said}; need fewer nodes, or shorter words. Draw it in the style 'paper'")
     widest = max((len(word) for box in diagram.boxes for word in box.text.split()), default=1)
     least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
-    raise InputError(
-        f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points; need about "
-        f"{max(least, form.width + 0.5):.1f}. Draw it wider, in the style 'paper', or with fewer nodes"
-    )
+    raise InputError(f"{said}; need about {max(least, form.width + 0.5):.1f}. Draw it wider, or with fewer nodes")
 
 
 def _levels(diagram: Diagram) -> list[list[Box]]:
@@ -214,6 +216,8 @@ class _Placed:
     """Box -> its level, and its line of a wrapped chain."""
     title: list[str]
     foot: list[str]
+    foot_top: float
+    """Where the words below the boxes end."""
 
 
 def _placed(
@@ -258,11 +262,13 @@ def _placed(
         height = above + below + sum(max(tall[box.id] for box in level) for level in levels)
         height += (len(levels) - 1) * 2.4 * em
     elif form.height is None:
-        height = above + below + (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + _arcs(diagram, levels) * 1.9 * em
+        height = (
+            above + below + (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + _arcs(diagram, levels) * _OVER * em
+        )
     else:
         height = form.height
-        needed = bands * tallest * most + (bands * tallest - 1) * 1.3 * em + _arcs(diagram, levels) * 1.9 * em
-        if needed > height - above - below:
+        free = (height - above - below - _arcs(diagram, levels) * _OVER * em - (bands - 1) * 1.3 * em) / bands
+        if not _stands(levels, rows, tall=tall, height=free, pitch=(free + 1.3 * em) / tallest, gap=1.3 * em):
             return None
     boxes, at = {}, {}
     body = height - above - below
@@ -281,14 +287,32 @@ def _placed(
         pitch = (room - wide) / max(per - 1, 1)
         x = edge + wide / 2 + column * pitch if per > 1 else form.width / 2
         for box in level:
-            over = 0.0 if wrapped else _arcs(diagram, levels) * 1.9 * em
+            over = 0.0 if wrapped else _arcs(diagram, levels) * _OVER * em
             across = (body - over + (1.3 * em if tallest > 1 else 0)) / (bands * tallest)
             if form.height is None:
                 across = most + 1.6 * em
             y = below + body * (1 - (band + 0.5) / bands) - over / 2 - rows[box.id] * across
             boxes[box.id] = Bbox.from_bounds(x - wide / 2, y - tall[box.id] / 2, wide, tall[box.id])
             at[box.id] = (place, band)
-    return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot)
+    return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot, foot_top=below - 0.4 * em)
+
+
+def _stands(
+    levels: Sequence[Sequence[Box]],
+    rows: Mapping[str, float],
+    *,
+    tall: Mapping[str, float],
+    height: float,
+    pitch: float,
+    gap: float,
+) -> bool:
+    """True if the boxes of every level are inside a height, and apart from each other by a gap."""
+    inside = all(2 * abs(rows[name]) * pitch + tall[name] <= height + 1e-9 for name in tall)
+    apart = True
+    for level in levels:
+        for one, other in itertools.pairwise(sorted((box.id for box in level), key=lambda name: rows[name])):
+            apart &= (rows[other] - rows[one]) * pitch + 1e-9 >= (tall[one] + tall[other]) / 2 + gap
+    return inside and apart
 
 
 def _side(name: str, diagram: Diagram, *, em: float) -> float:
@@ -558,8 +582,10 @@ def _draw_labels(
     taken = [box.padded(0.04 * em) for box in placed.boxes.values()]
     top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
     taken.append(Bbox.from_extents(0, top if placed.title else placed.height, form.width, placed.height))
+    taken.append(Bbox.from_extents(0, 0, form.width, placed.foot_top))
     points = np.concatenate(curves) if curves else np.zeros((0, 2))
-    for arrow, curve in zip(diagram.arrows, curves, strict=True):
+    of = np.repeat(np.arange(len(curves)), [len(curve) for curve in curves])
+    for number, (arrow, curve) in enumerate(zip(diagram.arrows, curves, strict=True)):
         if not arrow.label:
             continue
         wide, tall = _wide(arrow.label, form=form, size=size, bold=True) + 0.2 * em, 1.05 * em
@@ -573,7 +599,7 @@ def _draw_labels(
             inside = (
                 (points[:, 0] > box.x0) & (points[:, 0] < box.x1) & (points[:, 1] > box.y0) & (points[:, 1] < box.y1)
             )
-            cost += 10 * bool(inside.any())
+            cost += 10 * bool(inside.any()) + 20 * bool((inside & (of != number)).any())  # not as if another's
             cost += 200 * (box.x0 < 0 or box.x1 > form.width or box.y1 > placed.height)
             if best is None or cost < best[0]:
                 best = (cost, x, y, box)

@@ -88,8 +88,52 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
         diagram.draw(Diagram(boxes=boxes, arrows=()), style="poster")
     long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
     arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))
-    with pytest.raises(InputError, match=r"do not fit into 5\.5 inches at 6 points; need about \d+"):
-        diagram.draw(Diagram(boxes=long, arrows=arrows), style="talk", width=5.5)
+    with pytest.raises(
+        InputError, match=r"do not fit into 5\.5 inches at 6 points; need fewer nodes, or shorter words"
+    ):
+        diagram.draw(Diagram(boxes=long, arrows=arrows), style="talk", width=5.5)  # the type of a talk grows with it
+    with pytest.raises(InputError, match=r"do not fit into 0\.7 inches at 6 points; need about \d+"):
+        diagram.draw(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
+
+
+def many_into_one():
+    """Four levels: six nodes into one box, whose side is long enough for all their arrows."""
+    rows = [(f"a{20 + n}.h{n}", "logits", 0.1 + 0.04 * n) for n in range(6)]
+    rows += [("m0", "a23.h3<q>", 0.5), ("input", "m0", 0.6)]
+    return pd.DataFrame(rows, columns=["writer", "reader", "share"]).assign(score=1.0)
+
+
+def test_a_talk_of_four_levels_and_six_rows_is_drawn():
+    drawn = sketches.of_edges(many_into_one(), title="The circuit of the pairs", unit="of the logit difference")
+    figure = diagram.draw(drawn, style="talk")
+    assert faults(figure) == []
+    assert len(figure.axes[0].texts) > 9
+
+
+def heights(figure):
+    """Text -> the height of its middle, and the boxes' lowest and highest edge, in inches."""
+    texts = {text.get_text(): float(text.get_position()[1]) for text in figure.axes[0].texts}
+    boxes = [one for one in figure.axes[0].patches if hasattr(one, "get_boxstyle")]
+    return texts, min(one.get_y() for one in boxes), max(one.get_y() + one.get_height() for one in boxes)
+
+
+def test_the_number_of_an_arrow_over_boxes_stands_above_them_all():
+    boxes = tuple(Box(id=f"{a}{row}", text=a, row=row, column=n) for row in (0, 1) for n, a in enumerate("abc"))
+    ends = [("a0", "c0", "47%"), ("a0", "b0", "10%"), ("a1", "b1", "18%"), ("b1", "c1", "23%")]
+    arrows = tuple(Arrow(source=a, target=b, label=label, share=0.3, kind="holds") for a, b, label in ends)
+    for style in ("page", "paper", "talk"):
+        texts, _, top = heights(diagram.draw(Diagram(boxes=boxes, arrows=arrows, title="T"), style=style))
+        assert texts["47%"] > top, style
+
+
+def test_numbers_of_a_flat_chain_are_not_written_over_the_words_below():
+    texts, low, _ = heights(diagram.draw(sketches.of_edges(chain_of_edges(), title="T"), style="paper"))
+    assert min(texts["100%"], texts["90%"]) > low
+
+
+def chain_of_edges():
+    rows = [("input", "m2", 1.0), ("m2", "logits", 0.9)]
+    return pd.DataFrame(rows, columns=["writer", "reader", "share"]).assign(score=1.0)
 
 
 def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
