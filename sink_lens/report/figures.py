@@ -32,7 +32,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.schema import FROZEN
+from sink_lens.schema import ALL_STEPS, FROZEN
 from sink_lens.text import layers_in_words, neuron_name, number, token, visible
 
 _RASTER_FROM = 800
@@ -488,7 +488,8 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
         of_it = table.loc[table["intervention"] == intervention]
         part = of_it.loc[of_it["step"] == step]
         spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
-        rows.append(f"{intervention}, layers {spans}")
+        of_step = ", all steps" if step == ALL_STEPS else f", step {step}" if step >= 0 else ""
+        rows.append(f"{intervention}{of_step},\nlayers {spans}")
         for column, name in enumerate(names):
             cell = part.loc[part["frozen"] == name]
             if len(cell):
