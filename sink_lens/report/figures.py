@@ -310,15 +310,25 @@ def _nan_mean(values: np.ndarray) -> np.ndarray:
     return np.where(counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan)
 
 
+_NAME = 0.25
+"""Share of a panel's width that the name of a neuron takes."""
+
+
 def _name_points(axes: Axes, points: pd.DataFrame) -> None:
-    """Write names of neurons beside points, moved up where they would meet, and down from the top."""
+    """Write names of neurons beside points, moved up where they would meet, and down from the top.
+
+    A name stands right of its point, or left where it would leave the axes or lie on another point.
+    """
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.07 * (high - low)
     ordered = list(points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None))
     heights = apart([y for *_, y in ordered], gap=gap, top=high)
-    for (layer, neuron, x, y), height in zip(ordered, heights, strict=True):
-        to_the_left = (math.log10(x) - x_low) / (x_high - x_low) > 0.7
+    across = [(math.log10(x) - x_low) / (x_high - x_low) for _, _, x, _ in ordered]
+    for (layer, neuron, x, y), height, place in zip(ordered, heights, across, strict=True):
+        near = [at - place for at, (*_, other) in zip(across, ordered, strict=True) if abs(other - height) < 0.6 * gap]
+        covered = any(0 < distance < _NAME for distance in near)
+        to_the_left = place > 0.7 or (covered and not any(-_NAME < distance < 0 for distance in near))
         axes.annotate(
             neuron_name(layer, neuron),
             (x, y),

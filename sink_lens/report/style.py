@@ -299,7 +299,8 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
     decades = math.log10(high / low)
     scale = axes.xaxis if axis == "x" else axes.yaxis
     subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
-    scale.set_major_locator(LogLocator(subs=subs))
+    numbers = 5 if axis == "x" and decades > 5 else None  # more would run together
+    scale.set_major_locator(LogLocator(subs=subs, numticks=numbers))
     scale.set_major_formatter(FuncFormatter(_plain))
     scale.set_minor_formatter(NullFormatter())
     scale.set_minor_locator(NullLocator())

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from sink_lens.report import figures, streaming, style
+from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
 
 
@@ -144,6 +145,22 @@ def test_names_of_close_super_neurons_are_moved_apart():
     assert figures.apart([1.0, 1.5, 9.0], gap=2.0, top=10.0) == [1, 3, 9]
     assert figures.apart([9.0, 9.0, 9.0], gap=2.0, top=10.0) == [6, 8, 10]
     assert figures.apart([], gap=2.0, top=10.0) == []
+
+
+def test_a_name_does_not_lie_on_the_marker_beside_it():
+    ratio = np.array([8.6, 55.0, *np.geomspace(0.02, 4e5, 18)])
+    table = neurons(supers=(0, 1)).assign(spike_ratio=ratio, contribution_share=[0.06, 0.06, *[0.001] * 17, 0.7])
+    axes = figures.super_neurons(table, position=0).axes[0]
+    sides = {text.get_text(): text.get_ha() for text in axes.texts}
+    assert sides["L1.N0"] == "right"  # left of its point
+
+
+def test_the_numbers_of_an_axis_of_many_decades_are_apart():
+    table = neurons(count=20).assign(spike_ratio=np.geomspace(0.02, 4e5, 20))
+    figure = figures.super_neurons(table, position=0)
+    assert faults(figure) == []
+    low, high = figure.axes[0].get_xlim()
+    assert len([one for one in figure.axes[0].get_xticks() if low < one < high]) <= 5
 
 
 def test_at_most_eight_super_neurons_are_named():
