@@ -210,11 +210,20 @@ def _without(value: Any) -> str:
     return "" if layout == "torch.strided" else f" of the layout {layout}, which holds some of its values"
 
 
+def _is_list(hint: Any) -> bool:
+    """True of a type of lists."""
+    origin = get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
+
+
 def type_words(hint: Any) -> str:
     """A type in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(type_words(one) for one in inner))
+        single = " or ".join(dict.fromkeys(type_words(one) for one in inner if not _is_list(one)))
+        lists = [type_words(one) for one in inner if _is_list(one)]
+        lists = ["a list of these" if one == f"a list, each {single}" else one for one in lists]
+        return " or ".join(dict.fromkeys([*([single] if single else []), *lists]))
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if hint in _PLAIN:

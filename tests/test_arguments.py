@@ -142,6 +142,10 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: analytical(10, shared=3).log10_p(0.1, convention="none"), "convention of log10_p is 'none'"),
         (lambda: BATCH[5], r"rows of TokenBatch is 5 \(int\)"),
         (lambda: BATCH.cut("3"), r"length of cut is '3' \(str\)"),
+        (
+            lambda: sink_lens.sweep(tiny("llama"), sink_lens.sweeps.Grid.of(), tokens=BATCH, metrics="loss"),
+            "metrics of sweep is 'loss' .*; need a MetricSpec or a Metric or a function or a list of these$",
+        ),
     ],
 )
 def test_public_names_refuse_what_they_cannot_take(call, says):
