@@ -222,8 +222,12 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: st
                 shift if widest > 1 else 0.6 * shift
             )
             place[node] = (x, level[row])
-    figure = canvas(width=min(4.4 + 1.0 * widest, 11.0), height=min(1.8 + 0.42 * len(rows), 13.0))
+    width, height = min(4.4 + 1.0 * widest, 11.0), min(1.8 + 0.42 * len(rows), 13.0)
+    figure = canvas(width=width, height=height)
     axes = figure.add_subplot()
+    xs = [x for x, _ in place.values()] or [0.0]
+    left, right = min(xs) - 0.9, max(xs) + 0.9
+    inches = ((width - 1.0) / (right - left), (height - 1.0) / len(rows))  # of one unit; names and legend take the rest
     largest = max([abs(score) for *_, score in ends], default=1.0) or 1.0
     shown: dict[str, str] = {}
     for writer, reader, score in reversed(ends):
@@ -243,16 +247,15 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: st
                 "linewidth": 0.5 + 3.5 * abs(score) / largest,
                 "linestyle": "--" if score < 0 else "-",
                 "alpha": 0.35 + 0.6 * abs(score) / largest,
-                "shrinkA": 9,
-                "shrinkB": 9,
+                "shrinkA": _to_border(writer, (x1 - x0, y1 - y0), inches),
+                "shrinkB": _to_border(node, (x1 - x0, y1 - y0), inches) + 2,
                 "connectionstyle": f"arc3,rad={bend:.3f}",
             },
         )
     box = {"boxstyle": "round,pad=0.22", "facecolor": PAPER, "edgecolor": "#999999", "linewidth": 0.7}
     for node, (x, y) in place.items():
         axes.text(x, y, part_name(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
-    xs = [x for x, _ in place.values()] or [0.0]
-    axes.set_xlim(min(xs) - 0.9, max(xs) + 0.9)
+    axes.set_xlim(left, right)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_yticks(range(len(rows)), [_row_name(row, n_layers=n_layers) for row in rows])
     axes.set_xticks([])
@@ -268,8 +271,23 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: st
     return finished(figure)
 
 
+def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
+    """Points from the middle of a node's box to its border, in the direction of an edge.
+
+    Args:
+        node: its name is in the box.
+        along: the edge, across and up, in units of the axes.
+        inches: of one unit, across and up.
+    """
+    size = 0.85 * FONT
+    half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
+    across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
+    long = np.hypot(across, up) or 1.0
+    return float(min(half[0] / max(across / long, 1e-6), half[1] / max(up / long, 1e-6)))
+
+
 def _ends(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """Writer, reader and score; a key-value head is drawn as those of its heads that are in the picture."""
+    """Writer, reader and score; an edge into a key-value head is divided among its heads that are in the picture."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []
