@@ -394,7 +394,7 @@ class Circuit:
         """
         if style == "page":
             sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
-            return display.figure("circuit", self.edges.head(most), **sizes, title=repr(self))
+            return display.figure("circuit", self.edges, **sizes, title=repr(self), most=most)
         metric = self.runs.metric.name.replace("_", " ")
         outputs = [self.graph.readers[one].name for one in outputs_of(self.runs.metric, self.graph)]
         named = {"title": f"The circuit of {metric}, {self.runs.lens.name}", "unit": f"of the {metric}"}

@@ -103,7 +103,7 @@ class EdgeCircuit(Drawable):
         """
         if style == "page":
             sizes = {name: self.about[name] for name in ("n_layers", "group")}
-            return edge_figure(self.edges.head(_MOST), **sizes, title=self.about["title"])
+            return edge_figure(self.edges, **sizes, title=self.about["title"])
         named = {name: self.about[name] for name in ("group", "title", "unit", "outputs", "end")}
         return sketch(self.edges, **named, style=style, width=width)
 
@@ -197,16 +197,20 @@ def _attention(run: Run) -> dict[str, Any]:
     return by_head
 
 
-def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "") -> Figure:
+def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", most: int = _MOST) -> Figure:
     """Edges with their scores; the width of a line is the magnitude of the score.
 
     Args:
         edges: the columns writer, reader and score, the largest first.
         n_layers: layers of the model.
-        group: heads that share a key-value head; an edge into one leads to those of its heads that are in the picture.
+        group: heads that share a key-value head; an edge into one is divided among those of its heads that are in the
+            picture.
         title: above the figure.
+        most: edges in the picture, the largest.
     """
-    ends = _ends(edges, group=group)
+    if len(edges) > most:
+        title = "\n".join([*([title] if title else []), f"The {most} largest of {len(edges):,} edges"])
+    ends = _ends(edges.head(most), group=group)
     nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=_order)
     rows = sorted({_order(one)[:2] for one in nodes})
     level = {row: at for at, row in enumerate(rows)}
@@ -296,7 +300,7 @@ def _ends(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
         layer, shared, head = node.partition(".kv")
         heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else []
         there = [f"{one}<{kind}" for one in heads if one in drawn]
-        ends += [(writer, one, score) for one in there or [reader]]
+        ends += [(writer, one, score / len(there or [reader])) for one in there or [reader]]
     return ends
 
 
@@ -521,7 +525,8 @@ def _picture(run: Run) -> tuple[str, Figure]:
     see = (
         f"The {min(_MOST, len(circuit.edges))} largest edges. Read upwards: what a node writes is read by the nodes "
         "above it, as a query (purple), a key (green), a value (blue) or by an MLP (grey); red and dashed lowers the "
-        "metric. Width is the score's magnitude."
+        "metric. Width is the score's magnitude; an edge into a key or value that heads share is divided among those "
+        "of them in the picture."
     )
     return see, circuit.draw()
 

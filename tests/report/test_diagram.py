@@ -5,12 +5,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Annotation
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.circuit import ChainCircuit
 from sink_lens.report.diagram import Arrow, Box, Diagram
+from sink_lens.report.edges import edge_figure
 from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
 
@@ -261,3 +263,30 @@ def test_boxes_of_a_page_stand_on_its_own_paper(tmp_path):
         drawn = svg(circuit_of(folder).draw("page"), name="circuit")
         assert "fill: var(--card)" in drawn
         assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page
+
+
+def arrows_of(figure):
+    """The arrows of a page's figure, the strongest last."""
+    return [text.arrow_patch for text in figure.axes[0].texts if isinstance(text, Annotation)]
+
+
+def test_a_page_of_a_large_circuit_says_how_many_edges_it_shows():
+    many = pd.DataFrame({"writer": "m0", "reader": [f"m{n}" for n in range(1, 71)], "score": np.linspace(7, 1, 70)})
+    figure = edge_figure(many, n_layers=71, title="The circuit")
+    assert len(arrows_of(figure)) == 60
+    assert figure.axes[0].get_title(loc="left") == "The circuit\nThe 60 largest of 70 edges"
+    assert edge_figure(many.head(60), n_layers=71, title="T").axes[0].get_title(loc="left") == "T"
+
+
+def test_an_edge_into_a_shared_key_is_divided_among_its_heads_in_the_picture():
+    rows = [("m0", "a2.kv0<k>", 1.0), ("m0", "m1", 1.0), ("a2.h0", "logits", 0.5), ("a2.h1", "logits", 0.5)]
+    figure = edge_figure(pd.DataFrame(rows, columns=["writer", "reader", "score"]), n_layers=3, group=2)
+    widths = sorted(arrow.get_linewidth() for arrow in arrows_of(figure))
+    assert widths == pytest.approx([2.25] * 4 + [4.0])  # 0.5 + 3.5 * share: the whole edge is as wide as two halves
+
+
+def test_an_arrow_ends_at_the_border_of_a_box_from_any_side():
+    rows = [("m0", "m1", 1.0), *((f"a1.h{n}", "m1", 0.5) for n in range(8))]
+    figure = edge_figure(pd.DataFrame(rows, columns=["writer", "reader", "score"]), n_layers=2)
+    ends = sorted(arrow.shrinkB for arrow in arrows_of(figure))
+    assert 1.3 * ends[0] < ends[-1]  # the box is wider than it is tall
