@@ -150,7 +150,7 @@ def position_readings(
     """
     readings, constants = [], functools.cache(functools.partial(attention_constants, lens))
 
-    def varying(x: Tensor, site: str, layer: int) -> Tensor:
+    def without_constant(x: Tensor, site: str, layer: int) -> Tensor:
         """Return a site without its constant."""
         alike = getattr(constants(layer=layer), site) if site in ("v", "z", "attn_out") else None
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
@@ -164,7 +164,7 @@ def position_readings(
             if place not in moments:
                 moments[place] = variance.Moments.empty(n_positions=x.shape[1], n_values=x.shape[2], device=x.device)
             moments[place].update(x, valid=valid)
-            return variance.token_std(varying(x, site, view.layer)).masked_fill(~valid, math.nan)
+            return variance.token_std(without_constant(x, site, view.layer)).masked_fill(~valid, math.nan)
 
         readings.append(Reading(name=f"std:{site}", sites=(site,), function=std))
         readings.append(norm_reading(site, positions=positions))
@@ -172,7 +172,7 @@ def position_readings(
     def value_std(view: LayerView) -> Tensor:
         """S2 of the value vectors, mean over positions from 8 on."""
         x, valid = _sample(view, "v", positions)
-        spread = variance.token_std(varying(x, "v", view.layer))
+        spread = variance.token_std(without_constant(x, "v", view.layer))
         return mean_where(spread, where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
 
     readings.append(Reading(name="value_std", sites=("v",), function=value_std))

@@ -150,7 +150,7 @@ def summary_table(
 
 
 def bound_to(placement: pd.DataFrame) -> tuple[str, str]:
-    """What the sink is bound to, and what that means of the cells that were tried."""
+    """Return what the sink is bound to, and the sentence that says it of the cells that were tried."""
     kind = kind_of(placement)
     tried = "bos" in set(placement["token"])
     return kind, _BOUND_TO[kind] if tried else _WITHOUT_BOS.get(kind, _BOUND_TO[kind])

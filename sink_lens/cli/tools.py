@@ -45,8 +45,8 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
 
-    def asked(why: str) -> bool:
-        """True of a figure that was asked for by name, or that is drawn at another width."""
+    def is_error(why: str) -> bool:
+        """Return True for a figure that was asked for by name, or that is drawn at another width."""
         return bool(config.only) or NARROW in why
 
     if config.figures is not None:
@@ -54,7 +54,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
-            say("error" if asked(why) else "warning", f"not drawn: {why}")
+            say("error" if is_error(why) else "warning", f"not drawn: {why}")
 
     def found() -> dict[str, Any]:
         """The answer for ``--json``."""
@@ -63,7 +63,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
-    return Answer(found=found, exit_code=int(any(map(asked, missing))))
+    return Answer(found=found, exit_code=int(any(map(is_error, missing))))
 
 
 _STATUS_EXAMPLES = """\

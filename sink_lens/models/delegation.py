@@ -150,14 +150,14 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
         """Give the block this stream instead of its input."""
         return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
 
-    def skipped(*args: Any, **kwargs: Any) -> Any:
+    def pass_on(*args: Any, **kwargs: Any) -> Any:
         """Return the stream as it came, as a block of the family returns it."""
         hidden = args[0] if args else kwargs["hidden_states"]
         return (hidden,) if lens.family.own_attention else hidden  # of a tuple their models take the first
 
     with contextlib.ExitStack() as stack:
         for block in list(blocks)[:layer]:
-            stack.enter_context(instead(block, skipped))
+            stack.enter_context(instead(block, pass_on))
         stack.callback(entry.register_forward_pre_hook(begin, with_kwargs=True).remove)
         yield
 

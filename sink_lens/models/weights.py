@@ -177,7 +177,7 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What biases put into one attention layer alike at every position, whatever the token.
+    """The part of one attention layer that biases make, which is the same at every position and for every token.
 
     The softmax cancels a constant of the keys, and the mean over positions leaves one of the values as it is, so
     neither is part of what a token brings.
@@ -194,7 +194,7 @@ class Constants:
 
 
 def attention_constants(lens: LensModel, *, layer: int) -> Constants:
-    """What biases of the norm, the keys, the values and the output are in one attention layer, in float32."""
+    """Compute the constants that biases of the norm, keys, values and output make in one layer, in float32."""
     family, weights = lens.family, attention_weights(lens, layer=layer)
     norm = norm_weights(lens, layer=layer, which="attn_norm")
     read = weights.b_o.new_zeros(lens.d_model, dtype=torch.float32) if norm is None else norm.bias

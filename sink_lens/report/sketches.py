@@ -31,7 +31,7 @@ _PLATEAU = 0.8
 _VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided"}
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 _WAYS = {"raises": "towards the other prompt's value", "lowers": "away from it"}
-"""What the signs of shares of the way are."""
+"""Sign of a share of the way -> its words."""
 
 
 def of_chain(circuit: Any) -> Diagram:
