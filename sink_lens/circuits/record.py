@@ -4,7 +4,7 @@ Scores are written in parts of 32 pairs, and each table when it is made: a run t
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -360,7 +360,7 @@ def _written(
     summary = _summary(circuit, completeness, areas, curve_frame, judged, check, nodes, core)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
-    return circuit, (*sentences, *told(summary, sizes=config.sizes))
+    return circuit, (*sentences, *display.sentences("circuit", summary, sizes=config.sizes))
 
 
 def left_sum(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
@@ -610,8 +610,3 @@ def _summary(
         row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
         row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
     return pd.DataFrame([row])
-
-
-def told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
-    """The result in sentences, drawn from the table ``summary``, and the sizes that were run."""
-    return display.sentences("circuit", summary, sizes=sizes)

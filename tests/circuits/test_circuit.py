@@ -33,6 +33,7 @@ from sink_lens.models.header import read_header
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 from sink_lens.records.shards import progress_of
+from sink_lens.report.edges import circuit_told
 
 METRIC = metrics.logit_difference([5, 6, 9, 4, 30, 31], [7, 8, 10, 2, 40, 41])
 
@@ -321,17 +322,17 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert list(nodes["node"]) == [one.name for one in whole.circuit.graph.writers]
     assert summary["patched_nodes"] == len(nodes)
     blind = summary.to_frame().T.assign(unseen_nodes="a1.h2 m0")
-    assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in record.told(blind))
+    assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in circuit_told(blind))
     seen = summary.to_frame().T.assign(unseen_nodes=np.nan)  # as an empty text comes back from a file
     for frame, options, words in (
         (blind, {"ablation": "zero"}, "no sign of a wrong circuit"),
         (seen, {"ablation": "zero"}, "no sign of a right circuit"),
         (blind, {"ablation": "resample", "method": "eap"}, "in many right circuits too; use eap-ig"),
     ):
-        assert any(words in one for one in record.told(frame.assign(**options)))
+        assert any(words in one for one in circuit_told(frame.assign(**options)))
     assert any(
         f"Each of the {len(nodes)} nodes was really patched, and gradients miss none of them" in one
-        for one in record.told(seen)
+        for one in circuit_told(seen)
     )
     written = json.loads((tmp_path / "one" / "run.json").read_text())
     written["status"] = "running"

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from rounding import assert_rows_close
 from lenses import lens_of as lens
+from rounding import assert_rows_close
 from safetensors.torch import load_file, save_file
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
