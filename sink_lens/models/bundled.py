@@ -3,11 +3,13 @@
 A cached folder is named after the SHA-256 of its GGUF file.
 """
 
+import contextlib
 import importlib.util
+import json
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from ..data.cache import (
     write_manifest,
 )
 from ..errors import ModelError
+from ..records import write_whole
 from ..schema import DEFAULT_MODEL
 from .conversion import check_magic, convert
 
@@ -71,10 +74,12 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     say = announce or _LOG.info
     gguf = Path(os.path.realpath(from_home(gguf)))  # resolve() raises at a loop of links
     check_magic(gguf)
-    digest = _digest(gguf)
+    source = _source(gguf)
+    digest = _digest(gguf, source=source)
     _check_default(gguf, digest=digest)
     folder = _models() / digest
     if folder.is_dir() and _fault(folder) is None:
+        _note(folder, source)
         return folder
     try:
         with locked(folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")):
@@ -87,7 +92,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
                     stacklevel=2,
                 )
             say(f"Converting {gguf.name} to safetensors: done once, in seconds to minutes")
-            _make(gguf, digest=digest, folder=folder)
+            _make(gguf, source=source, digest=digest, folder=folder)
     except OSError as error:
         raise ModelError(
             f"the cache {cache_folder()} cannot be written ({error.strerror or error}); need room and "
@@ -107,17 +112,50 @@ def files_of(name: str) -> Path | None:
         return path if path.is_dir() else None
     path = Path(os.path.realpath(path))
     check_magic(path)
-    folder = _models() / _digest(path)
+    folder = _models() / _digest(path, source=_source(path))
     return folder if folder.is_dir() and _fault(folder) is None else path
 
 
-def _make(gguf: Path, *, digest: str, folder: Path) -> None:
-    """Convert the GGUF file into the folder; the caller holds the lock."""
+def _make(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
+    """Convert the GGUF file into the folder; the caller holds the lock.
+
+    Args:
+        gguf: the file.
+        source: how it was recognised before its hash was read.
+        digest: its hash.
+        folder: where the conversion is to be.
+
+    Raises:
+        ModelError: the file was changed or replaced since then.
+    """
     with new_folder(folder) as part:
         convert(gguf, folder=part)
+        if _source(gguf) != source:
+            raise ModelError(f"{gguf} was changed while it was converted; need a file that stays. Load it again")
         packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}
-        source = {"path": str(gguf), **stamp(gguf), "sha256": digest}
-        write_manifest(part, {"format": _FORMAT, "name": gguf.name, "source": source, "versions": packages})
+        content = {"format": _FORMAT, "name": gguf.name, "source": {**source, "sha256": digest}, "versions": packages}
+        write_manifest(part, content)
+
+
+def _source(gguf: Path) -> dict[str, Any]:
+    """Return what an unchanged file is recognised by without reading it.
+
+    Size and time alone do not do: ``cp -p``, ``tar`` and package managers give another file the time of the first. Its
+    inode and the time at which the file system last changed its entry are not theirs to choose.
+    """
+    status = gguf.stat()
+    return {"path": str(gguf), **stamp(gguf), "inode": status.st_ino, "ctime_ns": status.st_ctime_ns}
+
+
+def _note(folder: Path, source: Mapping[str, Any]) -> None:
+    """Write down how the file of a conversion is recognised now, after it was read again, such as after a copy."""
+    if source.items() <= (_read_manifest(folder) or {}).get("source", {}).items():
+        return
+    with contextlib.suppress(OSError), locked(folder):  # a cache that is only read: the file is read again next time
+        manifest = _read_manifest(folder)
+        if manifest is not None:
+            content = {**manifest, "source": {**source, "sha256": folder.name}}
+            write_whole(folder / MANIFEST, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -143,12 +181,11 @@ def _fault(folder: Path) -> str | None:
     return f"no whole {MANIFEST} of this version" if manifest is None else fault(folder, manifest)
 
 
-def _digest(gguf: Path) -> str:
-    """SHA-256 of a GGUF file; read from the manifest of its conversion if path, size and time are unchanged."""
-    known = {"path": str(gguf), **stamp(gguf)}
+def _digest(gguf: Path, *, source: Mapping[str, Any]) -> str:
+    """SHA-256 of a GGUF file; read from the manifest of its conversion if that is of this very file, unchanged."""
     for folder in _models().iterdir() if _models().is_dir() else ():
         manifest = _read_manifest(folder)
-        if manifest is not None and known.items() <= manifest["source"].items():
+        if manifest is not None and source.items() <= manifest["source"].items():
             return folder.name
     return sha256_of(gguf)
 

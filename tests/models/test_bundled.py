@@ -336,6 +336,47 @@ def test_content_decides_and_not_the_name(tmp_path, stubbed):
     assert len(stubbed) == 2
 
 
+def test_another_file_with_the_size_and_time_of_the_first_is_another_model(tmp_path, stubbed):
+    file = some_gguf(tmp_path / "a.gguf", b"GGUF of one")
+    first, status = bundled.converted_folder(file), file.stat()
+    for put in (lambda other: other.replace(file), lambda other: file.write_bytes(other.read_bytes())):
+        other = some_gguf(tmp_path / "b.gguf", b"GGUF of two" if len(stubbed) == 1 else b"GGUF of six")
+        put(other)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # as cp -p, tar and nix leave it
+        assert file.stat().st_size == status.st_size
+        second = bundled.converted_folder(file)
+        assert second != first
+        assert (second / "model.safetensors").read_bytes() == b"weights of " + file.read_bytes()
+    assert len(stubbed) == 3
+
+
+def test_the_conversion_of_a_file_that_was_recognised_by_size_and_time_is_kept(tmp_path, stubbed, monkeypatch, recwarn):
+    file = some_gguf(tmp_path / "a.gguf")
+    folder = bundled.converted_folder(file)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in ("inode", "ctime_ns"):
+        del manifest["source"][name]  # as earlier versions wrote it
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert bundled.converted_folder(file) == folder
+    monkeypatch.setattr(bundled, "sha256_of", lambda path: pytest.fail(f"hashed {path} again"))
+    assert bundled.converted_folder(file) == folder
+    assert len(stubbed) == 1
+    assert not recwarn.list
+
+
+def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path, cache, monkeypatch):
+    file = some_gguf(tmp_path / "a.gguf")
+
+    def convert(path, *, folder):
+        some_gguf(path, b"GGUF of another model")
+        stub_convert(path, folder=folder)
+
+    monkeypatch.setattr(bundled, "convert", convert)
+    with pytest.raises(ModelError, match="changed while it was converted"):
+        bundled.converted_folder(file)
+    assert cache_entries() == []
+
+
 def test_a_copied_cache_is_hashed_and_kept(tmp_path, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
     weights = bundled.converted_folder(file) / "model.safetensors"
@@ -405,7 +446,7 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
         with FileLock(folder.with_suffix(".lock")):
             held.set()
             assert asked.wait(30)
-            bundled._make(file, digest=digest, folder=folder)
+            bundled._make(file, source=bundled._source(file), digest=digest, folder=folder)
 
     thread = threading.Thread(target=another)
     thread.start()
