@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from .arguments import checked
+from .gone import check_public_name
 
 
 def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -21,6 +22,7 @@ def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], An
     def get(name: str) -> Any:
         """Import a name when it is first used."""
         if name not in names:
+            check_public_name(package, name)
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
         where, colon, own = names[name].partition(":")
         module = import_module(f".{where}", package)

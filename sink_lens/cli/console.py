@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
+from ..gone import check_command, check_option
 from ..text import for_terminal, visible
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class _RefusesVisibly:
         try:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
+            if (option := getattr(error, "option_name", None)) is not None:
+                check_option(str(given[0]), option)
             error.message = visible(error.message, limit=_LONGEST)
             raise
 
@@ -101,6 +104,12 @@ class Group(_RefusesVisibly, TyperGroup):
 
 class Commands(Group):
     """The group of all commands, which turns errors into messages and exit codes."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is asked for; one that was removed says what to use instead."""
+        if args and args[0] not in self.commands:
+            check_command(args[0])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command."""

@@ -17,6 +17,7 @@ import safetensors.numpy
 from pandas.api import types
 
 from sink_lens.errors import InputError, RunError, check_name, is_own_name
+from sink_lens.gone import check_kind
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
 from sink_lens.schema import table_of
 
@@ -172,9 +173,11 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged. A damaged table raises when it is read.
+        GoneError: The run is of a kind that was removed.
     """
     folder = Path(folder)
     record = read_record(folder)
+    check_kind(record["kind"], folder)
     written = {Path(file).stem for file in record["files"]}
     gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
     tables = Tables(folder, files=record["files"], kind=record["kind"])

@@ -1,0 +1,76 @@
+"""What was removed, and what to use instead: one table of commands, options, Python names and kinds of run.
+
+A name of this table is no alias: it is answered with an error that says what does its work now.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .errors import GoneError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """Names of one thing that was removed."""
+
+    instead: str
+    """What does its work now; it follows "use" in the error."""
+    command: str | None = None
+    """Command of ``sink-lens``."""
+    options: tuple[str, ...] = ()
+    """Options of commands that stay, each behind its command: ``contraction --calibrate``."""
+    names: tuple[str, ...] = ()
+    """Public names of the package or of one of its rooms, such as ``diff``, wherever they stood."""
+    kind: str | None = None
+    """Kind of run, whose folders nothing reads any more."""
+
+
+GONE: tuple[Gone, ...] = (Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),)
+
+
+def check_command(name: str) -> None:
+    """Refuse a command that was removed.
+
+    Raises:
+        GoneError: what to use instead.
+    """
+    for instead in _instead(lambda row: name == row.command):
+        raise GoneError(f"sink-lens {name} was removed; use {instead}")
+
+
+def check_option(command: str, option: str) -> None:
+    """Refuse an option that was removed from a command.
+
+    Raises:
+        GoneError: what to use instead.
+    """
+    for instead in _instead(lambda row: f"{command} {option}" in row.options):
+        raise GoneError(f"{option} of sink-lens {command} was removed; use {instead}")
+
+
+def check_public_name(package: str, name: str) -> None:
+    """Refuse a Python name that was removed.
+
+    Raises:
+        GoneError: what to use instead.
+    """
+    for instead in _instead(lambda row: name in row.names):
+        raise GoneError(f"{package}.{name} was removed; use {instead}")
+
+
+def check_kind(kind: str, folder: object) -> None:
+    """Refuse a run folder of a kind that was removed.
+
+    Raises:
+        GoneError: what to use instead.
+    """
+    for instead in _instead(lambda row: kind == row.kind):
+        raise GoneError(
+            f"{folder} is a run of the kind {kind!r}, which was removed; use {instead}. Its tables are Parquet and CSV "
+            "files, which pandas reads"
+        )
+
+
+def _instead(is_it: Callable[[Gone], bool]) -> Iterator[str]:
+    """What to use instead, of the rows that are it."""
+    return (row.instead for row in GONE if is_it(row))
