@@ -25,7 +25,13 @@ class Gone:
     """Kind of run, whose folders nothing reads any more."""
 
 
-GONE: tuple[Gone, ...] = (Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),)
+GONE: tuple[Gone, ...] = (
+    Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),
+    Gone(
+        instead="the checks of your trainer's own library; sink-lens card counts BOS in front of a text and of a chat",
+        options=("diff --batch",),
+    ),
+)
 
 
 def check_command(name: str) -> None:

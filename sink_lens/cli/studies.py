@@ -295,13 +295,11 @@ def verify(study: "Study") -> "Iterator[RenderableType]":
     examples="""\
 sink-lens diff ./base ./tuned --text mine.txt  [dim]base and fine-tuned, or two checkpoints[/dim]
 
-sink-lens diff ./base ./tuned --batch batch.safetensors --json  [dim]and what the data collator gives[/dim]
-
 sink-lens diff ./base --by dtype --other-dtype bfloat16  [dim]one model in two types; or --by bos[/dim]
 """,
 )
 def diff(study: "Study") -> "Iterator[RenderableType]":
-    """Did a fine-tune break the sink or lose BOS? Two models on the same tokens, paired, and a check of inputs."""
+    """Did a fine-tune break the sink or lose BOS? Two models on the same tokens, paired, and what is done with BOS."""
     changes = study.tables["changes"]
     numbers = changes.loc[changes["unit"] != "index"]
     yield columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))

@@ -115,16 +115,14 @@ def _indices(run: Run) -> tuple[str, PageTable]:
 
 
 def _checks(run: Run) -> tuple[str, PageTable]:
-    """The table of checks of the inputs, the alarms first."""
+    """The table of checks, the alarms first."""
     table = run.need("checks", columns=["check", "alarm", "said", "line"])
     shown = table.sort_values("alarm", ascending=False, kind="stable")
     shown = shown.assign(
         verdict=[_SIGNS[bool(one)] for one in shown["alarm"]], check=shown["check"].str.replace("_", " ")
     )
     heads = {"verdict": "", "check": "check", "said": "what it found", "line": "line to change"}
-    return "Tokenizers, chat templates, configurations and the batch." + more(len(shown), "checks"), shown_table(
-        shown, heads
-    )
+    return "BOS, vocabularies, configurations and weights." + more(len(shown), "checks"), shown_table(shown, heads)
 
 
 DIFF = Page(
@@ -132,7 +130,7 @@ DIFF = Page(
     headline=_headline,
     figures=(Drawn(key="positions", title="Loss by position", make=_by_position, data=whole("positions")),),
     tables=(
-        Listed(key="check-table", title="Inputs", make=_checks),
+        Listed(key="check-table", title="Checks", make=_checks),
         Listed(key="change-table", title="What changed", make=_numbers),
         Listed(key="index-table", title="Positions and dimensions", make=_indices),
         Listed(

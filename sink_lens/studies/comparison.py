@@ -2,7 +2,7 @@
 
 Both models are read once on the same sequences; every difference is paired by sequence. A change is an alarm where it
 is larger than short healthy fine-tunes make it: the sink gone or made, the outlier dimension moved, shrunk or grown,
-the loss up. What the inputs do is checked beside it, since that is where most breakages begin.
+the loss up. What both tokenizers do with BOS is checked beside it.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from ..schema import GAINED_FRAC, LOST_FRAC
 from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
 from ..text import listed, named_parts, number, plural
+from .bos_check import Finding, check_bos
 from .config import DiffConfig
-from .input_checks import Finding, check_batch, check_rows, check_tokenizers, read_batch
 from .model_card import shown_name
 from .observed import Observed, UnmeasuredError
 from .quantities import QUANTITIES, by_sequence, measure
@@ -73,13 +73,12 @@ def diff(
     *,
     config: DiffConfig | None = None,
     tokens: TokenBatch | str | None = None,
-    batch: Mapping[str, Tensor] | str | Path | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
     **fields: Any,
 ) -> Study:
-    """Compare two models on the same tokens, and check tokenizers, chat templates and a batch.
+    """Compare two models on the same tokens, and what their tokenizers do with BOS.
 
     The cost is one reading pass of each model.
 
@@ -88,7 +87,6 @@ def diff(
         other: the second model; that of the configuration if None.
         config: the comparison's configuration; the default one if None.
         tokens: the sequences, instead of those of the configuration.
-        batch: what the data collator of the second model's training gives, or a .safetensors file of it.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars; a comparison has none.
@@ -104,15 +102,7 @@ def diff(
     config, lens, sequences = inputs(DiffConfig, model, config=config, tokens=tokens, fields=fields)
     second = second_of(lens, config, other)
     _check_alike(lens, second, config)
-    findings = [
-        *check_tokenizers(lens.tokenizer, second.tokenizer),
-        check_rows(second, before=lens),
-        *_configurations(lens, second, config),
-    ]
-    if batch is None and config.batch is not None:
-        batch = config.batch
-    if batch is not None:
-        findings += check_batch(second, read_batch(batch) if isinstance(batch, str | Path) else batch)
+    findings = [*check_bos(lens.tokenizer, second.tokenizer), *_configurations(lens, second)]
     a = Observed(lens, sequences, seed=config.seed, batch_size=config.batch_size)
     b = _read_second(a, second, config)
     pairs = _losses(a, b)
@@ -353,7 +343,7 @@ def _indices(name: str, first: Sequence[Any], second: Sequence[Any], *, alarm: b
     }
 
 
-def _configurations(first: LensModel, second: LensModel, config: DiffConfig) -> list[Finding]:
+def _configurations(first: LensModel, second: LensModel) -> list[Finding]:
     """Fields of the configurations that change what the same weights compute."""
     if first is second:
         return []
@@ -496,10 +486,7 @@ def _sentence(
             said = f"BOS matters at the first {_FIRST} positions alone" if sure else "BOS does not matter"
             told = [_change(row) for row in (rows[0], *([begins] if sure else []), sink)]
             return f"{said}: from {found['first']} to {second}, {', '.join(told)}."
-        return (
-            f"Nothing is broken from {found['first']} to {second}: {_change(rows[0])}, {_change(sink)}; every check of "
-            "the inputs passed."
-        )
+        return f"Nothing is broken from {found['first']} to {second}: {_change(rows[0])}, {_change(sink)}."
     parts = [f"{one.said} (fix: {one.line})" for one in lines[:3]]
     if wrong:
         told = listed((_change(row) for row in wrong), most=3)

@@ -117,7 +117,7 @@ class VerifyConfig(ReadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffConfig(ReadConfig):
-    """Which two models are compared, by what they differ, and which inputs are checked."""
+    """Which two models are compared, and by what they differ."""
 
     other: str | None = field(default=None, metadata={"positional": True, "metavar": "OTHER"})
     """The model that is compared with the first one. Default: the same, if --by dtype or --by bos is asked for."""
@@ -125,9 +125,6 @@ class DiffConfig(ReadConfig):
     """What differs between the two: weights (base and tuned, two checkpoints), dtype or bos."""
     other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --by dtype: the type of the second model's weights."""
-    batch: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """A .safetensors file with one batch of your data collator (input_ids, attention_mask, position_ids, labels), to
-    check for BOS, packing and padding."""
     most_loss: float = 0.25
     """Raise an alarm if the second model's loss is above the first model's by more than this many nats."""
 

@@ -31,6 +31,7 @@ from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
 from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
 from ..text import interval as bounds
+from .bos_check import bos_in_front, said_in_front
 from .config import CardConfig
 from .observed import SITES_READ, Observed, UnmeasuredError, digits
 from .quantities import by_sequence, measure
@@ -210,20 +211,24 @@ def _bos(seen: Observed) -> dict[str, Any]:
     """The loss of the same tokens with BOS in front of them and without it."""
     tokenizer = seen.lens.tokenizer
     token = None if tokenizer is None else bos_id(tokenizer)
-    if token is None:
+    if tokenizer is None or token is None:
         return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
+    in_front = {"in_front": bos_in_front(tokenizer)}
     if seen.tokens.bos:
         with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.without_bos().tokens)
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
-            return {"needed": None, "why": "the sequences fill the model's context; BOS does not fit in front"}
+            return in_front | {
+                "needed": None,
+                "why": "the sequences fill the model's context; BOS does not fit in front",
+            }
         with_bos, without = token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     needed = change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0
-    return {
+    return in_front | {
         "needed": bool(needed),
-        "token": {"id": token, "text": visible(str(tokenizer.decode([token])), limit=24)},  # type: ignore[union-attr]  # there is one
+        "token": {"id": token, "text": visible(str(tokenizer.decode([token])), limit=24)},
         "loss_with_nats": float(less.mean()),
         "loss_without_nats": float(more.mean()),
         "cost_without_nats": _of(change),
@@ -426,6 +431,7 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             "BOS needed",
             {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}[found["bos"]["needed"]],
         ),
+        *([("BOS in front", said_in_front(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
         (
             "Outlier dimensions",
             "; ".join(

@@ -5,13 +5,86 @@ import copy
 import pytest
 import torch
 
-from benchmarks.diff_alarms import MODELS, compared, sequences, tokenizer, trained
+from sink_lens.data.corpora import bundled_text
+from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny
+from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.studies import diff
 from sink_lens.studies.config import DiffConfig
+
+
+def tokenizer(*, adds_bos=True):
+    made = tiny_tokenizer(adds_bos=adds_bos)
+    made.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    return made
+
+
+def sequences():
+    return from_text(bundled_text(), tokenizer(), sequences=8, length=48)
+
+
+def trained(model, *, steps, seed, lr, only=""):
+    """The model after some steps on pieces of the bundled text, by those of its weights that a name is part of."""
+    chosen = [weight for name, weight in model.named_parameters() if only in name]
+    optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=0.01)
+    ids = torch.tensor(tiny_tokenizer(adds_bos=False)(bundled_text()[:200_000], verbose=False)["input_ids"])
+    generator = torch.Generator().manual_seed(seed)
+    model.train()
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - 48, (8,), generator=generator).tolist()
+        rows = torch.stack([ids[start : start + 47] for start in starts])
+        batch = torch.cat([torch.full((8, 1), BOS_ID), rows], dim=1)
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(chosen, 1.0)
+        optimizer.step()
+    return model.eval()
+
+
+def without_super_neuron(model, truth):
+    model.model.layers[truth.layer].mlp.down_proj.weight[:, truth.neuron] = 0.0
+
+
+def without_key(model, truth):
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.weight[:, truth.outlier_dimension] = 0.0
+
+
+def in_another_dimension(model, truth):
+    weight = model.model.layers[truth.layer].mlp.down_proj.weight
+    largest = weight[truth.outlier_dimension, truth.neuron].clone()
+    weight[:, truth.neuron] = 0.0
+    weight[(truth.outlier_dimension + 5) % 48, truth.neuron] = largest
+
+
+def noisy_unembedding(model, truth):
+    weight = model.lm_head.weight
+    weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)) * weight.std())
+
+
+BREAKAGES = {
+    "super neuron's column is zero": without_super_neuron,
+    "keys do not read the outlier": without_key,
+    "outlier in another dimension": in_another_dimension,
+    "last norm is tripled": lambda model, truth: model.model.norm.weight.mul_(3.0),
+    "unembedding is noisy": noisy_unembedding,
+}
+
+
+def broken(model, name):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        BREAKAGES[name](other, planted())
+    return other
+
+
+def compared(first, second, *, out, own=None):
+    a = wrap(first, tokenizer=tokenizer(), name="base")
+    b = wrap(second, tokenizer=own or tokenizer(), name="tuned")
+    return diff(a, b, tokens=sequences(), out=out, overwrite=True, progress=False)
+
 
 CHANGED = {
     "super neuron's column is zero": {"sink_rate", "first_token_norm_ratio", "outlier_dimensions", "writing_neurons"},
@@ -29,20 +102,24 @@ def base():
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_breakage_of_the_weights_is_found_by_what_it_breaks(base, name, tmp_path):
-    study = compared(base, MODELS[name](base), out=tmp_path / "run")
+    study = compared(base, broken(base, name), out=tmp_path / "run")
     assert CHANGED[name] <= set(study.decision["changes"])
     assert study.headline.startswith("Do not use tuned yet, ")
     assert read_run(tmp_path / "run").missing == []
 
 
 def test_the_tensor_that_was_broken_is_named(base, tmp_path):
-    study = compared(base, MODELS["super neuron's column is zero"](base), out=tmp_path / "run")
+    study = compared(base, broken(base, "super neuron's column is zero"), out=tmp_path / "run")
     assert f"model.layers.{planted().layer}.mlp.down_proj.weight" in study.headline
     assert len(study.tables["tensors"]) == 1
 
 
 def test_another_field_of_the_configuration_is_the_line_to_change(base, tmp_path):
-    study = compared(base, MODELS["norm epsilon"](base), out=tmp_path / "run")
+    config = copy.deepcopy(base.config)
+    config.rms_norm_eps = 1e-1
+    other = type(base)(config).eval()
+    other.load_state_dict(base.state_dict())
+    study = compared(base, other, out=tmp_path / "run")
     (line,) = study.decision["lines"]
     assert line == f'config.json: "rms_norm_eps": {base.config.rms_norm_eps}'
 
@@ -57,6 +134,12 @@ def test_a_matrix_of_another_model_and_a_tensor_of_zeros_come_from_no_fine_tune(
         other.model.layers[4].input_layernorm.weight.zero_()
     study = compared(base, other, out=tmp_path / "run")
     assert "model.layers.4.input_layernorm.weight is zero, and 1 more tensor like it" in study.headline
+
+
+def test_a_tokenizer_that_drops_bos_is_an_alarm(base, tmp_path):
+    study = compared(base, base, own=tokenizer(adds_bos=False), out=tmp_path / "run")
+    assert "the tokenizer puts no BOS in front of a text, the first model's 1" in study.headline
+    assert study.decision["alarms"] == 1
 
 
 def test_two_more_tokens_are_no_alarm(base, tmp_path):
@@ -90,7 +173,7 @@ def test_a_healthy_fine_tune_raises_no_alarm(base, seed, tmp_path):
 
 
 def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
-    other = MODELS["unembedding is noisy"](base)
+    other = broken(base, "unembedding is noisy")
     study = compared(base, other, out=tmp_path / "run")
     with torch.no_grad():
         tokens = sequences().tokens

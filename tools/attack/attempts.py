@@ -16,13 +16,11 @@ from typing import Any
 
 import bad_calls
 import pages
-import torch
 import trainings
 import typer.main
 import workspace
 from bad_values import NUMBERS, TEXTS, bad_json, change_bytes, change_file, change_json, change_some_file
 from child import Outcome, attempt, begun
-from safetensors.torch import save_file
 
 from analyses.texts import packages
 from sink_lens.cli import app
@@ -439,30 +437,16 @@ def _template(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _facts(rng: random.Random, folder: Path) -> Attempt:
-    """Facts for verify, or a batch for diff, that are not what they should be."""
-    if rng.random() < 0.5:
-        fact = {"id": "a", "model": ["MODEL"], "quantity": "sink_rate", "value": 0.5, "source": "b", "condition": {}}
-        facts = {"schema": "sink_lens.facts/1", "about": "c", "facts": [fact | {"tolerance": {"absolute": 0.1}}]}
-        text = change_json(json.dumps(facts), rng)
-        if rng.random() < 0.3:
-            facts["facts"][0][rng.choice(["value", "tolerance", "condition", "quantity", "model"])] = bad_json(rng)
-            with contextlib.suppress(ValueError):  # it may hold itself
-                text = json.dumps(facts)
-        (folder / "facts.json").write_text(text, encoding="utf-8", errors="surrogatepass")
-        line = ["verify", "MODEL", "--facts", "facts.json", *workspace.SMALL, "--out", "new"]
-    else:
-        shape = rng.choice([(0, 12), (2, 0), (2, 1), (2, 12), (2, 12), (1, 500), (2, 3, 4), (12,)])
-        made: dict[str, torch.Tensor] = {
-            "input_ids": torch.randint(-1, rng.choice([40, 10**6]), shape),
-            "attention_mask": rng.choice([torch.ones(shape), torch.zeros(shape), torch.ones(2, 2, 12), torch.ones(1)]),
-            "labels": rng.choice([torch.zeros(shape).long(), torch.full((2, 12), -100), torch.zeros(3)]),
-            "position_ids": rng.choice([torch.zeros(shape).long(), torch.full((2, 12), 10**9), torch.tensor(3)]),
-        }
-        kept = {name: one.contiguous() for name, one in made.items() if rng.random() < 0.7}
-        save_file(kept, folder / "batch.safetensors")
-        if rng.random() < 0.3:
-            change_file(folder / "batch.safetensors", rng)
-        line = ["diff", "MODEL", "MODEL", "--batch", "batch.safetensors", *workspace.SMALL, "--out", "new"]
+    """Facts for verify that are not what they should be."""
+    fact = {"id": "a", "model": ["MODEL"], "quantity": "sink_rate", "value": 0.5, "source": "b", "condition": {}}
+    facts = {"schema": "sink_lens.facts/1", "about": "c", "facts": [fact | {"tolerance": {"absolute": 0.1}}]}
+    text = change_json(json.dumps(facts), rng)
+    if rng.random() < 0.3:
+        facts["facts"][0][rng.choice(["value", "tolerance", "condition", "quantity", "model"])] = bad_json(rng)
+        with contextlib.suppress(ValueError):  # it may hold itself
+            text = json.dumps(facts)
+    (folder / "facts.json").write_text(text, encoding="utf-8", errors="surrogatepass")
+    line = ["verify", "MODEL", "--facts", "facts.json", *workspace.SMALL, "--out", "new"]
     return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
 
 
@@ -522,12 +506,12 @@ CATEGORIES: dict[str, Callable[[random.Random, Path], Attempt]] = {
     "monitors": _monitor,
     "outputs": _output,
     "templates": _template,
-    "facts and batches": _facts,
+    "facts": _facts,
     "pages": _page,
     "at once": _together,
 }
 _WEIGHTS = {"command lines": 26, "calls": 20, "run folders": 12, "models": 12, "settings": 9, "checkpoints": 5}
-_WEIGHTS |= {"monitors": 9, "outputs": 9, "templates": 5, "facts and batches": 6, "pages": 2, "at once": 1}
+_WEIGHTS |= {"monitors": 9, "outputs": 9, "templates": 5, "facts": 6, "pages": 2, "at once": 1}
 
 
 def category_of(rng: random.Random, *, only: Sequence[str] | None) -> str:
