@@ -8,5 +8,5 @@ ValueNorm = Literal["none", "shared", "per_head", "position"]
 """Treatment of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""
 StreamNorm = Literal["rms", "single_scale"]
 """Norm of the residual stream."""
-ValueNormInit = Literal["first_token", "dummy_pass", "ones"]
+ValueNormInit = Literal["first_token", "dummy_pass", "ones", "matched"]
 """Initial gain of the norm of the aggregated values."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import InputError
 from ..models.headnorm import HeadNormConfig, HeadNormForCausalLM
@@ -11,7 +11,7 @@ from ..models.wrapping import random_state_kept
 from .config import TrainConfig
 
 
-def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> PreTrainedModel:
+def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> HeadNormForCausalLM:
     """The model of a configuration, on the CPU in float32.
 
     Variants of one seed begin alike: what a model has in common with plain softmax attention has the same first
@@ -32,11 +32,7 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
                 parameter.copy_(alike[name])
     with random_state_kept():
         torch.default_generator.manual_seed(config.seed)
-        for module in model.modules():
-            if getattr(module, "gamma", None) is not None:  # of the other weights
-                own: Any = module
-                own.gamma._is_hf_initialized = False
-                own.begin_gamma()
+        model.begin_gains()  # of the other weights
     return model
 
 
@@ -56,7 +52,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 
 def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
-) -> PreTrainedModel:
+) -> HeadNormForCausalLM:
     """A model of this configuration with weights drawn from its seed."""
     asked: Any = {
         "vocab_size": config.vocab_size,
@@ -74,6 +70,7 @@ def _draw_weights(
         "attention": attention,
         "value_norm": value_norm,
         "value_norm_init": config.value_norm_init,
+        "value_norm_length": config.length if config.value_norm_init == "matched" else None,
         "bos_token_id": None if tokenizer is None else tokenizer.bos_token_id,
         "eos_token_id": None if tokenizer is None else tokenizer.eos_token_id,
         "pad_token_id": None,

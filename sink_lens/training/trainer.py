@@ -57,6 +57,8 @@ class TrainResult:
     """Step -> folder that ``load`` opens."""
     first: bool = True
     """True if this is the process that wrote the run."""
+    first_gains: tuple[float, ...] = ()
+    """What the gain of the heads' norm began at in each layer, its mean over the layer; empty without such a norm."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -77,6 +79,8 @@ class TrainResult:
         """Summarise what was trained, on how much, and how well it predicts."""
         last, config = self.log.iloc[-1], self.config
         norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
+        if self.first_gains:
+            norm += f" (first gain, {config.value_norm_init}: {_by_layer(self.first_gains)})"
         held_out = self.log["eval_loss"].dropna()
         tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
         return (
@@ -137,6 +141,7 @@ def train(
                 else given_corpus(config, rows, tokenizer=own_tokenizer)
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
+        gains = tuple(model.mean_gains())  # before a checkpoint is read
         with _open_run(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
             while True:
                 loop = Loop(
@@ -165,7 +170,18 @@ def train(
             log=loop.log_frame(),
             checkpoints=_kept_checkpoints(folder / "checkpoints"),
             first=args.should_save,
+            first_gains=gains,
         )
+
+
+def _by_layer(gains: tuple[float, ...]) -> str:
+    """The first and last layer's, and the range where it is another."""
+    ends, span = (f"{gains[0]:.3g}", f"{gains[-1]:.3g}"), (f"{min(gains):.3g}", f"{max(gains):.3g}")
+    if span[0] == span[1]:
+        return span[0]
+    return f"{ends[0]} in layer 0 to {ends[1]} in layer {len(gains) - 1}" + (
+        "" if span in (ends, ends[::-1]) else f", from {span[0]} to {span[1]} in all"
+    )
 
 
 def leave_processes() -> None:

@@ -160,6 +160,19 @@ def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     assert float(attention.gamma.detach()[0]) == pytest.approx(float(expected), rel=0.2)
 
 
+def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):
+    config = config_of(value_norm="per_head", value_norm_init="matched", n_layers=3, warmup=1, steps=2)
+    model, plain = model_of(config), model_of(config_of(n_layers=3))
+    assert model.config.value_norm_length == LENGTH
+    assert model.mean_gains() == pytest.approx(plain.sizes_without_norm().mean(1).tolist())
+    found = trained(tmp_path / "run", config=config)
+    assert found.first_gains == tuple(model.mean_gains())
+    first, last = (f"{model.mean_gains()[layer]:.3g}" for layer in (0, 2))
+    assert f"value norm per_head (first gain, matched: {first} in layer 0 to {last} in layer 2" in found.headline
+    assert trained(tmp_path / "run", config=config).first_gains == found.first_gains  # read again, not trained
+    assert "gain" not in trained(tmp_path / "plain", config=config_of(warmup=1, steps=2)).headline
+
+
 def test_data_and_tokenizer_by_name_are_fields_of_the_configuration(tmp_path):
     with pytest.raises(InputError, match="no/such/tokenizer"):
         train(config_of(), out=tmp_path / "run", tokenizer="no/such/tokenizer")

@@ -71,8 +71,13 @@ class HeadNormConfig(LlamaConfig):
     left-padded sequences need."""
     value_norm_init: str = "first_token"
     """gamma at first: ``first_token``, the size of the first token's head output on random inputs (mean of 64 draws,
-    unbiased; ours); ``dummy_pass``, the same by one draw and the biased deviation (arXiv 2605.06611, released code); or
-    ``ones``."""
+    unbiased; ours); ``dummy_pass``, the same by one draw and the biased deviation (arXiv 2605.06611, released code);
+    ``ones``; or ``matched``, the root mean square that z has in the same model without the norm, by layer (and by head
+    for a gain per head), on random tokens (ours). The others give every token's z the size of the first token's, while
+    without the norm z shrinks with the position: only ``matched`` lets attention write as much as it does without."""
+    value_norm_length: int | None = None
+    """Tokens of the sequences on which ``matched`` is measured: those that the model will be trained on. None takes
+    ``max_position_embeddings``, at most 4,096; ``train`` sets its own length."""
     value_norm_eps: float = 1e-6
     """Number added to the mean square of the value norm."""
     qk_norm: bool = False
@@ -124,5 +129,8 @@ class HeadNormConfig(LlamaConfig):
         for field in ("qk_norm", "output_bias"):
             if not isinstance(getattr(self, field), bool):
                 raise InputError(f"{field} is {getattr(self, field)!r}; need true or false")
+        length = self.value_norm_length
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+            raise InputError(f"value_norm_length is {length!r}; need a number of tokens, 1 or more, or None")
         if not (isinstance(self.value_norm_eps, (int, float)) and self.value_norm_eps >= 0):
             raise InputError(f"value_norm_eps is {self.value_norm_eps!r}; need a number, 0 or more")

@@ -29,7 +29,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     """Copy a Llama, Mistral, Qwen2, Qwen3 or a model of this class, with changes of the configuration.
 
     Without changes the logits are equal within rounding. New weights are initialised as in a new model:
-    a norm's gain from the checkpoint's own W_V, a sink logit as 0, a gate at random.
+    a norm's gain from the checkpoint's own weights, a sink logit as 0, a gate at random.
 
     Args:
         model: the checkpoint. It is not modified; the copy has the same type, device and mode.
@@ -59,9 +59,9 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
             config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
         )
         taken_over = _take_weights(made, model)
-        for key, module in made.named_modules():
-            if isinstance(module, HeadNormAttention) and f"{key}.value_norm" not in taken_over:
-                module.begin_gamma()
+        if not any(name.endswith(".value_norm") for name in taken_over):  # all gains have one shape
+            made.begin_gains()
+        for module in made.modules():
             if isinstance(module, HeadNormAttention) and module.variant == "off_by_one":
                 assert module.sinks is not None  # it has them
                 module.sinks.zero_()  # those of a sink_logit were learned

@@ -8,6 +8,7 @@ coordinate that is 1 in every query and 0 in every ordinary key contains the log
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ from .configuration import HeadNormConfig
 
 _DRAWS = 64
 """Number of random first tokens over which the initial gamma is averaged."""
+_SEQUENCES, _LONGEST, _TOKENS = 64, 4096, 16_384
+"""Random sequences on which ``matched`` is measured, tokens of each where the configuration names no number, and tokens
+of all of them from which there are fewer sequences."""
 _WITH_SINKS = ("sink_logit", "off_by_one")
 """Attentions with a logit in the denominator of the softmax that belongs to no key."""
 
@@ -244,14 +248,23 @@ class HeadNormAttention(LlamaAttention):
 
     @torch.no_grad()
     def begin_gamma(self) -> None:
-        """Initialise gamma as ``value_norm_init`` says, unless it was loaded."""
+        """Initialise gamma as ``value_norm_init`` says, unless it was loaded.
+
+        ``matched`` is not known here: it depends on the layers before, and the whole model sets it (``begin_gains``).
+        """
         if self.gamma is None or getattr(self.gamma, "_is_hf_initialized", False):
             return
         if self.config.value_norm_init == "ones":
             initialization.ones_(self.gamma)
-            return
-        is_theirs = self.config.value_norm_init == "dummy_pass"
-        sizes = self.first_token_size(draws=1, biased=True) if is_theirs else self.first_token_size()
+        elif self.config.value_norm_init == "dummy_pass":
+            self.set_gamma(self.first_token_size(draws=1, biased=True))
+        elif self.config.value_norm_init == "first_token":
+            self.set_gamma(self.first_token_size())
+
+    @torch.no_grad()
+    def set_gamma(self, sizes: Float[Tensor, " head"]) -> None:
+        """Let each head's gain be its size; a shared gain their mean."""
+        assert self.gamma is not None  # it has one to set
         sizes = sizes.mean() if self.gamma.ndim == 1 else sizes[:, None]
         initialization.copy_(self.gamma, sizes.to(self.gamma.dtype).expand_as(self.gamma))
 
@@ -411,6 +424,74 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             for logits in (module.sinks, module.key_bias):
                 if logits is not None:
                     initialization.zeros_(logits)
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Initialise what was not loaded; the gains that ``matched`` measures last, on the weights of the whole model.
+
+        The stack of layers initialises itself, and the model around it finds nothing left to begin.
+        """
+        begun = all(getattr(one, "_is_hf_initialized", False) for one in self._attentions())
+        super().initialize_weights()
+        if not begun and self.config.value_norm_init == "matched":
+            self.begin_gains()
+
+    @torch.no_grad()
+    def begin_gains(self) -> None:
+        """Initialise the gains of the heads' norm as ``value_norm_init`` says, but for those that were loaded.
+
+        Gains of a model without memory for its weights (on the device ``meta``) stay as they are.
+        """
+        with_gain = [one for one in self._attentions() if one.gamma is not None]
+        if self.config.value_norm_init != "matched":
+            for one in with_gain:
+                one.begin_gamma()
+            return
+        loaded = all(getattr(one.gamma, "_is_hf_initialized", False) for one in with_gain)
+        if loaded or any(parameter.is_meta for parameter in self.parameters()):
+            return
+        for one, sizes in zip(with_gain, self.sizes_without_norm(), strict=True):
+            one.set_gamma(sizes)
+
+    @torch.no_grad()
+    def mean_gains(self) -> list[float]:
+        """The mean of each layer's gain of the heads' norm; empty without such a norm."""
+        return [one.gamma.float().mean().item() for one in self._attentions() if one.gamma is not None]
+
+    @torch.no_grad()
+    def sizes_without_norm(self) -> Float[Tensor, "layer head"]:
+        """Root mean square of what each head aggregates where no layer norms it, over random tokens.
+
+        The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.
+        """
+        attentions, config = self._attentions(), self.config
+        length = config.value_norm_length or min(config.max_position_embeddings, _LONGEST)
+        shape = (max(1, min(_SEQUENCES, _TOKENS // length)), length)
+        tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        tokens = tokens.to(self.device)
+        squares = torch.zeros(len(attentions), config.num_attention_heads, dtype=torch.float64)
+
+        def add(layer: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            """Add the mean squares of some sequences, before norm and gate."""
+            squares[layer] += inputs[0].float().square().mean((1, 3)).sum(0).cpu()
+
+        gains, modes = [one.value_norm for one in attentions], [one.training for one in attentions]
+        handles = [one.head_out.register_forward_pre_hook(partial(add, layer)) for layer, one in enumerate(attentions)]
+        try:
+            for one in attentions:
+                one.value_norm = None
+                one.training = False  # without dropout
+            for rows in tokens.split(max(1, _LONGEST // length)):
+                self.base_model(input_ids=rows, use_cache=False)
+        finally:
+            for one, gain, mode, handle in zip(attentions, gains, modes, handles, strict=True):
+                one.value_norm, one.training = gain, mode
+                handle.remove()
+        return (squares / len(tokens)).sqrt().float()
+
+    def _attentions(self) -> list[HeadNormAttention]:
+        """The attention of each layer."""
+        return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
 
 
 class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):

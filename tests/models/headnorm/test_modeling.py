@@ -292,6 +292,76 @@ def test_the_dummy_pass_of_the_authors_is_one_draw_with_a_biased_deviation():
     assert not torch.allclose(attention.first_token_size(), wanted, rtol=1e-3)
 
 
+SMALL = {
+    "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 24,
+}  # fmt: skip
+
+
+def of_seed(seed=3, **fields):
+    torch.manual_seed(seed)
+    return HeadNormForCausalLM(HeadNormConfig(**SMALL | fields))
+
+
+def sizes_by_hand(model, length, sequences=200):
+    """Root mean square of what enters W_O in a model without a norm, by layer and head, on tokens of the test's own."""
+    tokens = torch.randint(SMALL["vocab_size"], (sequences, length), generator=torch.Generator().manual_seed(9))
+    before = "head_out" if model.config.attention.startswith("gate") else "o_proj"  # a gate comes after the norm
+    into = [captured(model, tokens, before, layer) for layer in range(SMALL["num_hidden_layers"])]
+    return torch.stack([one.reshape(sequences, length, 4, 12).square().mean((0, 1, 3)).sqrt() for one in into])
+
+
+@pytest.mark.parametrize("more", [{}, {"attention": "sigmoid"}, {"attention": "gate_headwise"}], ids=str)
+def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
+    """Of the model of the same seed, with grouped heads; a shared gain at the mean over the heads."""
+    per_head = of_seed(value_norm="per_head", value_norm_init="matched", **more)
+    shared = of_seed(value_norm="shared", value_norm_init="matched", **more)
+    plain = of_seed(**more)
+    weights = dict(per_head.named_parameters())
+    assert all(torch.equal(weights[name], one) for name, one in plain.named_parameters())
+    wanted = sizes_by_hand(plain, 24)
+    for layer, sizes in enumerate(wanted):
+        gain = per_head.model.layers[layer].self_attn.gamma
+        assert (gain == gain[:, :1]).all()
+        torch.testing.assert_close(gain[:, 0], sizes, rtol=0.1, atol=0)
+        alike = shared.model.layers[layer].self_attn.gamma
+        torch.testing.assert_close(alike, gain[:, 0].mean().expand(12))
+    if not more:
+        ratio = per_head.model.layers[0].self_attn.first_token_size() / wanted[0]
+        assert (ratio > 1.5).all()  # the first token's is larger than the mean over 24
+
+
+def test_matched_gains_depend_on_the_length_and_leave_the_random_state_alone(tmp_path):
+    short = of_seed(value_norm="shared", value_norm_init="matched", value_norm_length=4)
+    state = torch.get_rng_state()
+    short.begin_gains()
+    assert torch.equal(torch.get_rng_state(), state)
+    plain = sizes_by_hand(of_seed(), 4).mean(1)
+    torch.testing.assert_close(torch.tensor(short.mean_gains()), plain, rtol=0.1, atol=0)
+    assert min(short.mean_gains()) > 1.3 * max(of_seed(value_norm="shared", value_norm_init="matched").mean_gains())
+    with torch.no_grad():
+        short.model.layers[1].self_attn.gamma.fill_(7.0)
+    short.save_pretrained(tmp_path)
+    found = HeadNormForCausalLM.from_pretrained(tmp_path)
+    assert found.mean_gains() == short.mean_gains()
+    assert found.config.value_norm_length == 4
+    for own in (None, *found.model.layers):
+        assert own is None or own.self_attn.value_norm is not None  # the measurement has put them back
+
+
+def test_matched_gains_of_a_folder_without_them_are_measured_on_its_weights(tmp_path):
+    model = of_seed()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.mul_(5)
+    model.save_pretrained(tmp_path)
+    loaded = HeadNormForCausalLM.from_pretrained(tmp_path, value_norm="per_head", value_norm_init="matched")
+    converted = convert(model, value_norm="per_head", value_norm_init="matched")
+    for found in (loaded, converted):
+        gains = torch.stack([layer.self_attn.gamma[:, 0] for layer in found.model.layers])
+        torch.testing.assert_close(gains, sizes_by_hand(model, 24), rtol=0.1, atol=0)
+
+
 def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
     fields = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
     config = HeadNormConfig(**fields, vocab_size=500, value_norm="shared", attention="gate_headwise")
