@@ -4,13 +4,17 @@ An edit acts on every position of every pass, as in all other runs. The position
 the first token of the prompt; a position that does not exist yet is edited once it exists.
 
 Where the edits allow it, a new token takes the keys and values of the positions before it from the last pass, and only
-the last few positions are computed. They allow it if each is of all positions, or of positions of the prompt, and reads
-no other site. That an edit of all positions does not mix them is not known of a function: the first such token is
-compared with a whole pass of the bridge, and where its logits differ every token takes a whole pass.
+its own position is computed. They allow it if each is of all positions, or of positions of the prompt, and reads no
+other site. A function may still do something else to an earlier position once the sequence is longer: it may mix
+positions, or begin at some length. So each edit is called with the values of all positions at every new token. Where
+its result at an earlier one is not what it was, this token and those after it take whole passes. The first token with
+a cache is compared with a whole pass of the bridge too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -21,18 +25,24 @@ from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, check_edits
+from ..edits.hooks import Applied, Step, check_edits
 from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.sites import SITES
 from ..records import display
-from .cells import cone, ends_before
 from .layout import Layout
 from .partial_pass import Visit, partial_pass
 
 _AGREE = 1e-4
 """Logits of a pass with a cache agree with a whole pass within this share of the largest."""
+_SAME = 1e-5
+"""An edit does the same to a position within this share of its largest value, or within two steps of the type."""
+_OPEN = -1e4
+"""Scores below this are masked."""
+_MOST_HELD = 1 << 30
+"""Bytes of values that are held to call edits with them again; beyond, every token takes a whole pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,24 +145,19 @@ def _continue(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator | None,
-    cached: bool = True,
 ) -> tuple[int, ...]:
     """Token ids of the continuation under the edits."""
-    ends, state = _end_ids(lens), None if generator is None else generator.get_state()
+    ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
-    cache = _Cache(lens, edits) if cached and _allow_cache(edits, n_prompt=tokens.shape[1]) else None
+    n_prompt = tokens.shape[1]
+    held = _held_bytes(lens, edits, n_positions=n_prompt + max_new_tokens)
+    cache = _Cache(lens, edits) if held <= _MOST_HELD and _allow_cache(edits, n_prompt=n_prompt) else None
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        if cache is None:
-            logits = _last_logits(lens, here, edits, record=record)
-        else:
-            logits = _cached_logits(cache, here, n_new=len(new), record=record)
+        logits = None if cache is None else _cached_logits(cache, here, n_new=len(new), record=record)
         if logits is None:
-            if generator is not None and state is not None:
-                generator.set_state(state)
-            options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "generator": generator}
-            return _continue(lens, tokens, edits, cached=False, **options)
+            cache, logits = None, _last_logits(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
             raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:
@@ -174,8 +179,20 @@ def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
     )
 
 
+def _held_bytes(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> int:
+    """Bytes of the values of edited sites, before and after each edit."""
+    sizes = (
+        prod(lens.sizes(SITES[one.site].axes, n_positions=n_positions)) * len(one.over(lens.n_layers)) for one in edits
+    )
+    return 2 * sum(sizes) * torch.finfo(lens.dtype).bits // 8
+
+
+class _ChangedError(EditError):
+    """An edit does something else to an earlier position than when its keys and values were computed."""
+
+
 def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
-    """Logits of the next token; None where an edit does not take the cache, which the first new token shows."""
+    """Logits of the next token; None where an edit needs a whole pass."""
     try:
         logits = cache.logits(tokens, record=record)
     except EditError:
@@ -199,38 +216,66 @@ class _Cache:
         """Start without keys and values."""
         self.lens, self.edits = lens, edits
         self.keys: dict[int, tuple[Tensor, Tensor]] = {}
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+        """The values of all positions that each step of an edit was shown, and what it made of them."""
 
     def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
-        """Logits of the next token."""
-        n, begin = tokens.shape[1], 0
+        """Logits of the next token.
+
+        Raises:
+            EditError: an edit cannot be called, or does not do to earlier positions what it did.
+        """
+        n = tokens.shape[1]
         held = {layer: (_longer(key), _longer(value)) for layer, (key, value) in self.keys.items()}
-        if held:
-            begin = n - 1
-            while reaching := [cone([one])[1] for one in self._local if not ends_before(one, begin)]:
-                if min(reaching) >= begin:
-                    break
-                begin = min(reaching)
-        numbers = [number for number, one in enumerate(self.edits) if not ends_before(one, begin)]
-        applied = Applied(
-            lens=self.lens, edits=tuple(self.edits[number] for number in numbers), n_sequences=1, begin=begin
-        )
+        begin = n - 1 if held else 0
+        applied = Applied(lens=self.lens, edits=self.edits, n_sequences=1)
         valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
-        for step in applied.steps(sequences=slice(0, 1), valid=valid, layers=range(self.lens.n_layers)):
-            visits.setdefault((step.site, step.layer), Visit()).edits.append((0, step.act))
+        steps = applied.steps(sequences=slice(0, 1), valid=valid, layers=range(self.lens.n_layers))
+        for number, step in enumerate(steps):
+            act = partial(self._act, number=number, step=step, begin=begin)
+            visits.setdefault((step.site, step.layer), Visit()).edits.append((0, act))
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
         self.keys = {}
         with evaluating(self.lens.bridge):
             out = partial_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
         assert out is not None  # the pass goes to the end
-        record.changed |= {numbers[number] for number in applied.changed}
-        record.reached |= {numbers[number] for number in applied.reached}
+        record.changed |= applied.changed
+        record.reached |= applied.reached
         return out[0, -1].float().cpu()
 
-    @property
-    def _local(self) -> list[Edit]:
-        """The edits of some positions."""
-        return [one for one in self.edits if one.positions is not None]
+    def _act(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
+        """Make an edit of the last positions; refuse one that would now make something else of those before."""
+        axis = SITES[step.site].position_axis
+        if not begin:
+            new = step.act(tensor)
+            self.before[number], self.after[number] = tensor.clone(), tensor.clone() if new is None else new
+            return new
+        before, after = (_with_key(held[number], step.site) for held in (self.before, self.after))
+        whole = torch.cat([before, tensor], dim=axis)
+        new = step.act(whole)
+        found = whole if new is None else new
+        if not _same(found.narrow(axis, 0, begin), after):
+            raise _ChangedError(f"an edit of {step.site!r} changes what it does to earlier positions")
+        last = found.narrow(axis, begin, tensor.shape[axis])
+        self.before[number], self.after[number] = whole, torch.cat([after, last], dim=axis)
+        return None if new is None else last
+
+
+def _with_key(held: Tensor, site: str) -> Tensor:
+    """The values of a site once there is one more key, which no earlier query sees."""
+    if not SITES[site].observed:
+        return held
+    return torch.nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
+
+
+def _same(new: Tensor, held: Tensor) -> bool:
+    """True if an edit made of some positions what it made of them before, within rounding."""
+    share = max(_SAME, 2 * torch.finfo(held.dtype).eps)
+    scale = held.where(held > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are far larger
+    near = (new - held).abs() <= share * scale
+    return bool((near | (new == held)).all())
 
 
 def _longer(tensor: Float[Tensor, "sequence head key d_head"]) -> Tensor:
