@@ -19,12 +19,14 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
+import torch
 from measure import peak
 from scipy.stats import kendalltau
 
 from sink_lens.identity.features import Inputs, features
-from sink_lens.identity.kendall import tau, tau_matrix
+from sink_lens.identity.nulls import tau_of_columns as tau
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
+from sink_lens.measures.kendall import tau_b_matrix
 
 SAMPLES, COORDINATES, MATRIX = 2000, 400, 64
 LENGTH = 32
@@ -34,20 +36,19 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three rounds, and fewer inputs")
-    parser.add_argument("--threads", type=int, default=None, help="of ours; as many as there are cores if not given")
     options = parser.parse_args()
-    speedup, error = kendall(rounds=3 if options.quick else 7, threads=options.threads)
+    speedup, error = kendall(rounds=3 if options.quick else 7)
     growth = memory(1000 if options.quick else 4000)
     print(f"kendall_speedup={speedup:.1f} kendall_error={error:.1e} memory_growth={growth:.2f}")
 
 
-def kendall(*, rounds: int, threads: int | None) -> tuple[float, float]:
+def kendall(*, rounds: int) -> tuple[float, float]:
     """SciPy's time over ours, and the largest difference."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((SAMPLES, COORDINATES))
     y = 0.3 * x + generator.standard_normal((SAMPLES, COORDINATES))
     ratios, error = [], 0.0
-    tau(x, y, threads=threads)
+    tau(x, y)
     for _ in range(rounds):
         before = time.perf_counter()
         expected = np.array([kendalltau(a, b).statistic for a, b in zip(x.T, y.T, strict=True)])
@@ -55,13 +56,13 @@ def kendall(*, rounds: int, threads: int | None) -> tuple[float, float]:
         ours = []
         for _ in range(5):
             before = time.perf_counter()
-            found = tau(x, y, threads=threads)
+            found = tau(x, y)
             ours.append(time.perf_counter() - before)
         ratios.append(theirs / statistics.median(ours))
         error = max(error, float(np.abs(found - expected).max()))
         print(f"SciPy {theirs * 1e3:.0f} ms, ours {statistics.median(ours) * 1e3:.1f} ms", flush=True)
     before = time.perf_counter()
-    tau_matrix(x[:, :MATRIX], y[:, :MATRIX], threads=threads)
+    tau_b_matrix(*(torch.from_numpy(one[:, :MATRIX].T) for one in (x, y)))
     each = (time.perf_counter() - before) / MATRIX**2
     print(f"each of {MATRIX} coordinates with each: {each * 1e6:.0f} microseconds a tau, SciPy", end=" ")
     print(f"{theirs / COORDINATES * 1e6:.0f}", flush=True)

@@ -35,12 +35,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from scipy.special import log_ndtr, log_softmax
 
 from ..arguments import checked
 from ..errors import InputError
+from ..measures.kendall import tau_b
 from ..schema import NULLS as NULLS
-from .kendall import tau
 
 Convention = Literal["paper", "code"]
 """The rule by which z becomes p.
@@ -118,6 +119,11 @@ def soften(features: np.ndarray, *, coordinates: np.ndarray, temperature: float)
     return log_softmax(np.asarray(features[:, coordinates], dtype=np.float64) / temperature, axis=1)
 
 
+def tau_of_columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Kendall's tau-b of each column of [n, |S|] states with the same column of another model's."""
+    return tau_b(torch.from_numpy(x.T), reference=torch.from_numpy(y.T)).numpy()
+
+
 def simulate_null(
     name: str,
     *,
@@ -148,7 +154,7 @@ def simulate_null(
         shared = np.intersect1d(first, second)
         if len(shared) > 1:
             soft = [soften(one, coordinates=shared, temperature=temperature) for one in pair]
-            found.append(float(tau(*soft).mean()))
+            found.append(float(tau_of_columns(*soft).mean()))
         if advance is not None:
             advance(1)
     return _of_draws(name, np.array(found))
@@ -160,7 +166,7 @@ def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.ran
     found: list[float] = []
     while len(found) < draws:
         orders = [generator.permutation(len(y)) for _ in range(at_once)]
-        many = tau(np.tile(x, at_once), np.hstack([y[order] for order in orders]))
+        many = tau_of_columns(np.tile(x, at_once), np.hstack([y[order] for order in orders]))
         found += many.reshape(at_once, -1).mean(1).tolist()
     return _of_draws("shuffled", np.array(found[:draws]))
 

@@ -20,12 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
+import torch
 
 from ..errors import InputError
+from ..measures.kendall import tau_b_matrix
 from . import nulls
 from .config import FEWEST_SHARED, FingerprintConfig
-from .kendall import tau, tau_matrix
-from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, soften
+from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, soften, tau_of_columns
 
 SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
 """Verdicts on a pair. *Not shown* is no proof of different seeds: training can wash a print out."""
@@ -158,7 +159,7 @@ def compare(
         )
         return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
     soft = [soften(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
-    matrix = tau_matrix(*soft)
+    matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in soft)).numpy()
     if not np.isfinite(matrix).all():
         why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
         return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
@@ -176,7 +177,7 @@ def compare(
     if verdict == SAME and config.inputs != "tokens":
         why += ", which does not hold on embedding inputs unless both models are trained"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
-    scale = float(tau(*sizes)[0])
+    scale = float(tau_of_columns(*sizes)[0])
     return ModelPair(
         a=name_a,
         b=name_b,

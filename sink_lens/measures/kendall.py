@@ -1,16 +1,26 @@
-"""Kendall's tau-b of many lists at once.
+"""Kendall's tau-b of many lists at once, without a loop over them.
 
-tau-b counts pairs. Sort a list by its reference; the discordant pairs are then inversions. A merge sort over all lists
-at once counts them level by level, in time n log^2 n per list instead of n^2.
+tau-b counts pairs. Sort a list by its reference: the discordant pairs are then its inversions, pairs whose earlier
+entry is the larger one. Inversions are counted in blocks that double: two neighbouring blocks are sorted together, and
+the places of the entries that came from the right block say how many of the left one are smaller. In the smallest
+blocks each entry is compared with every later one, which takes fewer steps than sorting.
 """
 
-import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from sink_lens.measures.reductions import widen
+from .reductions import widen
+
+_BLOCK = 64
+"""Entries of the smallest blocks: their counts of inversions by offset fit into int8."""
+_VALUES_AT_ONCE = 2**17
+"""Values in a chunk of rows, so that what it needs stays in the processor's cache."""
 
 
 def tau_b(
@@ -18,54 +28,139 @@ def tau_b(
 ) -> Float[Tensor, " dimension"]:
     """Kendall's tau-b of each row of `x` with the same row of `reference`.
 
-    In [-1, 1], the same number as `scipy.stats.kendalltau`; nan if either row is constant or has a nan. It needs about
-    40 bytes of memory per entry of `x`, so pass many rows in chunks.
+    In [-1, 1], the same number as `scipy.stats.kendalltau`; nan if either row is constant, has a nan, or has
+    fewer than two values. Time n log^2 n per row of n values.
     """
-    n_values = x.shape[1]
     x, reference = widen(x), widen(reference)
-    # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.
-    by_x = x.argsort(dim=-1)
-    by_reference = reference.gather(-1, by_x).argsort(dim=-1, stable=True)
-    order = by_x.gather(-1, by_reference)
-    x, r = x.gather(-1, order), reference.gather(-1, order)
+    rows, by = _numpy(x), _numpy(reference)
+    found = np.empty(len(rows))
 
-    x_changes = x[:, 1:] != x[:, :-1]
-    r_changes = r[:, 1:] != r[:, :-1]
-    ordered_x = x.sort(dim=-1).values
-    ties_x = _tied_pairs(ordered_x[:, 1:] != ordered_x[:, :-1])
-    ties_r = _tied_pairs(r_changes)
-    ties_both = _tied_pairs(x_changes | r_changes)
+    def fill(part: slice) -> None:
+        """Compute some rows."""
+        (order, plain), (order_by, plain_by) = _sort(rows[part]), _sort(by[part])
+        found[part] = _without_ties(np.take_along_axis(_ranks(order_by), order, -1))
+        if (tied := ~(plain & plain_by)).any():
+            found[part][tied] = _with_ties(rows[part][tied], by[part][tied])
 
+    _do_chunks(fill, rows.shape)
+    return torch.from_numpy(found).to(x.device, x.dtype)
+
+
+def tau_b_matrix(
+    x: Float[Tensor, "dimension value"], y: Float[Tensor, "other_dimension value"]
+) -> Float[Tensor, "dimension other_dimension"]:
+    """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
+    x, y = widen(x), widen(y)
+    rows, others = _numpy(x), _numpy(y)
+    (order, plain), (order_others, plain_others) = _sort(rows), _sort(others)
+    ranks, found = _ranks(order), np.empty((len(rows), len(others)))
+
+    def fill(part: slice) -> None:
+        """Compute some columns."""
+        for index, row in enumerate(rows):
+            found[index, part] = _without_ties(ranks[index][order_others[part]])
+            if (tied := ~(plain[index] & plain_others[part])).any():
+                some = others[part][tied]
+                found[index, part][tied] = _with_ties(np.broadcast_to(row, some.shape), some)
+
+    _do_chunks(fill, others.shape)
+    return torch.from_numpy(found).to(x.device, x.dtype)
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    """Rows that are contiguous in memory."""
+    return x.detach().cpu().contiguous().numpy()
+
+
+def _do_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
+    """Do the work of all rows, in chunks side by side: NumPy's sort leaves other threads the interpreter."""
+    n_rows, n_values = shape
+    size = max(1, _VALUES_AT_ONCE // n_values)
+    chunks = [slice(start, start + size) for start in range(0, n_rows, size)]
+    if len(chunks) < 2:
+        for part in chunks:
+            work(part)
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ThreadPoolExecutor(min(len(chunks), cores or 1)) as pool:
+        list(pool.map(work, chunks))
+
+
+def _sort(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sorting permutation of each row, and whether no two of its values are equal and none is nan."""
+    order = rows.argsort(-1)
+    ascending = np.take_along_axis(rows, order, -1)
+    return order, np.asarray((ascending[:, 1:] > ascending[:, :-1]).all(-1))
+
+
+def _ranks(order: np.ndarray) -> np.ndarray:
+    """The inverse of each row's permutation."""
+    ranks = np.empty(order.shape, np.int32)
+    np.put_along_axis(ranks, order, np.arange(order.shape[1], dtype=np.int32)[None], -1)
+    return ranks
+
+
+def _without_ties(permutations: np.ndarray) -> np.ndarray:
+    """Kendall's tau of each row from the ranks of one variable in the order of the other."""
+    n_values = permutations.shape[1]
     pairs = n_values * (n_values - 1) // 2
-    discordant = _inversions(x)
-    concordant = pairs - discordant - ties_x - ties_r + ties_both
-    # Take the two roots separately: the product of two counts of pairs can overflow an integer.
-    scale = (pairs - ties_x).double().sqrt() * (pairs - ties_r).double().sqrt()
-    tau = ((concordant - discordant).double() / scale).clamp(-1, 1)
-    undefined = (scale == 0) | x.isnan().any(-1) | reference.isnan().any(-1)
-    return tau.masked_fill(undefined, math.nan).to(x.dtype)
+    return _quotient(pairs - 2 * _inversions(permutations), pairs, pairs)
 
 
-def _tied_pairs(changes: Bool[Tensor, "dimension sample"]) -> Int[Tensor, " dimension"]:
+def _with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """tau-b of pairs of rows with equal values or nan."""
+    n_values = x.shape[1]
+    pairs = n_values * (n_values - 1) // 2
+    # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.
+    order = np.lexsort((x, reference), axis=-1)
+    x, reference = np.take_along_axis(x, order, -1), np.take_along_axis(reference, order, -1)
+    by_x = x.argsort(-1, kind="stable")  # a pair tied in x is none either
+    x_changes, changes = x[:, 1:] != x[:, :-1], reference[:, 1:] != reference[:, :-1]
+    ascending = np.take_along_axis(x, by_x, -1)
+    ties_x, ties_reference = _tied_pairs(ascending[:, 1:] != ascending[:, :-1]), _tied_pairs(changes)
+    concordant_or_not = pairs - ties_x - ties_reference + _tied_pairs(x_changes | changes)
+    found = _quotient(concordant_or_not - 2 * _inversions(_ranks(by_x)), pairs - ties_x, pairs - ties_reference)
+    found[np.isnan(x).any(-1) | np.isnan(reference).any(-1)] = np.nan
+    return found
+
+
+def _quotient(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_reference: np.ndarray | int) -> np.ndarray:
+    """Concordant minus discordant pairs, over the root of the pairs that are not tied; nan if there are none.
+
+    Divided by one root after the other, as SciPy does: the product of two counts of pairs can overflow an integer.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.clip(difference / np.sqrt(pairs_x) / np.sqrt(pairs_reference), -1, 1)
+
+
+def _tied_pairs(changes: np.ndarray) -> np.ndarray:
     """Number of tied pairs, sum of t (t - 1) / 2 over runs of t equal neighbours, from where neighbours differ."""
-    place = torch.arange(1, changes.shape[1] + 1, device=changes.device)
-    run_start = torch.where(changes, place, 0).cummax(dim=-1).values
+    place = np.arange(1, changes.shape[1] + 1)
+    run_start = np.maximum.accumulate(np.where(changes, place, 0), axis=-1)
     # The k-th element of a run (from 0) is tied with the k elements before it.
     return (place - run_start).sum(-1)
 
 
-def _inversions(x: Float[Tensor, "dimension value"]) -> Int[Tensor, " dimension"]:
-    """Number of pairs in each row whose earlier entry is strictly larger."""
-    n_rows, n_values = x.shape
-    size = 1 << max(0, n_values - 1).bit_length()
-    # Pad the end with infinities: nothing is larger than they are, so they add no inversion.
-    blocks = torch.nn.functional.pad(x, (0, size - n_values), value=math.inf)
-    count = torch.zeros(n_rows, dtype=torch.int64, device=x.device)
-    half = 1
+def _inversions(permutations: np.ndarray) -> np.ndarray:
+    """Pairs i < j with the larger entry first, in each row of [dimension, value]."""
+    n_rows, n_values = permutations.shape
+    size = max(_BLOCK, 1 << (n_values - 1).bit_length())
+    entries = np.empty((n_rows, size), np.int32)
+    entries[:, :n_values] = permutations
+    entries[:, n_values:] = np.arange(n_values, size)  # larger than all before: no inversion
+    first = np.ascontiguousarray(entries.reshape(-1, _BLOCK).T)
+    found = np.zeros(n_rows, np.int64)
+    for offset in range(1, _BLOCK):
+        larger = (first[:-offset] > first[offset:]).view(np.int8)
+        found += np.add.reduce(larger, axis=0, dtype=np.int8).reshape(n_rows, -1).sum(-1, dtype=np.int64)
+    half = _BLOCK
     while half < size:
-        left, right = blocks.reshape(n_rows, size // (2 * half), 2, half).unbind(2)
-        not_larger = torch.searchsorted(left.contiguous(), right.contiguous(), right=True)
-        count = count + (half - not_larger).sum((1, 2))
-        blocks = blocks.reshape(n_rows, size // (2 * half), 2 * half).sort(dim=-1).values
+        pair = 2 * entries.reshape(n_rows, -1, 2, half)
+        pair[:, :, 1] += 1  # the lowest bit marks the right block
+        pair = pair.reshape(-1, 2 * half)
+        pair.sort(-1)
+        places = (pair & 1).astype(np.float64) @ np.arange(2 * half, dtype=np.float64)
+        smaller = places.reshape(n_rows, -1).sum(-1) - size // (2 * half) * (half * (half - 1) // 2)
+        found += size // 2 * half - smaller.astype(np.int64)
         half *= 2
-    return count
+    return found

@@ -2,11 +2,12 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import kendalltau
 
 from sink_lens.errors import InputError
 from sink_lens.identity import nulls
-from sink_lens.identity.kendall import tau, tau_matrix
+from sink_lens.measures.kendall import tau_b_matrix
 
 
 def test_the_standard_deviation_of_the_paper():
@@ -85,7 +86,7 @@ def test_the_softmax_is_scipys_order():
     coordinates = np.array([0, 2, 3, 7])
     soft = [np.exp(one[:, coordinates] / 10) for one in (x, y)]
     soft = [one / one.sum(1, keepdims=True) for one in soft]
-    found = tau(*(nulls.soften(one, coordinates=coordinates, temperature=10.0) for one in (x, y)))
+    found = nulls.tau_of_columns(*(nulls.soften(one, coordinates=coordinates, temperature=10.0) for one in (x, y)))
     assert found.tolist() == [kendalltau(a, b).statistic for a, b in zip(soft[0].T, soft[1].T, strict=True)]
 
 
@@ -112,7 +113,7 @@ def test_the_diagonal_of_unrelated_models_is_one_relabelling_of_many():
     generator = np.random.default_rng(3)
     factor = generator.standard_normal((400, 1))
     x, y = (factor * generator.choice([-1, 1], 20) + generator.standard_normal((400, 20)) for _ in range(2))
-    matrix = tau_matrix(x, y)
+    matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in (x, y))).numpy()
     null = nulls.relabelled_null(matrix, draws=99, generator=generator)
     assert abs(null.z(float(np.diag(matrix).mean()))) < 3
     assert null.sd > 3 * nulls.analytical(400, shared=20).sd

@@ -21,7 +21,7 @@ ROOM = 4 << 30
 """Bytes of address space that an attempt may take besides what it begins with."""
 _LOCAL = ("localhost", "127.0.0.1", "::1", None)
 _RAN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "ctypes.dlopen")
-_ALLOWED = ("numba", "llvmlite", "matplotlib", "psutil")
+_ALLOWED = ("matplotlib", "psutil")
 """What loads libraries of its own while it runs."""
 
 
