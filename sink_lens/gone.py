@@ -31,6 +31,13 @@ GONE: tuple[Gone, ...] = (
         instead="the checks of your trainer's own library; sink-lens card counts BOS in front of a text and of a chat",
         options=("diff --batch",),
     ),
+    Gone(
+        instead="sink-lens card, which names the positions that a cache must keep, and sink_lens.edits.window, as "
+        "examples/11_keep_the_first_tokens.py does",
+        command="streaming",
+        names=("streaming", "StreamingConfig"),
+        kind="streaming",
+    ),
 )
 
 

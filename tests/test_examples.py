@@ -22,6 +22,7 @@ SMALLER = {
     "07_fingerprint": ["--sequences", "60"],
     "09_watch_your_training": ["--steps", "4"],
     "10_find_a_circuit": ["--task", "text", "--pairs", "4"],
+    "11_keep_the_first_tokens": ["--window", "16"],
 }
 OF_THE_MODEL = {"06_train_with_head_norm": {"the one seed of"}, "10_find_a_circuit": {"input->a"}}
 """Beginnings of lines that a tiny model prints and the real one does not."""

@@ -40,8 +40,6 @@ COMMANDS = {
     "ablate": f"MODEL {RANDOM} --bos with --controls 1 --out ablate",
     "quantise --dry-run": f"MODEL {RANDOM} --controls 1 --dry-run",
     "quantise": f"MODEL {RANDOM} --controls 1 --out quantise",
-    "streaming --dry-run": f"MODEL {RANDOM} --controls 1 --window 16 --dry-run",
-    "streaming": f"MODEL {RANDOM} --controls 1 --window 16 --keep 0,1 --length 32 --out streaming",
     "tokens --dry-run": f"MODEL {RANDOM} --gradient-sequences 1 --dry-run",
     "tokens": f"MODEL {RANDOM} --gradient-sequences 1 --out tokens",
     "patch --dry-run": "MODEL --clean abc --corrupted abd --layers 0 --device cpu --dry-run",

@@ -24,7 +24,7 @@ from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig, TableConfig
-from sink_lens.studies import card, diff, quantise, streaming, verify
+from sink_lens.studies import card, diff, quantise, verify
 from sink_lens.studies.config import (
     AblateConfig,
     AmplifyConfig,
@@ -32,7 +32,6 @@ from sink_lens.studies.config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    StreamingConfig,
     VerifyConfig,
 )
 from sink_lens.studies.study import config_of_study
@@ -52,7 +51,6 @@ COMMANDS = {
     "circuit": CircuitConfig,
     "tokens": TokensConfig,
     "quantise": QuantiseConfig,
-    "streaming": StreamingConfig,
     "card": CardConfig,
     "verify": VerifyConfig,
     "diff": DiffConfig,
@@ -77,7 +75,6 @@ FROM_PYTHON = {
     "fingerprint": lambda given: fingerprint(["m"], **given),
     "tokens": lambda given: sink_tokens("m", **given),
     "quantise": lambda given: quantise("m", **given),
-    "streaming": lambda given: streaming("m", **given),
     "card": lambda given: card("m", **given),
     "verify": lambda given: verify("m", **given),
     "diff": lambda given: diff("m", **given),

@@ -21,11 +21,9 @@ MODULES = {
     "amplify": "amplification",
     "ablate": "ablation",
     "quantise": "quantisation",
-    "streaming": "cache_window",
 }
-DECISIONS = ("quantise", "streaming")
 HELD_OUT = {"loss_nats": 3.25, "change_nats": 0.5, "closed_share": np.nan, "closed_low": 0.1, "closed_high": 0.9}
-CONDITION = {"kept": "all", "channels": 0, "inputs": 0, "tokens": 0.0, "part": "judge"} | HELD_OUT
+CONDITION = {"kept": "all", "channels": 0, "inputs": 0, "part": "judge"} | HELD_OUT
 CONDITIONS = pd.DataFrame(
     [CONDITION, CONDITION | {"part": "choose", "loss_nats": 9.75}, CONDITION | {"kept": "random"}]
 )
@@ -47,7 +45,6 @@ TABLES = {
         }
     ),
     "conditions": CONDITIONS,
-    "losses": CONDITIONS,
 }
 
 
@@ -95,38 +92,36 @@ def test_a_command_shows_the_sentence_the_table_and_the_run(calls, command, tmp_
     ]
     ((name, config, options),) = calls
     assert (name, config, options["progress"]) == (command, getattr(configs, f"{command.title()}Config")(), True)
-    if command not in DECISIONS:
+    if command != "quantise":
         assert config.question() == TraceConfig(
             model=config.model, sequences=8, intervention_sequences=8, intervention_length=64
         )
 
 
-@pytest.mark.parametrize("command", DECISIONS)
-def test_decisions_show_the_held_out_losses_alone(calls, command):
-    printed = run(command).stdout
+def test_quantise_shows_the_held_out_losses_alone(calls):
+    printed = run("quantise").stdout
     assert "3.25" in printed
     assert "9.75" not in printed
     assert "random" not in printed
 
 
-@pytest.mark.parametrize("command", DECISIONS)
-def test_json_is_one_object_on_stdout_and_everything_else_goes_to_stderr(calls, command, tmp_path):
-    done = run(command, "--json")
+def test_json_is_one_object_on_stdout_and_everything_else_goes_to_stderr(calls, tmp_path):
+    done = run("quantise", "--json")
     found = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
     assert found == {
-        "command": command,
+        "command": "quantise",
         "run": str(tmp_path),
         "report": str(tmp_path / "report.html"),
-        "sentence": f"Keep <{command}>.",
+        "sentence": "Keep <quantise>.",
         "closed_share": None,
         "recommended": 1,
     }
     assert "3.25" in done.stderr
-    assert run(command, "--json", "--quiet").stdout == done.stdout
+    assert run("quantise", "--json", "--quiet").stdout == done.stdout
 
 
-@pytest.mark.parametrize("command", ["ablate", "streaming"])
+@pytest.mark.parametrize("command", ["ablate", "quantise"])
 def test_quiet_prints_only_the_folder(calls, command, tmp_path):
     assert run(command, "--quiet").stdout == f"{tmp_path}\n"
     assert calls[0][2]["progress"] is False
@@ -134,10 +129,9 @@ def test_quiet_prints_only_the_folder(calls, command, tmp_path):
 
 def test_options_reach_the_studies(calls):
     run_line("quantise a/model --format nvfp4 --site z --site v --channels 1,3 --goal 0.8")
-    run_line("streaming --window 32 --keep 0,2 --positions reindexed --controls 2")
     run_line("isolate a/model --target-position 9 --target-position 12 --layers 0-2,5 --length 40 --bos with")
     run_line("amplify --target-position 7 --factors 0.5,2 --centre none --seed 3")
-    quantise, streaming, isolate, amplify = (config for _, config, _ in calls)
+    quantise, isolate, amplify = (config for _, config, _ in calls)
     assert (quantise.model, quantise.format, quantise.sites, quantise.channels) == (
         "a/model",
         "nvfp4",
@@ -145,7 +139,6 @@ def test_options_reach_the_studies(calls):
         (1, 3),
     )
     assert quantise.goal == 0.8
-    assert (streaming.window, streaming.keep, streaming.positions, streaming.controls) == (32, (0, 2), "reindexed", 2)
     assert (isolate.model, isolate.length, isolate.bos) == ("a/model", 40, "with")
     assert isolate.question().intervention_length == 40
     assert (isolate.target_positions, isolate.layers) == ((9, 12), (0, 1, 2, 5))
@@ -164,8 +157,6 @@ def test_the_table_of_an_ablation_has_what_was_chosen_and_no_random_sets(calls):
     [
         ("quantise --format int3", "format is 'int3'; need one of int8_tensor"),
         ("quantise --channels 1,two", "--channels is '1,two'"),
-        ("streaming --keep 1,2", "need 0, with which the others are compared"),
-        ("streaming --window 4", "a window of 4 cannot keep 8 tokens"),
         ("isolate --layers 3-1", "--layers is '3-1'"),
         ("amplify --factors 1,two", "--factors is '1,two'"),
         ("ablate --length 1", "length is 1"),

@@ -23,7 +23,6 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "trace": ("trace --quick --out {0}",),
     "isolate": ("isolate --sequences 4 --out {0}",),
     "quantise": ("quantise --sequences 4 --controls 3 --out {0}",),
-    "streaming": ("streaming --sequences 4 --length 128 --window 32 --controls 2 --out {0}",),
     "card": ("card --out {0}",),
     "diff": ("diff --by bos --sequences 8 --out {0}",),
     "patch": (

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -46,8 +46,6 @@ _BLOCK = 128
 
 Kernel = Literal["fused", "eager"]
 Put = Callable[[int, str, Tensor], None]
-ChangeRows = Callable[[Tensor, Tensor], Tensor]
-"""Function from the scores of a few queries, and their positions, to new scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +61,6 @@ class Watch:
     """Query positions whose rows are read."""
     put: Put
     """Function that receives layer, name and tensor."""
-    change: "Callable[[int, Scores], ChangeRows] | None" = None
-    """Makes, from a layer and its scores, the function that changes them; needs the eager kernel."""
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
@@ -134,9 +130,6 @@ def _observed_attention(
     sink = None if s_aux is None else s_aux.detach().float()
     mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
-    if watch.change is not None:
-        assert watch.kernel == "eager", "a fused kernel does not show its scores"
-        score = replace(score, change=watch.change(int(module.layer_idx), score))  # type: ignore[arg-type]
     lse: Tensor | None
     total: Tensor | None = None
     if weighting == "sigmoid":
@@ -208,8 +201,6 @@ class Scores:
     """Additive mask; None means causal."""
     scale: float
     softcap: float | None
-    change: ChangeRows | None = None
-    """What becomes of the scores of ``block`` after the mask; None leaves them."""
 
     def columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
         """Scores of every query for a few keys; masked scores are -inf."""
@@ -228,7 +219,7 @@ class Scores:
         else:
             keys = torch.arange(self.key.shape[2], device=rows.device)
             scores.masked_fill_(rows[:, None] < keys, -math.inf)
-        return scores if self.change is None else self.change(scores, rows)
+        return scores
 
     def product(self, query: Tensor, key: Tensor) -> Tensor:
         """Scores of queries for keys before any mask, with the model's scale and soft cap."""

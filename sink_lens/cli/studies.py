@@ -14,7 +14,6 @@ from ..studies.config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    StreamingConfig,
     VerifyConfig,
 )
 from ..studies.tokens_config import TokensConfig
@@ -219,22 +218,6 @@ sink-lens quantise gpt2 --site resid_post --format fp8_e4m3_tensor --json > deci
 def quantise(study: "Study") -> "Iterator[RenderableType]":
     """Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them saves."""
     yield _held_out_rows(study.tables["conditions"], ("kept", "channels", "inputs", *_CLOSED))
-
-
-@_study(
-    StreamingConfig,
-    run="cache_window:streaming",
-    examples="""\
-sink-lens streaming  [dim]a cache of 64 tokens, 256 tokens of text, the default model[/dim]
-
-sink-lens streaming ./my-model --window 512 --length 2048 --positions reindexed --text mine.txt
-
-sink-lens streaming gpt2 --keep 0,1,4 --json > decision.json
-""",
-)
-def streaming(study: "Study") -> "Iterator[RenderableType]":
-    """How many first tokens must a KV cache keep? The loss beyond its size, by how many are never evicted."""
-    yield _held_out_rows(study.tables["losses"], ("kept", "tokens", *_CLOSED))
 
 
 _CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")

@@ -48,7 +48,7 @@ def seen_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor
 
 
 def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: str = "") -> Edit:
-    """Attend as with a cache of some tokens; positions stay as they are (see ``studies.cache_window`` for new ones).
+    """Attend as with a cache of some tokens; each token keeps its position in the text.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect.
 

@@ -74,6 +74,10 @@ def _headline(run: Run) -> list[str]:
     sentences = [
         visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
     ]
+    sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
+    if any(sinks):
+        places = listed(f"position {place}" for place in str(sinks[0]).split(","))
+        sentences.append(f"A KV cache that evicts must keep {places}.")
     heads = run.optional("heads", columns=["inactive"])
     if heads is not None and len(heads):
         count = int(heads["inactive"].to_numpy().sum())

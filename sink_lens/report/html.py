@@ -42,7 +42,6 @@ PAGES = {
     "amplify": "studies:AMPLIFY",
     "ablate": "studies:ABLATE",
     "quantise": "quantise:QUANTISE",
-    "streaming": "streaming:STREAMING",
     "card": "card:CARD",
     "verify": "verify:VERIFY",
     "diff": "diff:DIFF",

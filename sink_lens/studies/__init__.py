@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, verify, diff, quantise, streaming."""
+"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, verify, diff, quantise."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from ..chain.trace import Trace as Trace
     from .ablation import ablate as ablate
     from .amplification import amplify as amplify
-    from .cache_window import streaming as streaming
     from .comparison import diff as diff
     from .config import AblateConfig as AblateConfig
     from .config import AmplifyConfig as AmplifyConfig
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from .config import DiffConfig as DiffConfig
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
-    from .config import StreamingConfig as StreamingConfig
     from .config import VerifyConfig as VerifyConfig
     from .isolation import isolate as isolate
     from .model_card import card as card
@@ -33,7 +31,6 @@ _NAMES = {
     "DiffConfig": "config",
     "IsolateConfig": "config",
     "QuantiseConfig": "config",
-    "StreamingConfig": "config",
     "Study": "study",
     "TokensConfig": "tokens_config",
     "Trace": ".chain.trace",
@@ -45,7 +42,6 @@ _NAMES = {
     "isolate": "isolation",
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
-    "streaming": "cache_window",
     "verify": "verification",
 }
 """Public name -> the module that defines it."""
@@ -57,7 +53,6 @@ __all__ = [
     "DiffConfig",
     "IsolateConfig",
     "QuantiseConfig",
-    "StreamingConfig",
     "Study",
     "TokensConfig",
     "Trace",
@@ -69,7 +64,6 @@ __all__ = [
     "isolate",
     "quantise",
     "sink_tokens",
-    "streaming",
     "verify",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

@@ -1,7 +1,6 @@
 """Configurations of the studies: frozen records; torch is not imported."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
 
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_least, check_most
@@ -205,36 +204,3 @@ class QuantiseConfig(DecisionConfig):
             raise InputError(f"a site is named twice: {', '.join(self.sites)}; need each once")
         if self.cache is not None and {"k", "v"} & set(self.sites):
             raise InputError("k or v is named as a site, and a format of the cache was given; need one of them")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingConfig(DecisionConfig):
-    """How large the cache is, and which tokens it keeps."""
-
-    sequences: int = 16
-    """Number of sequences: the first half is to choose on, the second to judge on."""
-    length: int = field(default=256, metadata={"metavar": "T"})
-    """Tokens per sequence, BOS included; the loss is read beyond the window."""
-    window: int = 64
-    """Number of tokens that the cache holds, including the kept ones and the query's own."""
-    keep: tuple[int, ...] = field(default=(0, 1, 2, 4, 8), metadata={"written": "commas", "metavar": "N,N"})
-    """How many first tokens are never evicted, such as 0,1,2,4,8."""
-    positions: Literal["stay", "reindexed"] = "stay"
-    """Position of a cached token: stay is its position in the text, reindexed its place in the cache (arXiv 2309.17453;
-    needs rotary positions)."""
-    controls: int = 5
-    """Number of random draws of as many tokens, kept instead as controls."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
-        DecisionConfig.__post_init__(self)
-        if 0 not in self.keep or any(n < 0 for n in self.keep) or len(set(self.keep)) < max(2, len(self.keep)):
-            raise InputError(
-                f"keep is {list(self.keep)}; need 0, with which the others are compared, and each number once"
-            )
-        if self.window <= max(self.keep):
-            raise InputError(f"a window of {self.window} cannot keep {max(self.keep)} tokens; need a larger window")

@@ -23,7 +23,6 @@ from .config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    StreamingConfig,
     VerifyConfig,
 )
 from .tokens_config import TokensConfig
@@ -35,7 +34,6 @@ Estimable = (
     | DiffConfig
     | IsolateConfig
     | QuantiseConfig
-    | StreamingConfig
     | TokensConfig
     | VerifyConfig
 )
@@ -77,8 +75,6 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, QuantiseConfig):
         sets = 1 + 2 * len(config.channels) + _INPUT_SETS
         return 4 + sets + 0.5 + config.controls / 2  # sinks, clean, weights, all rounded; the noise, on half
-    if isinstance(config, StreamingConfig):
-        return 3 + len(config.keep) + config.controls / 2  # sinks, no limit, the sink tokens kept
     if isinstance(config, CardConfig):
         return 4 + _LAYERS_OF_STEPS  # read, BOS, two edits; another position than the first takes one more
     if isinstance(config, DiffConfig):

@@ -101,6 +101,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
     lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.thresholds.threshold}
     rounded = rounding(lens, batch, position=seen.location.sink_position)
+    rate = _number("sink_rate", seen, at)
     losses = {"clean": "loss"}
     if seen.outlier_dimensions:
         losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}
@@ -130,11 +131,12 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
             "positions": list(measure("sink_positions", seen).indices),
             "at_first_position": _at_first(seen),
             "tokens": _sink_tokens(seen),
-            "rate": _number("sink_rate", seen, at) | at,
+            "rate": rate | at,
             "attention": _number("first_token_share", seen),
             "to_no_key": _number("null_mass", seen),
             "first_layer": _onset(seen, at),
         },
+        "cache": {"keep": None} if math.isnan(rate["value"]) else _cache(seen),
         "bos": _bos(seen),
         "outlier_dimensions": _outliers(seen),
         "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
@@ -197,6 +199,12 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
 def _at_first(seen: Observed) -> float:
     """Share of the sink tokens that stand at position 0; nan where there is no sink token."""
     return float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean())
+
+
+def _cache(seen: Observed) -> dict[str, Any]:
+    """The positions that a cache which evicts must keep, those of the sinks, and how many sink tokens stand there."""
+    keep, marked = list(measure("sink_positions", seen).indices), seen.marked("attention")
+    return {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())}
 
 
 def _onset(seen: Observed, terms: Mapping[str, Any]) -> int | None:
@@ -427,6 +435,7 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"Sink rate (threshold {number(rate['threshold'])})",
             f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip(),
         ),
+        ("A KV cache must keep", _said_cache(found["cache"])),
         (
             "BOS needed",
             {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}[found["bos"]["needed"]],
@@ -491,6 +500,15 @@ def _said_tokens(sink: Mapping[str, Any]) -> str:
         more = " or more" if len(sink["tokens"]) == _MOST_LISTED else ""
         return f"{len(sink['tokens'])}{more} different ones at position 0, in {count}{more} sequences"
     return listed(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
+
+
+def _said_cache(cache: Mapping[str, Any]) -> str:
+    """The positions that a cache must keep, and how many of the sink tokens it then has."""
+    if cache["keep"] is None:
+        return "unknown"
+    where = listed(f"position {place}" for place in cache["keep"]) or "no token"
+    there = f"{cache['sink_tokens_kept']} of {plural(cache['sink_tokens'], 'sink token')}"
+    return f"{where} ({there})" if cache["sink_tokens"] else where
 
 
 def markdown(found: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.eviction import first_tokens, seen_keys, window
@@ -48,6 +49,46 @@ def test_the_edit_hides_what_left_the_cache(family):
     seen = seen_keys(first_tokens(2, sequences=2, length=16), size=5)[:, None]
     assert float(pattern.masked_fill(seen, 0).abs().max()) == 0
     assert torch.equal((pattern > 0) & seen, (clean.tensors["pattern", 0] > 0) & seen)  # its own window holds too
+
+
+def logits_of_a_real_cache(model, tokens, kept, *, size):
+    """Logits of generating token by token, where entries of the cache that it evicts are cut out."""
+    rows = []
+    for row, keep in zip(tokens, kept, strict=True):
+        cache, held, found = DynamicCache(config=model.config), [], []
+        for token in range(len(row)):
+            if len(held) == size:
+                leaving = next(at for at, one in enumerate(held) if not keep[one])
+                for layer in cache.layers:
+                    stay = [at for at in range(size) if at != leaving]
+                    layer.keys, layer.values = layer.keys[:, :, stay], layer.values[:, :, stay]
+                del held[leaving]
+            held.append(token)
+            with torch.no_grad():
+                out = model(
+                    input_ids=row[None, token, None],
+                    position_ids=torch.tensor([[token]]),
+                    attention_mask=torch.zeros(1, 1, 1, len(held)),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+            found.append(out.logits[0, -1])
+        rows.append(torch.stack(found))
+    return torch.stack(rows)
+
+
+INNER = torch.zeros(2, 16, dtype=torch.bool)
+INNER[0, [0, 4]] = True
+INNER[1, 2] = True
+
+
+@pytest.mark.parametrize("keep", [0, 3, INNER], ids=["nothing", "first", "inner"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_neox"])
+def test_the_edit_gives_the_logits_of_a_real_cache(family, keep):
+    model = tiny(family)
+    found = run_with(wrap(model), TOKENS, window(7, keep=keep), layers=[0], logits=True).logits
+    kept = first_tokens(keep, sequences=2, length=16) if isinstance(keep, int) else keep
+    assert torch.allclose(found, logits_of_a_real_cache(model, TOKENS, kept, size=7), atol=1e-5)
 
 
 def test_a_cache_that_holds_everything_changes_no_bit():

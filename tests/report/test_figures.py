@@ -1,16 +1,14 @@
 """Figures: what is drawn where, at every size of model, and nothing that a token says is obeyed."""
 
 import re
-import types
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import LineCollection
 
-from sink_lens.report import figures, streaming, style
+from sink_lens.report import figures, style
 from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
 
@@ -241,38 +239,3 @@ def test_a_pdf_with_a_formula_is_written_without_a_warning_about_its_font(caplog
     style.panel(figure).text(0.5, 0.5, "$W_O$", math_fontfamily="cm")
     assert style.file_of(figure, "pdf").startswith(b"%PDF")
     assert caplog.records == []
-
-
-def test_bars_of_a_cache_are_the_change_from_a_full_one():
-    losses = pd.DataFrame(
-        {"kept": ["full", "0", "1"], "tokens": [np.nan, 0, 1], "loss_nats": [4.0, 6.0, 4.5]}
-        | {"change_low": [0.0, 1.5, 0.25], "change_high": [0.0, 2.5, 0.75]}
-    )
-    (bars,) = (one for one in streaming.loss_by_kept(losses).axes[0].collections if isinstance(one, LineCollection))
-    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[5.5, 6.5], [4.25, 4.75]]
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (
-            {"recommended": 0, "cost_nats": -0.004, "cost_low": -0.1, "cost_high": 0.1},
-            "has no cost that can be told from 0",
-        ),
-        (
-            {"recommended": 0, "cost_nats": -0.07, "cost_low": -0.1, "cost_high": -0.02},
-            "evicting changes the loss by −0.07 nats [−0.1, −0.02]",
-        ),
-        ({"recommended": 0, "cost_nats": 0.3, "cost_low": 0.2, "cost_high": 0.4}, "evicting costs 0.3 nats [0.2, 0.4]"),
-        (
-            {"recommended": 1, "closed_share": 0.97, "closed_low": 0.92, "closed_high": 1.08},
-            "keep the first token, which closes 97% [92%, 108%] of the gap",
-        ),
-    ],
-)
-def test_the_headline_of_a_cache_names_a_cost_only_where_there_is_one(row, said):
-    run = types.SimpleNamespace(optional=lambda name, columns: pd.DataFrame([{"window": 32} | row]))
-    title = streaming._title(run)
-    assert said in title
-    assert "-0.004" not in title
-    assert "−0.004" not in title

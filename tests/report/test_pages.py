@@ -84,19 +84,6 @@ def frames_of(kind):
             "sqnr": sqnr.assign(kept_sqnr_db=30.0, sqnr_db=25.0, format="int8_tensor"),
             "summary": pd.DataFrame([summary]),
         }
-    if kind == "streaming":
-        kept, tokens = ["full", "0", "1", "sink_mask", "random"], [np.nan, 0.0, 1.0, 1.5, 1.0]
-        losses = pd.DataFrame(
-            {"kept": kept, "tokens": tokens, "loss_nats": [3.0, 8.0, 3.1, 3.1, 7.9], "perplexity": 9.0}
-        )
-        losses = losses.assign(change_nats=0.1, change_low=0.0, change_high=0.2, closed_share=0.9, closed_low=0.8)
-        grid = pd.MultiIndex.from_product([kept[:4], range(80)], names=["kept", "position"]).to_frame(index=False)
-        summary = {"sentence": "Keep the first token.", "recommended": 1, "window": 64, "positions": "stay"}
-        return {
-            "losses": losses.assign(closed_high=1.0, part="judge"),
-            "positions": grid.assign(loss_nats=3.0),
-            "summary": pd.DataFrame([summary | {"sink_mask_tokens": 1.5, "sink_mask_loss_nats": 3.1}]),
-        }
     if kind == "monitor":
         rows = [(step, key, layer, 0.4) for step in (0, 50) for key in KEYS for layer in (pd.NA, 0, 1)]
         readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
@@ -124,14 +111,12 @@ def frames_of(kind):
 CONFIGS = {
     "amplify": {"amplify_target_position": 9},
     "patch": {"site": "resid_pre", "direction": "denoising"},
-    "streaming": {"window": 64},
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
 KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
     "quantise": ("int8 tensor: a small set in high precision undoes the cost", "Keep <b> the sink tokens."),
-    "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": (
         "position 9 (it attends to itself alone): the sink is shared; attention there goes from 1% to 30%",

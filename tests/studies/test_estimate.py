@@ -7,8 +7,7 @@ import torch
 
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.studies import cache_window, quantisation
-from sink_lens.studies.cache_window import streaming
+from sink_lens.studies import quantisation
 from sink_lens.studies.comparison import diff
 from sink_lens.studies.config import (
     AmplifyConfig,
@@ -16,7 +15,6 @@ from sink_lens.studies.config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    StreamingConfig,
 )
 from sink_lens.studies.estimate import estimate, most_passes
 from sink_lens.studies.model_card import card
@@ -41,7 +39,6 @@ def folder(tmp_path_factory):
         (TokensConfig(sequences=8, gradient_sequences=4), 1 + 3 * 4 / 8),
         (IsolateConfig(), 4),
         (AmplifyConfig(factors=(2.0, 5.0), centres=("values", "none")), 3 + 4),
-        (StreamingConfig(keep=(0, 1), controls=3), 3 + 2 + 1.5),
         # 1 set of the sinks, 2 of one channel, 6 of inputs; 4 before them, half a pass of noise, half of 19 draws
         (QuantiseConfig(channels=(1,)), 4 + 9 + 0.5 + 9.5),
     ],
@@ -51,23 +48,16 @@ def test_passes_by_hand(config, passes):
     assert most_passes(config) == pytest.approx(passes)
 
 
-@pytest.mark.parametrize(
-    ("study", "module", "name", "config"),
-    [
-        (quantise, quantisation, "run_with", QuantiseConfig(**READ, controls=2, channels=(1,), format="int4_tensor")),
-        (streaming, cache_window, "token_losses", StreamingConfig(**READ, controls=2, window=8, keep=(0, 1))),
-    ],
-    ids=["quantise", "streaming"],
-)
-def test_a_study_makes_no_more_passes_than_were_estimated(study, module, name, config, folder, tmp_path, monkeypatch):
-    tokens, real = [], getattr(module, name)
+def test_quantise_makes_no_more_passes_than_were_estimated(folder, tmp_path, monkeypatch):
+    config = QuantiseConfig(**READ, controls=2, channels=(1,), format="int4_tensor")
+    tokens, real = [], quantisation.run_with
 
     def counted(lens, batch, *given, **named):
         tokens.append(batch.tokens.numel())
         return real(lens, batch, *given, **named)
 
-    monkeypatch.setattr(module, name, counted)
-    study(replace(config, model=folder), out=tmp_path / "run", progress=False)
+    monkeypatch.setattr(quantisation, "run_with", counted)
+    quantise(replace(config, model=folder), out=tmp_path / "run", progress=False)
     made = sum(tokens) / (config.sequences * config.length)
     assert 3 <= made <= most_passes(config) - 1  # the pass that finds the sinks is not counted here
 

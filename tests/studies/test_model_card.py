@@ -20,8 +20,9 @@ from sink_lens.studies.observed import Observed
 
 SIZE = {"sequences": 4, "length": 24, "progress": False}
 FIELDS = [
-    *("schema", "sentence", "sink_lens", "model", "measured_on", "sink", "bos", "outlier_dimensions", "residual_sinks"),
-    *("growth", "writers", "super_weights", "largest_activations", "loss", "inactive_heads", "chain", "hook_points"),
+    *("schema", "sentence", "sink_lens", "model", "measured_on", "sink", "cache", "bos", "outlier_dimensions"),
+    *("residual_sinks", "growth", "writers", "super_weights", "largest_activations", "loss", "inactive_heads"),
+    *("chain", "hook_points"),
 ]
 
 
@@ -39,6 +40,8 @@ def test_a_card_has_what_was_planted(study):
     truth, found = planted(), study.decision
     assert found["sink"]["positions"] == [0]
     assert [row["id"] for row in found["sink"]["tokens"]] == [truth.bos_id]
+    assert found["cache"] == {"keep": [0], "sink_tokens": 4, "sink_tokens_kept": 4}
+    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.rows_of_card(found)
     assert found["sink"]["rate"]["value"] == pytest.approx(0.4)
     assert [(row["dimension"], row["layers"]) for row in found["outlier_dimensions"]] == [
         (truth.outlier_dimension, f"{truth.layer}-4")

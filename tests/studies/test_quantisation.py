@@ -14,7 +14,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.studies import quantisation as module
-from sink_lens.studies.config import QuantiseConfig, StreamingConfig
+from sink_lens.studies.config import CardConfig, QuantiseConfig
 from sink_lens.studies.quantisation import compressor_fragment, quantise, random_channels, random_tokens, worst_inputs
 
 
@@ -233,8 +233,8 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             QuantiseConfig(**fields)
     with pytest.raises(InputError, match="has no site 'stream'"):
         quantise(lens, tokens=tokens, sites=["stream"], out=tmp_path / "run", progress=False)
-    with pytest.raises(InputError, match="quantise was given a StreamingConfig; need a QuantiseConfig"):
-        quantise(StreamingConfig(), out=tmp_path / "run")
+    with pytest.raises(InputError, match="quantise was given a CardConfig; need a QuantiseConfig"):
+        quantise(CardConfig(), out=tmp_path / "run")
     quantised = type(lens)(
         bridge=lens.bridge,
         plain=lens.plain,

@@ -60,7 +60,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "amplify": ("MODEL", *SMALL),
     "ablate": ("MODEL", *SMALL),
     "quantise": ("MODEL", *SMALL),
-    "streaming": ("MODEL", *SMALL),
     "tokens": ("MODEL", *SMALL),
     "patch": ("MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", "0", "--device", "cpu"),
     "sweep": ("SWEEP.toml",),
@@ -77,7 +76,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 """Command -> what makes a small run of it; a command that is not here is tried on the model."""
 MADE = ("sweep", "train", "patch", "trace")
 """What every workspace holds a run of; a long attack has one of the others too."""
-_MORE = ("tokens", "isolate", "amplify", "ablate", "quantise", "streaming", "preference", "contraction", "fingerprint")
+_MORE = ("tokens", "isolate", "amplify", "ablate", "quantise", "preference", "contraction", "fingerprint")
 
 
 def invoke(arguments: Sequence[str]) -> int:
