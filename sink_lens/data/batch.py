@@ -86,10 +86,13 @@ class TokenBatch:
         *,
         lengths: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "TokenBatch":
         """Make a batch from a copy of your own token ids; see ``sink_lens.data.tokens.from_tensor``."""
-        return from_tensor(tokens, lengths=lengths, attention_mask=attention_mask, tokenizer=tokenizer)
+        return from_tensor(
+            tokens, lengths=lengths, attention_mask=attention_mask, position_ids=position_ids, tokenizer=tokenizer
+        )
 
     @staticmethod
     def random(
@@ -212,6 +215,7 @@ def from_tensor(
     *,
     lengths: Tensor | None = None,
     attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> TokenBatch:
     """Make a batch from a copy of the caller's token ids. No BOS is added, and the BOS condition is "auto".
@@ -221,6 +225,8 @@ def from_tensor(
         lengths: number of real tokens of each sequence; by default all positions.
         attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences padded
             on the left are moved so that their first real token is at position 0, where the model expects it.
+        position_ids: of documents that are packed into rows, as trainers give them: where they begin again, a new
+            document begins. Each document of two tokens or more becomes a sequence, so that none attends to another.
         tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
 
     Raises:
@@ -230,7 +236,12 @@ def from_tensor(
     if attention_mask is not None:
         if lengths is not None:
             raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
-        tokens, lengths = _pad_right(tokens, attention_mask)
+        if position_ids is None:
+            tokens, lengths = _pad_right(tokens, attention_mask)
+    if position_ids is not None:
+        if lengths is not None:
+            raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
+        tokens, lengths = _unpack(tokens, position_ids, attention_mask)
     if tokens.ndim != 2:
         raise InputError(
             f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
@@ -278,7 +289,10 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
 def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Move the padding of every sequence to the right; return the sequences and their lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
-        raise InputError(f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice.")
+        raise InputError(
+            f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice. For documents "
+            "that are packed into rows give position_ids instead of a block mask."
+        )
     real = mask.bool()
     lengths = real.sum(1)
     starts = real.int().argmax(1)
@@ -289,6 +303,25 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
     order = (places + starts[:, None]) % tokens.shape[1]
     return tokens.gather(1, order), lengths
+
+
+def _unpack(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Cut packed rows into their documents; return these, padded on the right, and their lengths."""
+    given = {"position_ids are": position_ids} | ({} if mask is None else {"the mask is": mask})
+    for what, one in given.items():
+        if tokens.ndim != 2 or one.shape != tokens.shape:
+            raise InputError(f"tokens are {_kind(tokens)}, {what} {_kind(one)}; need (sequences, positions) twice.")
+    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    begins = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+    begins[:, 0] = True
+    begins[:, 1:] |= real[:, 1:] & ~real[:, :-1]
+    number = begins.flatten().cumsum(0)[real.flatten()]
+    _, counts = number.unique_consecutive(return_counts=True)
+    documents = [one for one in tokens[real].split(counts.tolist()) if len(one) > 1]
+    if not documents:
+        raise InputError("no document has two tokens by these position_ids; need those that count within a document")
+    lengths = torch.tensor([len(one) for one in documents], device=tokens.device)
+    return torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), lengths
 
 
 def _check(tokens: Tensor, lengths: Tensor) -> None:

@@ -33,7 +33,8 @@ from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from .monitor_alarms import Alarm, Alarms
-from .monitor_attention import Seen, first, query_and_key, uncached_autocast
+from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast
+from .monitor_documents import Documents, documents_in, whole_mask
 from .monitor_keys import ON_REQUEST, KeySums, Reading, names_for_trackers
 from .monitor_readings import ReadingLog, Readings
 
@@ -42,6 +43,19 @@ __all__ = ["SinkMonitor"]
 _LOGGER = logging.getLogger(__name__)
 _UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_INPUTS = (
+    "input_ids",
+    "inputs_embeds",
+    "attention_mask",
+    "position_ids",
+    "token_type_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "use_cache",
+)
+"""What the monitor gives the model where it calls it once more."""
 _ROWS_A_BLOCK = 256
 _READY, _NOTHING, _STOPPED = 1, 0, -1
 """How a process comes to a reading; the lowest of all processes counts for all."""
@@ -60,8 +74,11 @@ class SinkMonitor:
                 if reading := monitor.step():
                     wandb.log(reading)
 
-    The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. A reading is of the weights before the
-    step. With several processes, each reads its own share and all must call ``step()``; they get the same numbers.
+    The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. Where documents are packed into rows
+    (``position_ids`` that begin again, ``cu_seq_lens_q``, or a block mask), each is read as a sequence of its own;
+    if attention crosses them, the keys of first tokens are left out, with a warning. A reading is of the weights
+    before the step. With several processes, each reads its own share and all must call ``step()``; they get the same
+    numbers.
     """
 
     @checked
@@ -84,7 +101,7 @@ class SinkMonitor:
             every: steps between readings.
             tokens: a small fixed batch without padding to read instead of the training batch.
             sequences: how many sequences of the training batch (of its first forward in a step, on each process) are
-                read.
+                read. Of a packed batch, documents: the first ones of two tokens or more.
             threshold: of the sink score, in (0, 1).
             extras: keys that are read on request.
             folder: run folder for the readings and alarms, which the first process writes. A training that goes on
@@ -115,6 +132,8 @@ class SinkMonitor:
         self._sums: KeySums | None = None
         self._inputs: dict[str, Any] | None = None
         self._valid: Tensor | None = None
+        self._documents: Documents | None = None
+        self._apart: bool | None = None
         self._warned: set[str] = set()
         self._all_stopped = False
 
@@ -316,7 +335,7 @@ class SinkMonitor:
         if self._end is not None:
             self._end.remove()
             self._end = None
-        self._inputs = self._valid = None
+        self._inputs = self._valid = self._documents = self._apart = None
 
     def _listen(self) -> None:
         """Hooks on the layers and their attention modules."""
@@ -331,16 +350,34 @@ class SinkMonitor:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the whole model runs: keep its inputs for the few sequences, and see which tokens are real."""
-        named = dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
+        named = dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False)) | kwargs
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
         if tokens is None:
             raise InputError("the forward was given no input_ids and no inputs_embeds; need one of them by name")
         batch = tokens.shape[0]
-        wanted = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
-        found = {name: first(named[name], self._sequences, batch) for name in wanted if named.get(name) is not None}
-        self._inputs = found
-        self._valid = _valid(found, length=tokens.shape[1])
+        found = {name: named[name] for name in _INPUTS if named.get(name) is not None}
+        self._lay_out(found, batch=batch, length=tokens.shape[1])
+        n = self._sequences if self._documents is None else self._documents.n_rows
+        self._inputs = {name: first(one, n, batch) for name, one in found.items()}
+        self._valid = _valid(self._inputs, length=tokens.shape[1])
+
+    def _lay_out(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
+        """Find the documents of a packed batch."""
+        self._documents = documents_in(inputs, batch=batch, length=length, most=self._sequences)
+        if self._documents is not None and not self._documents.n_rows:
+            self._documents = None
+            self._leave_out("none of them has two tokens")
+
+    def _leave_out(self, why: str) -> None:
+        """Leave out of this reading what needs the first token of each sequence."""
+        assert self._sums is not None  # the hooks are on while there is a reading
+        self._sums.without_first = True
+        self._warn(
+            "the readings of first tokens, norms and outliers are left out",
+            f"documents are packed into the rows of the batch, and {why}; need attention that keeps them apart: a "
+            "block mask, a flash kernel, or position_ids that begin again with use_cache=False and no attention_mask",
+        )
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take the hooks off after the whole model ran; call it once more if those of the layers were not called."""
@@ -382,8 +419,16 @@ class SinkMonitor:
             """Take queries and keys from what the attention was given."""
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
-                seen = query_and_key(module, args, kwargs, n=len(self._valid), batch=batch, config=self._model.config)
-                self._take_attention(seen, layer=next(numbers))
+                config = self._model.config
+                if self._documents is not None and self._apart is None:
+                    kernel = str(config._attn_implementation)
+                    self._apart = stays_apart(self._documents, args, kwargs, kernel=kernel, batch=batch)
+                    if not self._apart:
+                        self._leave_out("attention crosses them")
+                documents = self._documents if self._apart else None
+                n, valid = len(self._valid), self._valid if documents is None else documents.valid
+                seen = query_and_key(module, args, kwargs, n=n, batch=batch, config=config, documents=documents)
+                self._take_attention(seen, layer=next(numbers), valid=valid)
 
         return hook
 
@@ -392,15 +437,16 @@ class SinkMonitor:
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _aside(h.device):
-            self._sums.take_state(
-                h.detach()[: len(self._valid)], layer=layer, valid=self._valid.to(h.device, non_blocking=True)
-            )
+            h, valid = h.detach()[: len(self._valid)], self._valid
+            if self._documents is not None:
+                documents = self._documents.to(h.device)
+                h, valid = documents.states(h), documents.valid
+            self._sums.take_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
-    def _take_attention(self, seen: Seen, *, layer: int) -> None:
+    def _take_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
         """Add a layer's attention to the sums."""
-        sums, valid = self._sums, self._valid
+        sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
-        assert valid is not None
         score, sink, sigmoid = seen
         device = score.query.device
         with _aside(device):
@@ -438,6 +484,7 @@ class SinkMonitor:
         """The reading from one more forward, without gradients, of the few sequences."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
+        self._lay_out(inputs, batch=tokens.shape[0], length=tokens.shape[1])
         self._valid = _valid(inputs, length=tokens.shape[1])
         self._listen()
         try:
@@ -447,7 +494,8 @@ class SinkMonitor:
                 torch.no_grad(),
                 uncached_autocast(tokens.device),
             ):
-                call(**inputs, use_cache=False)
+                # With a cache, models of transformers take no notice of positions that begin again.
+                call(**({"use_cache": False} if self._documents is None else {}), **inputs)
         finally:
             self.disarm()
 
@@ -462,7 +510,7 @@ def _aside(device: torch.device) -> Iterator[None]:
 def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
     """Mark the real tokens, by the padding mask; sequences that begin with padding are left out."""
     first = next(iter(inputs.values()))
-    mask = inputs.get("attention_mask")
+    mask = whole_mask(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return torch.ones(first.shape[0], length, dtype=torch.bool, device=first.device)
     valid = mask[:, -length:].bool()

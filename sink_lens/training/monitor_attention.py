@@ -10,18 +10,21 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, Cache
 
 from ..activations.attention import Scores, with_positions
 from ..activations.forward import evaluating
 from ..errors import ModelError
 from ..models.interfaced import interfaced_class
+from .monitor_documents import Documents, visible_keys
 
-__all__ = ["Seen", "first", "query_and_key", "uncached_autocast"]
+__all__ = ["Seen", "first", "query_and_key", "stays_apart", "uncached_autocast"]
 
 Seen = tuple[Scores, Tensor | None, bool]
 """The scores, the learned sink logits where there are any, and whether the weights are sigmoids."""
@@ -29,7 +32,14 @@ _NAME = "sink_lens_monitor"
 
 
 def query_and_key(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, n: int, batch: int, config: Any
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    n: int,
+    batch: int,
+    config: Any,
+    documents: Documents | None = None,
 ) -> Seen:
     """Queries and keys from a second call of the module on the first ``n`` sequences, stopped once they are known.
 
@@ -42,6 +52,7 @@ def query_and_key(
         n: number of sequences that are read.
         batch: number of sequences that it was given.
         config: the model's configuration.
+        documents: what is read of a packed batch, whose documents become rows; None reads the rows as they are.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
@@ -61,7 +72,7 @@ def query_and_key(
         with torch.no_grad(), uncached_autocast(device), evaluating(module):
             module.forward(*few, **given)
     except _SeenError as found:
-        return found.seen
+        return found.seen.scores(documents)
     finally:
         module.__class__ = kind
         if own is None:
@@ -86,15 +97,74 @@ def first(value: Any, n: int, batch: int) -> Any:
     """The first sequences of a tensor that has the batch in front, or of those in a tuple; anything else as it is."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
-    if isinstance(value, tuple | list) and not isinstance(value, Cache):
+    if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
         return type(value)(first(one, n, batch) for one in value)
+    if type(value) is dict:  # a mask for each kind of layer
+        return {name: first(one, n, batch) for name, one in value.items()}
     return value
+
+
+def stays_apart(
+    documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
+) -> bool:
+    """Check whether an attention module keeps packed documents apart, from what it is given.
+
+    A mask shows it. Without one, the flash kernels do so by the lengths that they are given, or in one row by
+    positions that begin again; any other kernel is causal over the whole row.
+    """
+    given = [kwargs.get("attention_mask"), *args]
+    visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
+    if visible is not None:
+        visible = first(visible, documents.n_rows, batch)
+        length = documents.segment.shape[1]
+        return visible.shape[-2:] == (length, length) and documents.to(visible.device).are_apart(visible)
+    if "flash" not in kernel or kwargs.get("attention_mask") is not None:
+        return False
+    lengths = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    return all(kwargs.get(name) is not None for name in lengths) or (
+        batch == 1 and kwargs.get("position_ids") is not None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What an attention function was given, as far as the scores need it."""
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    """Additive; None means causal."""
+    scale: float
+    softcap: float | None
+    sink: Tensor | None
+    sigmoid: bool
+    window: int | None
+    alibi: Tensor | None
+
+    def scores(self, documents: Documents | None) -> Seen:
+        """Queries, keys and mask as the scores use them, by row or by document."""
+        query, key, mask, sink = self.query, self.key, self.mask, self.sink
+        if documents is not None:
+            documents = documents.to(query.device)
+            query, key = documents.heads(query), documents.heads(key)
+            mask = None if mask is None else documents.mask(mask)
+            sink = documents.heads(sink) if sink is not None and sink.dim() == 3 else sink
+        length = query.shape[2]
+        if mask is None and self.window is not None and self.window < length:
+            position = torch.arange(length, device=query.device)
+            distance = position[:, None] - position
+            hidden = (distance < 0) | (distance >= self.window)
+            mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
+        if self.alibi is not None:
+            query, key = with_positions(query, key, slopes=self.alibi / self.scale)
+        score = Scores(query=query, key=key, mask=mask, scale=self.scale, softcap=self.softcap)
+        return score, sink, self.sigmoid
 
 
 class _SeenError(Exception):
     """Ends the second call of an attention module where its query and key are known."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: _Given) -> None:
         """Carry what was seen out of the attention."""
         super().__init__()
         self.seen = seen
@@ -104,10 +174,10 @@ def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
     """End the attention at once, with its queries and keys."""
-    raise _SeenError(_attend_and_read(query, key, attention_mask, **given))
+    raise _SeenError(_read(query, key, attention_mask, **given))
 
 
-def _attend_and_read(
+def _read(
     query: Tensor,
     key: Tensor,
     attention_mask: Any,
@@ -119,19 +189,23 @@ def _attend_and_read(
     sliding_window: int | None = None,
     alibi: Tensor | None = None,
     **given: Any,
-) -> Seen:
-    """Queries, keys and mask as the scores use them; the rest that attention functions take is ignored or kept."""
-    length, mask = query.shape[2], None
+) -> _Given:
+    """What the scores need; the rest that attention functions take is ignored or kept."""
+    if isinstance(attention_mask, BlockMask):
+        attention_mask = visible_keys(attention_mask)
+    mask = None
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        mask = attention_mask[..., :length]
+        mask = attention_mask[..., : query.shape[2]]
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-    elif sliding_window is not None and sliding_window < length:
-        position = torch.arange(length, device=query.device)
-        distance = position[:, None] - position
-        hidden = (distance < 0) | (distance >= sliding_window)
-        mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if alibi is not None:
-        query, key = with_positions(query, key, slopes=alibi / scale)
-    return Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap), s_aux, weighting == "sigmoid"
+    return _Given(
+        query=query,
+        key=key,
+        mask=mask,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sink=s_aux,
+        sigmoid=weighting == "sigmoid",
+        window=sliding_window,
+        alibi=alibi,
+    )

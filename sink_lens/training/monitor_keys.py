@@ -92,6 +92,8 @@ Reading = Mapping[tuple[str, int | None], float]
 """(Key without the prefix, layer) -> number; layer -1 is the stream before the first, None the whole model."""
 ON_REQUEST = ("effective_rank",)
 """Keys that cost more, read where they are asked for."""
+_ANYWHERE = ("max_activation", "kurtosis", "entropy", "max_logit")
+"""Keys that do not ask where a sequence begins."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class KeySums:
 
     threshold: float
     extras: frozenset[str] = frozenset()
+    without_first: bool = False
+    """Where the sequences begin is not known, so that only the keys that do not ask it are given."""
     added: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     largest: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -199,9 +203,13 @@ class KeySums:
             key: torch.nn.functional.pad(one, (0, int(length) - one.shape[-1])) if "by_key" in key[0] else one
             for key, one in self.added.items()
         }
+        padded["without_first", 0] = next(iter(padded.values())).new_tensor([float(self.without_first)])
         added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
+        without_first = bool(added.pop(("without_first", 0)))
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
-        return KeySums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
+        return KeySums(
+            threshold=self.threshold, extras=self.extras, without_first=without_first, added=added, largest=largest
+        )
 
     def numbers(self, *, n_layers: int) -> Reading:
         """The keys of a reading and their numbers, after ``settled``; what is not defined is left out."""
@@ -215,6 +223,8 @@ class KeySums:
         for name in ("max_activation", "max_logit"):
             by_layer[name] = [float(self.largest[name, layer]) for layer in layers]
         whole: dict[str, float] = {}
+        if self.without_first:
+            return _reading({name: by_layer[name] for name in _ANYWHERE}, whole, n_layers=n_layers)
         scores = torch.stack([added["score_by_key", layer] for layer in layers]).sum(0)
         mean = scores[0] / scores[1]
         if not mean.isnan().all():

@@ -1,0 +1,144 @@
+"""Documents that are packed into the rows of a training batch, and their tensors as those of a padded batch.
+
+Most trainers pack several documents into one row, and say where each begins by ``position_ids`` that begin again, by
+``cu_seq_lens_q``, or by a block mask. The first token of a document is then what position 0 of a row is elsewhere, so
+what a monitor reads is laid out again with one document a row, padded on the right.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+__all__ = ["Documents", "documents_in", "visible_keys", "whole_mask"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """The documents that are read, the first ones of a batch."""
+
+    row: Int[Tensor, " document"]
+    """The batch's row that each stands in."""
+    position: Int[Tensor, "document position"]
+    """Where its tokens stand in that row; at padding any place that the row has."""
+    valid: Bool[Tensor, "document position"]
+    """True at its tokens."""
+    segment: Int[Tensor, "row length"]
+    """Number of the document that each token of these rows is of; -1 where it is of none that is read."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of the batch that they stand in."""
+        return self.segment.shape[0]
+
+    def to(self, device: torch.device) -> "Documents":
+        """The same on a device."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
+        return Documents(**moved)
+
+    def states(self, h: Float[Tensor, "row length ..."]) -> Float[Tensor, "document position ..."]:
+        """A tensor by row and position, by document."""
+        return h[self.row[:, None], self.position]
+
+    def heads(self, by_head: Float[Tensor, "row head length ..."]) -> Float[Tensor, "document head position ..."]:
+        """Queries, keys or sink logits, by document."""
+        return self.states(by_head.transpose(1, 2)).transpose(1, 2)
+
+    def mask(self, additive: Float[Tensor, "#row #head length length"]) -> Tensor:
+        """An additive mask, by document; padding is seen by itself alone."""
+        by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
+        found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
+        own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
+        hidden = ~(self.valid[:, None, None, :] | own)
+        return found.masked_fill(hidden, -torch.inf)
+
+    def are_apart(self, visible: Bool[Tensor, "#row #head length length"]) -> bool:
+        """Check that no token of these documents sees a token outside its own."""
+        known = self.segment >= 0
+        other = known[:, None, :, None] & (self.segment[:, None, :, None] != self.segment[:, None, None, :])
+        return not bool((visible & other).any())
+
+
+def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
+    """The first documents of a packed batch; None where each row is one sequence.
+
+    A document of a single token is left out: no later token attends to it, and some trainers pad with such. Where a
+    model is given several of these, the block mask counts before ``cu_seq_lens_q``, and that before ``position_ids``.
+
+    Args:
+        named: what the model was given.
+        batch: number of rows.
+        length: tokens of each.
+        most: the most documents.
+    """
+    starts, real = _starts(named, batch=batch, length=length)
+    if starts is None or real is None or not starts.any():
+        return None
+    number = starts.flatten().long().cumsum(0).view_as(starts) - 1
+    counts = torch.bincount(number[real], minlength=int(number.max()) + 1)
+    chosen = (counts > 1).nonzero().flatten()[:most]
+    place = starts.flatten().nonzero().flatten()[chosen]
+    row, first, counts = place // length, place % length, counts[chosen]
+    steps = torch.arange(int(counts.max()) if len(chosen) else 0, device=place.device)
+    renumbered = torch.full((int(number.max()) + 2,), -1, device=place.device)
+    renumbered[chosen] = torch.arange(len(chosen), device=place.device)
+    n_rows = int(row.max()) + 1 if len(chosen) else 0
+    return Documents(
+        row=row,
+        position=(first[:, None] + steps).clamp(max=length - 1),
+        valid=steps < counts[:, None],
+        segment=torch.where(real, renumbered[number], -1)[:n_rows],
+    )
+
+
+def _starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """True at the first token of each document, and at real tokens; None where each row is one sequence."""
+    mask = whole_mask(named.get("attention_mask"))
+    real = None
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        real = mask[:, -length:].bool()
+    visible = visible_keys(mask)
+    if visible is not None and visible.shape[-2:] == (length, length):
+        seen = visible.any(1).expand(batch, -1, -1)
+        own = seen.diagonal(dim1=-2, dim2=-1)
+        starts = own & ~seen.tril(-1).any(-1)
+        return (starts, own) if bool(starts[:, 1:].any()) else (None, None)
+    ends, ids = named.get("cu_seq_lens_q"), named.get("position_ids")
+    if isinstance(ends, Tensor) and ends.dim() == 1:
+        starts = torch.zeros(batch * length, dtype=torch.bool, device=ends.device)
+        starts[ends[(ends >= 0) & (ends < batch * length)].long()] = True
+        starts = starts.view(batch, length)
+    elif isinstance(ids, Tensor) and ids.dim() in (2, 3):
+        ids = ids[0] if ids.dim() == 3 else ids  # by axis of an image and a text: text counts alike on all
+        if ids.shape[-1] != length:
+            return None, None
+        starts = (ids.diff(dim=-1, prepend=ids[:, :1] - 1) != 1).expand(batch, -1).clone()
+    else:
+        return None, None
+    real = torch.ones_like(starts) if real is None else real.to(starts.device)
+    starts &= real
+    if not bool((starts & real[:, :1])[:, 1:].any()):  # a row that begins with padding is left out elsewhere
+        return None, None
+    starts[:, 0] |= real[:, 0]
+    return starts, real & real[:, :1]
+
+
+def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
+    """What a block mask, or one of four axes, lets each query see; None for any other."""
+    if isinstance(mask, BlockMask):
+        rows, heads, queries, keys = mask.shape
+        return create_mask(mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device))
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        return None
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def whole_mask(mask: Any) -> Any:
+    """The mask of layers without a window, where a model is given one for each kind of layer."""
+    if isinstance(mask, Mapping):
+        return mask.get("full_attention", next(iter(mask.values()), None))
+    return mask

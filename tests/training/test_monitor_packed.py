@@ -1,0 +1,283 @@
+"""Documents that are packed into rows are read as the same documents in a batch, where attention keeps them apart."""
+
+import importlib.util
+import logging
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import AttentionInterface, DataCollatorWithFlattening
+
+from sink_lens import TokenBatch, load, sink_mask
+from sink_lens.models.tiny import planted, tiny
+from sink_lens.training import SinkMonitor
+from sink_lens.training.monitor_documents import documents_in
+
+BY_POSITION = ("llama", "gemma2", "gpt2", "headnorm_sink")
+BY_POSITION_TOO = ("mistral", "gemma3", "phi3", "olmo2", "gpt_neox", "gptj", "gpt_neo")
+"""Families that keep documents apart whose positions begin again."""
+BY_MASK = ("falcon", "opt")
+"""Families that take no notice of positions, and take a block mask."""
+NOT_APART = ("bloom", "gpt_oss")
+"""Families that take no notice of positions either."""
+LENGTHS = (16, 24, 9, 31)
+ANYWHERE = ("max_activation", "kurtosis", "entropy", "max_logit")
+
+# DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True, pad_to_multiple_of=16) of TRL 1.16 over
+# pack_dataset(..., seq_length=48, strategy="bfd") of documents of 16, 24, 9, 31, 12 and 20 tokens, but input_ids.
+TRL_ENDS = (0, 31, 47, 71, 91, 103, 112)
+
+
+def exhaustive(names):
+    return [pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
+
+
+def documents(lengths=LENGTHS, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 300, (n,), generator=generator) for n in lengths]
+
+
+def flattened(found, **options):
+    batch = DataCollatorWithFlattening(**options)([{"input_ids": one.tolist()} for one in found])
+    del batch["labels"]
+    return batch | {"use_cache": False}
+
+
+def batched(found):
+    lengths = torch.tensor([len(one) for one in found])
+    tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+    return {"input_ids": tokens, "attention_mask": (torch.arange(tokens.shape[1]) < lengths[:, None]).long()}
+
+
+def blocks(found):
+    number = torch.repeat_interleave(torch.tensor([len(one) for one in found]))
+    return (number[:, None] == number) & torch.ones(len(number), len(number)).tril().bool()
+
+
+def reading(model, inputs, *, sequences=4, call=None):
+    call = model if call is None else call
+    with (
+        SinkMonitor(call, every=1, sequences=sequences, threshold=0.1, extras=("effective_rank",)) as monitor,
+        torch.no_grad(),
+    ):
+        logits = call(**inputs).logits
+        return monitor.step(), logits
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+def of_first_tokens(found):
+    return {key for key in found if key.split("/")[1] not in ANYWHERE}
+
+
+@pytest.mark.parametrize("name", [*BY_POSITION, *exhaustive(BY_POSITION_TOO)])
+def test_packed_documents_are_read_as_in_a_batch(name):
+    model, found = tiny(name), documents()
+    expected, logits = reading(model, batched(found))
+    packed, flat = reading(model, flattened(found))
+    for row, one in zip(logits, flat[0].split(LENGTHS), strict=True):
+        assert torch.allclose(row[: len(one)], one, atol=1e-4)
+    assert of_first_tokens(packed)
+    assert_equal(packed, expected)
+
+
+@pytest.mark.parametrize("name", ["opt", *exhaustive(["falcon", "llama", "gpt2", "gptj", "gpt_neo", "headnorm_sink"])])
+def test_a_block_mask_says_where_documents_begin(name):
+    model, found = tiny(name), documents()
+    mask = torch.zeros(80, 80).masked_fill(~blocks(found), torch.finfo(torch.float32).min)
+    packed, _ = reading(model, flattened(found) | {"attention_mask": mask[None, None]})
+    assert_equal(packed, reading(model, batched(found))[0])
+
+
+def test_the_planted_sink_of_packed_documents():
+    model, found = planted(sink=True).model, documents([16] * 8)
+    for one in found:
+        one[0] = 1
+    expected, _ = reading(model, batched(found), sequences=8)
+    packed, _ = reading(model, flattened(found), sequences=8)
+    assert packed["sinks/rate_first"] > 0.2
+    assert packed["sinks/mass_first"] == pytest.approx(expected["sinks/mass_first"], rel=1e-4)
+    assert_equal(packed, expected)
+
+
+def test_the_first_documents_are_read_and_single_tokens_are_none():
+    model, found = tiny("llama"), documents((12, 1, 20, 9, 30))
+    packed, _ = reading(model, flattened(found), sequences=2)
+    assert_equal(packed, reading(model, batched([found[0], found[2]]))[0])
+
+
+def test_documents_in_several_rows():
+    model, found = tiny("llama"), documents((12, 20, 32))
+    rows = torch.stack([torch.cat(found[:2]), found[2]])
+    places = torch.stack([torch.cat([torch.arange(12), torch.arange(20)]), torch.arange(32)])
+    packed, _ = reading(model, {"input_ids": rows, "position_ids": places, "use_cache": False})
+    assert_equal(packed, reading(model, batched(found))[0])
+
+
+def trl_batch():
+    ends = torch.tensor(TRL_ENDS, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "input_ids": torch.randint(3, 300, (1, 112), generator=generator),
+        "position_ids": torch.cat([torch.arange(n) for n in ends.diff().tolist()])[None],
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": 31,
+        "max_length_k": 31,
+        "seq_idx": torch.repeat_interleave(torch.arange(6, dtype=torch.int32), ends.diff())[None],
+        "use_cache": False,
+    }
+
+
+def of_lengths(batch, lengths):
+    return [one for one in batch["input_ids"][0].split(lengths) if len(one) > 1]
+
+
+def test_a_batch_that_trl_packed():
+    model, batch = tiny("llama"), trl_batch()
+    found = of_lengths(batch, torch.tensor(TRL_ENDS).diff().tolist())
+    packed, _ = reading(model, batch, sequences=6)
+    assert_equal(packed, reading(model, batched(found), sequences=6)[0])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split"])
+def test_batches_of_trl_itself(strategy):
+    from datasets import Dataset
+    from trl import pack_dataset
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    rows = [one.tolist() for one in documents((16, 24, 9, 31, 12, 60))]
+    dataset = pack_dataset(Dataset.from_dict({"input_ids": rows}), seq_length=48, strategy=strategy)
+    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(list(dataset))
+    del batch["labels"]
+    lengths = [n for row in dataset["seq_lengths"] for n in row]
+    for name in ("llama", "gpt2"):
+        model = tiny(name)
+        packed, _ = reading(model, batch | {"use_cache": False}, sequences=9)
+        assert_equal(packed, reading(model, batched(of_lengths(batch, lengths)), sequences=9)[0])
+
+
+# --- attention that crosses documents
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("llama", {"attention_mask": torch.ones(1, 80, dtype=torch.long)}),
+        ("llama", {"use_cache": True}),
+        ("bloom", {}),
+        *[pytest.param(name, {}, marks=pytest.mark.exhaustive) for name in (*BY_MASK, *NOT_APART)],
+    ],
+)
+def test_what_asks_the_beginning_is_left_out_where_attention_crosses(name, more, caplog):
+    caplog.set_level(logging.WARNING)
+    packed, _ = reading(tiny(name), flattened(documents()) | more)
+    assert not of_first_tokens(packed)
+    assert {key.split("/")[1] for key in packed} == set(ANYWHERE)
+    said = [one.getMessage() for one in caplog.records if "documents are packed" in one.getMessage()]
+    assert len(said) == 1
+    assert "attention crosses them" in said[0]
+
+
+def test_lengths_alone_keep_no_documents_apart_without_a_flash_kernel():
+    batch = flattened(documents(), return_position_ids=False, return_flash_attn_kwargs=True)
+    packed, _ = reading(tiny("llama"), batch)
+    assert not of_first_tokens(packed)
+
+
+def _flash(module, query, key, value, attention_mask, scaling=None, cu_seq_lens_q=None, **given):
+    """A kernel that keeps documents apart by their lengths alone, as the flash kernels do."""
+    assert attention_mask is None
+    apart = [
+        torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scaling, enable_gqa=True)
+        for parts in zip(*(one.split(cu_seq_lens_q.diff().tolist(), 2) for one in (query, key, value)), strict=True)
+    ]
+    return torch.cat(apart, 2).transpose(1, 2).contiguous(), None
+
+
+def test_a_flash_kernel_keeps_documents_apart():
+    model, found = tiny("llama"), documents()
+    expected, _ = reading(model, batched(found))
+    AttentionInterface.register("flash_of_a_test", _flash)
+    model.config._attn_implementation_internal = "flash_of_a_test"  # the setter looks for a kernel on the hub
+    packed, _ = reading(model, flattened(found, return_flash_attn_kwargs=True))
+    assert_equal(packed, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_packed_documents_of_a_compiled_model():
+    torch._dynamo.reset()
+    model, found = tiny("llama"), documents()
+    expected, _ = reading(model, batched(found))
+    packed, _ = reading(model, flattened(found), call=torch.compile(model, backend="eager"))
+    assert_equal(packed, expected)
+
+
+# --- where documents are
+
+
+def where(named, *, length=80, batch=1, most=9):
+    found = documents_in(named, batch=batch, length=length, most=most)
+    return found and [
+        (int(row), int(place[0]), int(real.sum()))
+        for row, place, real in zip(found.row, found.position, found.valid, strict=True)
+    ]
+
+
+def test_every_way_to_say_where_documents_begin():
+    flat, mask = flattened(documents(), return_flash_attn_kwargs=True), blocks(documents())
+    expected = [(0, 0, 16), (0, 16, 24), (0, 40, 9), (0, 49, 31)]
+    block = create_block_mask(lambda b, h, q, k: mask[q, k], 1, 1, 80, 80, device="cpu")
+    for name in ("position_ids", "cu_seq_lens_q"):
+        assert where({name: flat[name]}) == expected
+    for given in (mask[None, None], block, {"full_attention": mask[None, None]}):
+        assert where({"attention_mask": given}) == expected
+    assert where({"position_ids": flat["position_ids"].expand(3, 1, 80)}) == expected
+    assert where({"position_ids": flat["position_ids"]}, batch=2)[4:] == [(1, *one[1:]) for one in expected]
+
+
+def test_rows_of_one_sequence_are_not_packed():
+    ones = torch.ones(2, 8, dtype=torch.long)
+    left = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
+    right = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8])
+    causal = torch.ones(1, 1, 8, 8).tril().bool()
+    for named in (
+        {},
+        {"position_ids": torch.arange(8)[None]},
+        {"position_ids": torch.arange(5, 13)[None], "attention_mask": ones},
+        {"position_ids": (left.cumsum(1) - 1).clamp(min=0), "attention_mask": left},
+        {"position_ids": (left.cumsum(1) - 1).masked_fill(left == 0, 1), "attention_mask": left},
+        {"position_ids": (right.cumsum(1) - 1).masked_fill(right == 0, 1), "attention_mask": right},
+        {"attention_mask": causal},
+        {"attention_mask": causal.triu(-3)},
+    ):
+        assert where(named, batch=2, length=8) is None, named
+
+
+# --- the other doors
+
+
+def test_a_token_batch_of_packed_rows_has_a_sequence_for_each_document():
+    found = documents()
+    flat = flattened(found)
+    batch = TokenBatch.from_tensor(flat["input_ids"], position_ids=flat["position_ids"])
+    assert batch.lengths.tolist() == list(LENGTHS)
+    assert all(torch.equal(row[: len(one)], one) for row, one in zip(batch.tokens, found, strict=True))
+
+
+def test_sinks_of_packed_documents_are_marked_as_in_a_batch():
+    lens, found = load(planted(sink=True).model), documents([40] * 3)
+    for one in found:
+        one[0] = 1
+    flat, apart = flattened(found), batched(found)
+    packed = TokenBatch.from_tensor(flat["input_ids"], position_ids=flat["position_ids"])
+    expected = sink_mask(lens, TokenBatch.from_tensor(apart["input_ids"], attention_mask=apart["attention_mask"]))
+    assert torch.equal(sink_mask(lens, packed), expected)
+    assert expected[:, 0].all()
