@@ -1,6 +1,6 @@
 """Births of sinks in toy trainings, and trainings without one: what the monitor's alarms say, and how often they err.
 
-    python benchmarks/monitor_births.py --train --task trigger --seeds 100:120 --out more.csv   # 10 to 20 s a training
+    python benchmarks/monitor_births.py --train --task trigger --seeds 100:120 --out more.parquet  # 10 to 20 s each
     python benchmarks/monitor_births.py              # the alarms on the committed readings
     python benchmarks/monitor_births.py --calibrate  # the choice of the birth rule
 
@@ -33,7 +33,7 @@ from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.monitor_alarms import RULES, Alarms, Rule
 
 VOCAB, ANSWER, LENGTH, BATCH, STEPS, EVERY = 64, 16, 32, 32, 300, 10
-READINGS = Path(__file__).with_name("monitor_births.csv")
+READINGS = Path(__file__).with_name("monitor_births.parquet")
 SEEN = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "max_activation", "max_logit")
 LAYERS = ("rate_first/layer_0", "rate_first/layer_1")
 
@@ -165,21 +165,21 @@ def main() -> None:
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--task", choices=["trigger", "copy"], default="trigger")
     parser.add_argument("--seeds", default="0:10")
-    parser.add_argument("--out", default="births.csv")
+    parser.add_argument("--out", default="births.parquet")
     parser.add_argument("--calibrate", action="store_true")
     asked = parser.parse_args()
     if asked.calibrate:
-        calibrate(pd.read_csv(READINGS))
+        calibrate(pd.read_parquet(READINGS))
         return
     if not asked.train:
-        judge(pd.read_csv(READINGS))
+        judge(pd.read_parquet(READINGS))
         return
     torch.set_num_threads(1)
     frames = []
     for seed in range(*map(int, asked.seeds.split(":"))):
         began = time.perf_counter()
         frames.append(pd.DataFrame(training(asked.task, seed)))
-        pd.concat(frames).to_csv(asked.out, index=False, float_format="%.5g", lineterminator="\n")
+        pd.concat(frames).to_parquet(asked.out, index=False)
         print(f"{asked.task} {seed}: {time.perf_counter() - began:.0f} s", flush=True)
 
 

@@ -552,7 +552,7 @@ def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
     spec = spec_from_file_location("monitor_births", path)
     births = module_from_spec(spec)
     spec.loader.exec_module(births)
-    frame = pd.read_csv(births.READINGS)
+    frame = pd.read_parquet(births.READINGS)
     rule = next(rule for rule in RULES if rule.name == "sink_born")
     trigger, copied = (frame[(frame["task"] == task) & (frame["seed"] >= 100)] for task in ("trigger", "copy"))
     assert births.score(copied, rule, every=10).false == 0
