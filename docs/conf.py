@@ -36,7 +36,6 @@ html_math_renderer = "mathml"
 
 autodoc_default_options = {"members": True, "member-order": "bysource", "ignore-module-all": True}
 autodoc_preserve_defaults = True
-autodoc_mock_imports = ["lightning"]  # an extra, which need not be there
 add_module_names = False
 maximum_signature_line_length = 88
 

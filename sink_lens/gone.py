@@ -28,6 +28,10 @@ class Gone:
 GONE: tuple[Gone, ...] = (
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),
     Gone(
+        instead="SinkMonitor in a callback of your own: docs/tutorials/monitor_my_training.md has it",
+        names=("SinkMonitorLightning",),
+    ),
+    Gone(
         instead="the checks of your trainer's own library; sink-lens card counts BOS in front of a text and of a chat",
         options=("diff --batch",),
     ),

@@ -3,14 +3,19 @@
 import contextlib
 import re
 import shlex
+import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 
 from sink_lens import cli
-from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
+from sink_lens.training import SinkMonitor
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
@@ -45,11 +50,34 @@ def test_the_python_of_a_page_runs_in_its_order(page, model, tmp_path, monkeypat
     (tmp_path / "my-model").symlink_to(model)
     (tmp_path / "text.txt").write_text("the cat and the dog saw the river near the hill. " * 400)
     monkeypatch.setattr("sink_lens.records.display.page", lambda folder: folder)  # pages have their own tests
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))  # not installed here
     found = blocks(page, "python")
     assert found
     names = {}
     for block in found:
         exec(compile(block.replace(f'"{DEFAULT_MODEL}"', '"./my-model"'), page.name, "exec"), names)
+
+
+def test_the_lightning_callback_reads_each_step_and_takes_its_hooks_off(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    page = next(page for page in RUN if page.stem == "monitor_my_training")
+    names = {"SinkMonitor": partial(SinkMonitor, every=2)}
+    exec(next(block for block in blocks(page, "python") if "Callback" in block).replace("every=50, ", ""), names)
+    module = SimpleNamespace(model=tiny("llama").train(), logged=[])
+    module.log_dict = module.logged.append
+    trainer, callback = SimpleNamespace(global_step=0), names["SinkCallback"]()
+    optimizer = torch.optim.SGD(module.model.parameters(), lr=0.1)
+    callback.on_train_start(trainer, module)
+    for batch in range(6):  # two to a step
+        tokens = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(batch))
+        module.model(input_ids=tokens, labels=tokens).loss.backward()
+        if batch % 2:
+            optimizer.step()
+            trainer.global_step += 1
+        callback.on_train_batch_end(trainer, module, None, None, batch)
+    callback.on_exception(trainer, module, RuntimeError("of the step"))
+    assert ["sinks/rate_first" in logs for logs in module.logged] == [True, False, True]
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in module.model.modules())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
