@@ -1,5 +1,7 @@
 # make trace   sets up .venv and takes a quick look at the default model (ARGS="--sequences 8 --out runs/mine": other options instead)
-# make test    sets up .venv and runs every check (WORKERS=2 processes of tests; TESTS="-m 'not real'" leaves some out)
+# make test    sets up .venv and runs the checks and the first tier of tests, 10 minutes on two slow cores
+#              (WORKERS=2 processes of tests; TESTS="tests/measures": those; TESTS="-m 'not exhaustive and not real'")
+# make test-rest    the second tier, what is marked exhaustive; make test-all runs both
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
 # make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
@@ -21,8 +23,9 @@ RUN ?=
 RUNS ?=
 ONLY ?=
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: trace test readme gallery examples attack analyses analyses-tiny docs setup clean
+.PHONY: trace test test-rest test-all readme gallery examples attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -33,7 +36,13 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(PYTEST) -m "not exhaustive" $(TESTS)
+	@$(BIN)/python tests/checking/chromium.py
+
+test-rest: $(READY)
+	$(PYTEST) -m exhaustive $(TESTS)
+
+test-all: test test-rest
 
 analyses: $(READY)
 	$(BIN)/python -m analyses.texts brown state-of-the-union shakespeare-milton king-james-bible

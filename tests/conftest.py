@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import shape_checks  # noqa: F401 before sink_lens: it says which functions jaxtyping decorates
+import tiers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -28,24 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it fo
 
 pytest_plugins = ["raw_models", "written_tables"]
 
-_LONG = (
-    "test_real",
-    "test_analyses",
-    "test_killed",
-    "test_trained_mechanisms",
-    "test_two_paths",
-    "test_json",
-    "test_examples",
-    "test_cluster",
-    "test_monitor",
-    "test_sinks_of_the_zoo",
-    "test_docs",
-    "test_report",
-    "test_trace",
-    "test_trainer",
-    "test_page",
-)
-"""Files that begin first, so that no worker is left alone with one at the end."""
+_COSTLY = ("test_real", "test_docs")
+"""Files with a fixture that takes minutes: they begin first, so that no two workers divide one and make it twice."""
 
 _HERE = ("localhost", "::1", "", None)
 
@@ -67,10 +52,11 @@ def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_refuse_the_network)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; ``--no-loadscope-reorder`` keeps them there."""
-    place = {name: at for at, name in enumerate(_LONG)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    """Mark the second tier, and put what is costly first."""
+    tiers.mark(items)
+    items.sort(key=lambda item: item.path.stem not in _COSTLY)
 
 
 def pytest_collection_finish() -> None:

@@ -37,6 +37,7 @@ def site(tmp_path_factory):
     return out / "html"
 
 
+@pytest.mark.exhaustive
 def test_the_site_asks_the_network_for_nothing(site):
     for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
         text = path.read_text(encoding="utf-8")
@@ -46,6 +47,7 @@ def test_the_site_asks_the_network_for_nothing(site):
         assert fetched == [], path
 
 
+@pytest.mark.exhaustive
 def test_every_command_has_a_page_with_its_options_and_the_sidebar_has_five_groups(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     assert len(re.findall(r'class="caption"', index)) == 5
@@ -56,6 +58,7 @@ def test_every_command_has_a_page_with_its_options_and_the_sidebar_has_five_grou
             assert one.hidden or html.escape(one.opts[0]) in text or one.human_readable_name in text, (name, one.opts)
 
 
+@pytest.mark.exhaustive
 def test_every_picture_of_a_command_is_in_the_gallery(site):
     text = (site / "gallery.html").read_text(encoding="utf-8")
     shown = {path.stem for path in (DOCS / "images" / "commands").glob("*.png")}
@@ -63,6 +66,7 @@ def test_every_picture_of_a_command_is_in_the_gallery(site):
     assert all(f'href="commands/{name}.html"' in text for name in shown)
 
 
+@pytest.mark.exhaustive
 def test_equations_are_drawn_by_the_browser(site):
     for name in ("chain", "evidence"):
         text = (site / f"{name}.html").read_text(encoding="utf-8")
@@ -70,6 +74,7 @@ def test_equations_are_drawn_by_the_browser(site):
         assert not re.search(r"<script[^>]*mathjax", text, flags=re.I)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(set(sink_lens.__all__) - {"__version__"}))
 def test_every_public_name_is_in_the_reference(site, name):
     index = (site / "api" / "index.html").read_text(encoding="utf-8")
@@ -80,6 +85,7 @@ def test_every_public_name_is_in_the_reference(site, name):
     assert f'id="{link[2]}"' in (site / "api" / link[1]).read_text(encoding="utf-8")
 
 
+@pytest.mark.exhaustive
 def test_every_table_is_in_the_reference_with_its_columns_in_order(site):
     text = (site / "api" / "tables.html").read_text(encoding="utf-8")
     _, *sections = re.split(r"<h3>", text)

@@ -6,9 +6,8 @@ import json
 import re
 from pathlib import Path
 
-import nbclient
-import nbformat
 import pytest
+from tiers import first
 
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from tools.examples import with_output
@@ -59,6 +58,20 @@ def run(path, *arguments):
     module.main(list(arguments))
 
 
+def read(path):
+    """A notebook."""
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
+
+
+def execute(notebook, folder):
+    """Run its cells there."""
+    from nbclient import NotebookClient
+
+    NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(folder)}}).execute()
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The folder of a model of one's own: weights and tokenizer, as ``save_pretrained`` writes them."""
@@ -68,7 +81,7 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+@pytest.mark.parametrize("path", first(SCRIPTS), ids=name)
 def test_an_example_runs_on_a_model_of_ones_own(path, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # where an example writes by default
     monkeypatch.setattr("sink_lens.records.display.page", lambda folder: None)  # it has its own tests, and is slow
@@ -99,6 +112,7 @@ def test_make_examples_replaces_the_output_and_nothing_else(path):
     assert changed.partition('"""\n\nimport')[2] == text.partition('"""\n\nimport')[2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.real
 def test_an_example_prints_what_it_says(capsys):
     path = EXAMPLES / "04_place_a_sink.py"
@@ -110,24 +124,26 @@ def test_an_example_prints_what_it_says(capsys):
     assert [float(one) for one in here] == pytest.approx([float(one) for one in kept], abs=0.01)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_a_notebook_keeps_its_outputs_and_runs_offline(path, model, tmp_path, monkeypatch):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count == at for at, cell in enumerate(cells, start=1))
     assert sum(bool(cell.outputs) for cell in cells) >= len(cells) // 2
     assert len(json.dumps(notebook)) < 1_500_000
     monkeypatch.setenv("SINK_LENS_MODEL", str(model))
     monkeypatch.setenv("SINK_LENS_TASK", "induction")  # of the circuit; a tiny model has no names
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    execute(notebook, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_the_colab_notebook_names_the_package_once_and_runs_without_an_installation(model, tmp_path, monkeypatch):
-    notebook = nbformat.read(COLAB, as_version=4)
+    notebook = read(COLAB)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert sum("PACKAGE = " in cell.source for cell in cells) == 1
     assert not any(line.startswith(("!", "%")) for cell in cells for line in cell.source.splitlines())
     monkeypatch.setenv("SINK_LENS_MODEL", str(model))
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    execute(notebook, tmp_path)
     assert (tmp_path / "runs" / "colab" / "report.html").is_file()
     assert "iframe" in str(cells[-2].outputs)

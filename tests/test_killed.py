@@ -6,14 +6,29 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import first
 
 SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks; on Windows nothing is forked")
-def test_killed_runs_are_resumed_to_the_same_tables():
-    done = subprocess.run([sys.executable, SCRIPT, "--kills", "2"], capture_output=True, text=True, timeout=600)
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks; on Windows nothing is forked")
+
+
+def killed(*options, kills):
+    """The lines that the script prints."""
+    command = [sys.executable, SCRIPT, "--kills", str(kills), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace"]))
+def test_a_killed_run_is_resumed_to_the_same_tables(name):
+    assert killed("--only", name, kills=1) == [f"{name}: 1 kills, differing: nothing"]
+
+
+@pytest.mark.exhaustive
+def test_runs_killed_twice_and_killed_shards_are_resumed_to_the_same_tables():
     divided = tuple(f"{name} in 8 shards" for name in ("sweep", "patch", "circuit"))
     names = ("sweep", "patch", "circuit", "trace", *divided)
-    assert done.stdout.splitlines() == [f"{name}: 2 kills, differing: nothing" for name in names]
+    assert killed(kills=2) == [f"{name}: 2 kills, differing: nothing" for name in names]

@@ -1,21 +1,19 @@
 """A real browser without a network, with its requests, its errors and the foreign scripts that ran."""
 
-import os
-import shutil
 from dataclasses import dataclass, field
 
+import chromium as installed
 import pytest
-from playwright.sync_api import sync_playwright
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
 def chromium():
     """The system's Chromium, headless."""
-    path = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+    path = installed.path()
     if path is None:
-        pytest.skip("no Chromium was found: apt-get install chromium, or name it in CHROMIUM")
+        pytest.skip(installed.ABSENT)
+    from playwright.sync_api import sync_playwright  # here: what collects every test needs no browser
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, chromium_sandbox=False)
         yield browser
@@ -45,6 +43,7 @@ def opened(chromium):
     def open_file(path, **options):
         context = chromium.new_context(offline=True, **({"viewport": {"width": 1200, "height": 900}} | options))
         contexts.append(context)
+        context.set_default_timeout(0)  # the test's own limit holds
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         found = Opened(page=context.new_page())
 

@@ -68,7 +68,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
 
     page.get_by_role("button", name="Open the views").click()
     for name in ("view-heads", "view-tokens", "view-neurons"):
-        page.locator(f"#{name}", has_text=SOME_TEXT).wait_for(timeout=60_000)
+        page.locator(f"#{name}", has_text=SOME_TEXT).wait_for()
     assert found.quiet, vars(found)
 
 

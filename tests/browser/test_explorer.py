@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
 from sink_lens.records import read_run
 from sink_lens.report.circuit import circuit_of
@@ -96,6 +95,8 @@ def saved(page, button="Save JSON"):
 
 def violations(page):
     """What axe finds, with the elements."""
+    from axe_playwright_python.sync_playwright import Axe  # here: what collects every test needs no browser
+
     broken = Axe().run(page).response["violations"]
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in broken]
 
@@ -183,8 +184,8 @@ def test_a_node_is_hovered_pinned_and_moved_with_mouse_and_keys(explored):
     before = page.locator("canvas").screenshot()
     page.keyboard.press("+")
     page.keyboard.press("Shift+ArrowUp")
-    page.wait_for_timeout(400)
-    assert page.locator("canvas").screenshot() != before
+    while page.locator("canvas").screenshot() == before:  # it moves in steps
+        page.wait_for_timeout(20)
     page.keyboard.press("0")
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Unpin all").click()

@@ -19,6 +19,7 @@ from pathlib import Path
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
 
 import pandas as pd
+import psutil
 import torch
 from typer.testing import CliRunner
 
@@ -92,13 +93,23 @@ def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> l
     return found
 
 
+def reached(child: int, seconds: float) -> bool:
+    """Wait until a command has used so much processor time, however busy the machine is; False if it ended before."""
+    process = psutil.Process(child)
+    while process.status() != psutil.STATUS_ZOMBIE:
+        if sum(process.cpu_times()[:2]) >= seconds:
+            return True
+        time.sleep(0.005)
+    return False
+
+
 @functools.cache
 def undisturbed(name: str) -> tuple[float, dict[str, pd.DataFrame]]:
-    """The seconds and the tables of a command that nobody kills."""
-    begun = time.monotonic()
-    if not finished(run(COMMANDS[name], out=f"{name}-whole")):
+    """The seconds of processor time, and the tables, of a command that nobody kills."""
+    _, status, used = os.wait4(run(COMMANDS[name], out=f"{name}-whole"), 0)
+    if status:
         sys.exit(f"{name} fails where nobody kills it")
-    return time.monotonic() - begun, tables(f"{name}-whole")
+    return used.ru_utime + used.ru_stime, tables(f"{name}-whole")
 
 
 def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
@@ -107,9 +118,8 @@ def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
     out, done, wrong = f"{name}-killed", 0, list[str]()
     while done < kills:
         child = run(arguments, out=out)
-        time.sleep(drawn.uniform(0, seconds))
-        if os.waitpid(child, os.WNOHANG)[0]:  # it was faster: what was resumed is compared, and it begins again
-            wrong += differing(whole, tables(out))
+        if not reached(child, drawn.uniform(0, seconds)):  # it was faster: it is compared, and begins again
+            wrong += differing(whole, tables(out)) if finished(child) else ["a run that nobody killed"]
             shutil.rmtree(out)
             continue
         os.kill(child, signal.SIGKILL)
@@ -135,19 +145,14 @@ def killed_shards(name: str, *, kills: int, drawn: random.Random) -> list[str]:
     wrong = list[str]()
     running, left = {number: start(number) for number in range(1, SHARDS + 1)}, kills
     while running:
-        time.sleep(drawn.uniform(0, seconds / 4))
-        for number, child in list(running.items()):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                del running[number]
-                if os.waitstatus_to_exitcode(status):
-                    wrong.append(f"shard {number} ended with {os.waitstatus_to_exitcode(status)}")
-        if left and running:
-            number = drawn.choice(sorted(running))
+        number = drawn.choice(sorted(running))
+        if left and reached(running[number], drawn.uniform(0, seconds / 4)):
             os.kill(running[number], signal.SIGKILL)
             os.waitpid(running[number], 0)
             running[number] = start(number)
             left -= 1
+        elif not finished(running.pop(number)):
+            wrong.append(f"shard {number}")
     if list(Path(out).glob("shard-*")):
         wrong.append("folders of shards that nobody merged")
     if not finished(start(1)):  # requeued once more: nothing is left to do

@@ -117,7 +117,7 @@ def assert_every_cell_moves(family: str) -> None:
 
 
 CASES = [
-    pytest.param(family, metrics, id=f"{family}-{name}")
+    pytest.param(family, metrics, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
     for family in (*TINY_FAMILIES, *MORE_FAMILIES)
     for name, metrics in {"all": METRICS, "scored": SCORED, "mass": METRICS[:1], "state": METRICS[3:4]}.items()
     if name == "all" or family in TINY_FAMILIES

@@ -445,12 +445,12 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
     def another():
         with FileLock(folder.with_suffix(".lock")):
             held.set()
-            assert asked.wait(30)
+            assert asked.wait()
             bundled._make(file, source=bundled._source(file), digest=digest, folder=folder)
 
-    thread = threading.Thread(target=another)
+    thread = threading.Thread(target=another, daemon=True)
     thread.start()
-    assert held.wait(30)
+    assert held.wait()
     said = []
     assert bundled.converted_folder(file, announce=lambda text: (said.append(text), asked.set())) == folder
     thread.join()

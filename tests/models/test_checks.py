@@ -249,7 +249,6 @@ def test_a_kernel_of_the_hub_is_neither_fetched_nor_run(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
     )
     assert not (tmp_path / "canary").exists(), (tmp_path / "canary").read_text()
     said = json.loads(done.stdout)

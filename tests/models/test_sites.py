@@ -108,6 +108,7 @@ def test_a_family_has_every_site_but_those_that_it_lacks(family):
     assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
 
 
+@pytest.mark.every_family
 @EVERY
 def test_every_site_is_equal_on_both_paths(family):
     plain, bridge = captured(family, "plain"), captured(family, "bridge")
@@ -236,6 +237,7 @@ def raw_attention_edit(family, site):
         plain.config._attn_implementation = before
 
 
+@pytest.mark.every_family
 @EVERY
 def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(family):
     for site in sites_of(lens(family).family):

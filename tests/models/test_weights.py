@@ -47,6 +47,7 @@ def close(found, expected, tolerance=1e-5):
     return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_queries_keys_and_values_come_from_the_attentions_input(family):
     for layer in LAYERS:
@@ -61,6 +62,7 @@ def test_queries_keys_and_values_come_from_the_attentions_input(family):
             assert close(made.flatten(2), sites(family)[site, layer].flatten(2)), (site, layer)
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_the_attentions_output_is_the_sum_over_heads(family):
     for layer in LAYERS:
@@ -70,6 +72,7 @@ def test_the_attentions_output_is_the_sum_over_heads(family):
         assert close(made, sites(family)["attn_out", layer])
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_the_mlps_output_is_the_sum_over_neurons(family):
     for layer in LAYERS:
@@ -79,6 +82,7 @@ def test_the_mlps_output_is_the_sum_over_neurons(family):
         assert close(made, sites(family)["mlp_out", layer])
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("family", DENSE)
 def test_gate_and_up_come_from_the_mlps_input(family):
     """Compared by differences between neighbouring positions, since the weights lack the bias."""

@@ -213,7 +213,7 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
     together = threading.Barrier(3)
 
     def slow(*folders, by=None):
-        together.wait(timeout=300)
+        together.wait()
         return "a page"
 
     monkeypatch.setattr(html, "page_text", slow)

@@ -326,6 +326,7 @@ def actors():
     return [child.pid for child in psutil.Process().children(recursive=True) if "ray::Worker" in command_of(child)]
 
 
+@pytest.mark.exhaustive
 def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
     lens, tmp_path, monkeypatch, two_workers
 ):
@@ -358,6 +359,7 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
     assert two_workers.is_initialized()  # a cluster that was there before stays
 
 
+@pytest.mark.exhaustive
 def test_ray_refuses_other_weights_by_name(saved, tmp_path, two_workers):
     changed = wrap(tiny("llama", seed=1), name=str(saved))
     grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
@@ -365,6 +367,7 @@ def test_ray_refuses_other_weights_by_name(saved, tmp_path, two_workers):
         swept(changed, tmp_path / "run", what=grid, engine="ray", workers=1)
 
 
+@pytest.mark.exhaustive
 def test_what_cannot_be_sent_to_ray_is_refused(lens, tmp_path, two_workers):
     lock = threading.Lock()
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tools" / "attack" / "run.py"
 CATEGORIES = (
@@ -26,13 +28,13 @@ CATEGORIES = (
 """All but kills, pages in a browser and many processes at once, which take seconds each."""
 
 
+@pytest.mark.exhaustive
 def test_a_short_attack_finds_nothing(tmp_path):
     chosen = [word for name in CATEGORIES for word in ("--category", name)]
     done = subprocess.run(
         [sys.executable, str(RUN), "--seed", "0", "--attempts", "30", "--short", *chosen],
         capture_output=True,
         text=True,
-        timeout=540,
         check=False,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -171,7 +171,6 @@ def test_two_processes_read_what_one_does(how, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

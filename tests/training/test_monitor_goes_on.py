@@ -294,7 +294,6 @@ def test_a_process_whose_monitor_stops_lets_no_other_one_wait(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -365,7 +365,7 @@ def killed(tmp_path_factory):
     """Runs that were killed (kill -9): in the forward of step 8, and while the checkpoint of step 8 was written."""
     out = tmp_path_factory.mktemp("killed") / "run"
     done = subprocess.run(
-        [sys.executable, HERE / "tiny_run.py", out, "both"], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, HERE / "tiny_run.py", out, "both"], capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     return {place: out.with_name(f"run-{place}") for place in ("forward", "saving")}
@@ -682,7 +682,6 @@ def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

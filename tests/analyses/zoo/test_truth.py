@@ -6,11 +6,12 @@ A model that can be written in several architectures is written in one after ano
 import by_hand
 import pytest
 import torch
+from tiers import first
 
 from analyses.zoo import LINKS, ZOO, build
 from sink_lens.models.tiny import TINY_FAMILIES
 
-SEEDS = range(20)
+SEEDS, FIRST = range(20), range(4)
 NAMES = [name for name in ZOO if name != "untrained"]
 WITH_KEY = [name for name in NAMES if ZOO[name].letter in tuple("abcdefghjnpqrstuvwxyz")]
 """Models whose sink is a position."""
@@ -30,36 +31,47 @@ def drawn(zoo):
 
 @pytest.fixture(scope="module")
 def models(request):
-    """The model of that name on all seeds."""
-    families = ZOO[request.param].families
-    return [build(request.param, seed=seed, family=families[seed % len(families)]) for seed in SEEDS]
+    """The model of that name on the seeds."""
+    name, seeds = request.param
+    families = ZOO[name].families
+    return [build(name, seed=seed, family=families[seed % len(families)]) for seed in seeds]
 
 
-@pytest.mark.parametrize("models", NAMES, indirect=True, scope="module")
+def on_seeds(names):
+    """Each model on four seeds, and in the second tier on the others."""
+    few = [pytest.param((name, FIRST), id=name) for name in names]
+    rest = [
+        pytest.param((name, SEEDS[len(FIRST) :]), id=f"{name} on more seeds", marks=pytest.mark.exhaustive)
+        for name in names
+    ]
+    return [*few, *rest]
+
+
+@pytest.mark.parametrize("models", on_seeds(NAMES), indirect=True, scope="module")
 def test_the_sink_is_where_the_truth_says_and_nowhere_else(models):
     for zoo in models:
         _agrees_on_the_sink(zoo)
 
 
-@pytest.mark.parametrize("models", NAMES, indirect=True, scope="module")
+@pytest.mark.parametrize("models", on_seeds(NAMES), indirect=True, scope="module")
 def test_what_stands_out_is_what_the_truth_says(models):
     for zoo in models:
         _agrees_on_what_stands_out(zoo)
 
 
-@pytest.mark.parametrize("models", WITH_KEY, indirect=True, scope="module")
+@pytest.mark.parametrize("models", on_seeds(WITH_KEY), indirect=True, scope="module")
 def test_what_removes_the_sink_is_what_the_truth_says(models):
     for zoo in models:
         _agrees(zoo, by_hand.shares_removed(zoo, drawn(zoo)), "necessary_or_sufficient", over=0.3)
 
 
-@pytest.mark.parametrize("models", WITH_KEY, indirect=True, scope="module")
+@pytest.mark.parametrize("models", on_seeds(WITH_KEY), indirect=True, scope="module")
 def test_what_carries_the_sink_is_what_the_truth_says(models):
     for zoo in models:
         _agrees(zoo, by_hand.shares_carried(zoo, drawn(zoo)), "carries", over=0.6)
 
 
-@pytest.mark.parametrize("models", [*WITH_KEY, "sink_logit"], indirect=True, scope="module")
+@pytest.mark.parametrize("models", on_seeds([*WITH_KEY, "sink_logit"]), indirect=True, scope="module")
 def test_the_makers_make_it(models):
     for zoo in models:
         truth = zoo.truth
@@ -75,9 +87,10 @@ def test_the_makers_make_it(models):
                 assert _left(zoo, without=some) < 0.7, (zoo.seed, layer, kind)
 
 
+@pytest.mark.parametrize("seeds", first([FIRST, SEEDS[len(FIRST) :]]), ids=["few", "more"])
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_an_untrained_model_has_no_sink(family):
-    for seed in SEEDS:
+def test_an_untrained_model_has_no_sink(family, seeds):
+    for seed in seeds:
         zoo = build("untrained", seed=seed, family=family)
         _agrees_on_the_sink(zoo)
         _agrees_on_what_stands_out(zoo)
@@ -94,7 +107,7 @@ NEXT = {
 """Link -> where what it leads to can be put in."""
 
 
-@pytest.mark.parametrize("models", BROKEN, indirect=True, scope="module")
+@pytest.mark.parametrize("models", on_seeds(BROKEN), indirect=True, scope="module")
 def test_all_other_links_work_where_one_is_broken(models):
     for zoo in models:
         whole, link = build("variance", seed=zoo.seed, family=zoo.family), zoo.name.removeprefix("broken_")
