@@ -18,7 +18,7 @@ class Gone:
     command: str | None = None
     """Command of ``sink-lens``."""
     options: tuple[str, ...] = ()
-    """Options of commands that stay, each behind its command: ``contraction --calibrate``."""
+    """Options of commands that stay, each behind its command: ``diff --batch``."""
     names: tuple[str, ...] = ()
     """Public names of the package or of one of its rooms, such as ``diff``, wherever they stood."""
     kind: str | None = None
@@ -26,6 +26,11 @@ class Gone:
 
 
 GONE: tuple[Gone, ...] = (
+    Gone(
+        instead="analyses/calibrated_trained_model",
+        options=("contraction --calibrate",),
+        kind="calibration",
+    ),
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),
     Gone(
         instead="SinkMonitor in a callback of your own: docs/tutorials/monitor_my_training.md has it",

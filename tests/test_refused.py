@@ -54,7 +54,6 @@ REFUSED = {
     "contraction, too many": ["contraction", *UNTRAINED, "--sequences", 10**30],
     "contraction, too few": ["contraction", "--untrained", SMALL, "--sequences", 10],
     "contraction, no such model": ["contraction", "missing", "--device", "cpu"],
-    "calibration, too short": ["contraction", *UNTRAINED, "--length", 1, "--calibrate"],
     "fingerprint, too few": ["fingerprint", "MODEL", "MODEL", "--sequences", 5],
     "fingerprint, too many coordinates": ["fingerprint", "MODEL", "MODEL", "--coordinates", 5000, "--sequences", 60],
     "train, an odd batch": ["train", "TRAIN.toml", "--set", "accumulation=2", "--device", "cpu"],

@@ -32,13 +32,10 @@ sink-lens contraction --untrained gpt2 --switch activation --switch attention --
 sink-lens contraction --untrained llama --untrained gpt2,activation=relu --length 256
 
 sink-lens contraction runs/softmax-0 runs/softmax-1  [dim]along two trainings, and between them[/dim]
-
-sink-lens contraction --untrained gpt2 --seeds 0-2 --calibrate  [dim]variance calibration at initialisation[/dim]
 """
 _TITLES = {
     "preference": "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary",
     "contraction": "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention",
-    "calibration": "what is gained between sequences and positions, the top token's share, attention to 0, loss",
 }
 """Kind of run -> what stands over its table."""
 _SHOWN = {
@@ -55,13 +52,6 @@ _SHOWN = {
         "inter_by_mlp": "by MLP",
         "intra_excess": "intra",
         "intra_by_attention": "by att.",
-    },
-    "calibration": {
-        "inter_excess": "inter",
-        "intra_excess": "intra",
-        "argmax_top_share": "argmax",
-        "sink_mass": "sink",
-        "loss": "loss",
     },
 }
 """Kind of run -> measure -> its column."""

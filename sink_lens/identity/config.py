@@ -64,7 +64,7 @@ class SurveyConfig(ModelsConfig):
 
     @property
     def kind(self) -> str:
-        """Kind of the run: preference, contraction or calibration."""
+        """Kind of the run: preference or contraction."""
         return "preference"
 
 
@@ -81,13 +81,11 @@ class ContractionConfig(SurveyConfig):
     """Random sequences, 50 at least."""
     sinks: bool = True
     """Measure the attention to position 0 too."""
-    calibrate: bool = False
-    """Measure instead what variance calibration of z does to the model."""
 
     @property
     def kind(self) -> str:
-        """Kind of the run: contraction or calibration."""
-        return "calibration" if self.calibrate else "contraction"
+        """Kind of the run."""
+        return "contraction"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from ..activations.record import stream
 from ..configuration import with_fields
-from ..data.corpora import bundled_text
-from ..data.tokens import TokenBatch, from_tensor, from_text
+from ..data.tokens import TokenBatch
 from ..engine.cost import held_bytes, now, seconds_of
 from ..errors import InputError
 from ..models.inputs import default_folder
@@ -22,10 +20,9 @@ from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .state_contraction import agreement, contraction, passes
 from .survey_folder import MeasuredModel, Partial, Survey, variants_of, write_survey
-from .switches import switched_configs, variant_table
+from .switches import switched_configs
 from .token_preference import Votes, last_logits, preference, size_of_forward
 from .untrained_models import UntrainedConfig, read_untrained
-from .variance_calibration import calibration
 
 _FLOPS = 2e11
 """The most that a dry run times."""
@@ -59,7 +56,7 @@ def survey(
     kind, draws, found = KINDS[config.kind], _draws(config), _models(config)
     record = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
     record |= {"seeds": list(config.seeds)} | asdict(draws)
-    if config.kind == "contraction" and isinstance(config, ContractionConfig):
+    if isinstance(config, ContractionConfig):
         record |= {"sinks": config.sinks}
     return write_survey(
         config.kind,
@@ -161,17 +158,7 @@ def _contraction(
     return MeasuredModel(frames=frames, tensors=kept)
 
 
-def _calibration(
-    lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
-) -> MeasuredModel:
-    """Calibrations of a model: on random tokens, or on the bundled prose where it has a tokenizer."""
-    draws.check(lens)
-    tokens = _sequences(lens, draws)
-    frame = calibration(lens, tokens, seed=draws.seed, progress=progress)
-    return MeasuredModel(frames={"summary": frame.assign(tokens=tokens.source)}, tensors={})
-
-
-Step = Callable[[TokenBatch], None]
+Step = Callable[[TokenBatch], object]
 
 
 def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
@@ -180,15 +167,9 @@ def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
     return lambda part: votes.add(last_logits(lens, part))
 
 
-def _contraction_step(lens: LensModel, draws: RandomSequences, *, times: int = 1) -> Step:
+def _contraction_step(lens: LensModel, draws: RandomSequences) -> Step:
     """Return one step of measuring cosines."""
-
-    def step(part: TokenBatch) -> None:
-        """Stream these sequences."""
-        for _ in range(times):
-            stream(lens, part, passes(lens, draws)[2])
-
-    return step
+    return lambda part: stream(lens, part, passes(lens, draws)[2])
 
 
 def directions_compared(
@@ -201,19 +182,6 @@ def directions_compared(
         by_model[model][place] = tensor
     found = {model: _directions_by_layer(places) for model, places in by_model.items() if places}
     return variants_of(tables, tensors) | {"agreement": agreement(found)}
-
-
-def calibrations_compared(
-    tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
-) -> dict[str, pd.DataFrame]:
-    """The calibrations of each variant over its seeds, or of each checkpoint, against none, paired by seed."""
-    summary, frames = tables["summary"], []
-    checkpoints = summary["step"].notna()  # no further seeds of each other
-    of_each = summary.assign(variant=summary["variant"].mask(checkpoints, summary["model"]))
-    for variant, of_variant in of_each.groupby("variant", sort=False):
-        found = variant_table(of_variant.assign(variant=of_variant["calibration"]))
-        frames.append(found.rename(columns={"variant": "calibration"}).assign(variant=variant))
-    return {"arms": pd.concat(frames, ignore_index=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,12 +208,6 @@ KINDS = {
         finish=directions_compared,
         step=_contraction_step,
     ),
-    "calibration": SurveyKind(  # a pass of the bridge for each calibration, and one to set the norm
-        tables=("summary",),
-        measure=_calibration,
-        finish=calibrations_compared,
-        step=partial(_contraction_step, times=5),
-    ),
 }
 """Kind of run -> what it reads and computes."""
 
@@ -259,11 +221,3 @@ def _text(lens: LensModel, token: int) -> str:
     """A token as text; its id if no tokenizer knows it."""
     known = lens.tokenizer is not None and token < len(lens.tokenizer)
     return str(lens.tokenizer.decode([token])) if known and lens.tokenizer is not None else f"<{token}>"
-
-
-def _sequences(lens: LensModel, draws: RandomSequences) -> TokenBatch:
-    """Sequences for the sink measures: prose, or random ids without a tokenizer."""
-    if lens.tokenizer is None:
-        return from_tensor(torch.cat([chunk.tokens for chunk in draws.chunks(lens)]))
-    size = {"sequences": draws.sequences, "length": draws.length, "bos": draws.bos}
-    return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)

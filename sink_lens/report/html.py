@@ -54,7 +54,6 @@ PAGES = {
     "monitor": "monitor:MONITOR",
     "preference": "preference:PREFERENCE",
     "contraction": "contraction:CONTRACTION",
-    "calibration": "survey:CALIBRATION",
     "fingerprint": "fingerprint:FINGERPRINT",
     "tokens": "tokens:TOKENS",
 }

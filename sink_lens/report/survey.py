@@ -1,4 +1,4 @@
-"""Surveys of models, trained and not: what their pages share, and the page of variance calibration."""
+"""Surveys of models, trained and not: what their pages share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
+from sink_lens.report.page import Listed, PageTable, more, shown_table
 from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, plural, visible, words
 
@@ -155,15 +155,10 @@ def variant_rows(
 ) -> Iterator[tuple[str, list[str]]]:
     """Give one line per variant (mean and half of its interval) or checkpoint: its name, and a text per measure."""
     among = list(dict.fromkeys(variants["variant"].tolist()))
-    label = "calibration" if "calibration" in variants.columns else "variant"
-    grouped: Any = variants.groupby(["variant", label], sort=False) if len(variants) else ()
-    for (variant, kind), rows in grouped:
+    for variant, rows in variants.groupby("variant", sort=False):
         texts = {row["measure"]: _plus_minus(row) for row in rows.to_dict("records")}
-        name = name_of(str(variant), among=among)
-        name = str(kind) if len(among) == 1 and kind != variant else name if kind == variant else f"{name}, {kind}"
-        yield name, [texts.get(one, "") for one in measures]
-    courses = summary.loc[summary["step"].notna()] if label == "variant" else summary.iloc[:0]
-    for model, rows in courses.groupby("model", sort=False):
+        yield name_of(str(variant), among=among), [texts.get(one, "") for one in measures]
+    for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         values = dict(zip(rows["measure"].tolist(), rows["value"].to_numpy(float).tolist(), strict=True))
         yield str(model), [number(values[one]) if one in values else "" for one in measures]
 
@@ -191,7 +186,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
     """The table of variants with their intervals and differences."""
     variants = run.need("arms", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
-    heads = {"variant": "model", "calibration": "calibration", "measure": "measure", "n": "seeds", "mean": "mean"}
+    heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}
     heads |= {"low": "95% from", "high": "to", "difference": "− first", "difference_low": "95% from"}
     heads |= {"difference_high": "to "}
     see = "Means and 95% t intervals over seeds, and the difference from the first line of its kind, paired by seed."
@@ -253,71 +248,4 @@ def has_variants(run: Run) -> bool:
     return "arms" in run.tables and len(run.tables["arms"]) > 0
 
 
-# --- calibration
-
-_CALIBRATED = (
-    ("inter_excess", "excess between sequences", False),
-    ("discrepancy", "last position − first", False),
-    ("argmax_top_share", "top argmax", False),
-    ("sink_mass", "attention to position 0", False),
-    ("loss", "loss, nats", False),
-)
-
-
-def _calibration_title(run: Run) -> str:
-    """Head the page with the first calibration's effects."""
-    title = "What variance calibration does to contraction, preference, sink and loss"
-    sentences = _calibration_headline(run)
-    return sentences[0].rstrip(".") if sentences else title
-
-
-def _calibration_headline(run: Run) -> list[str]:
-    """Say what each calibration does to each variant."""
-    variants = run.need("arms", columns=[*VARIANTS, "calibration", "difference"])
-    sentences = []
-    grouped: Any = variants.groupby(["variant", "calibration"], sort=False)
-    for (variant, name), rows in grouped:
-        by_measure = {row["measure"]: row for row in rows.to_dict("records")}
-        if name == "none":
-            continue
-        parts = [
-            f"{label} {_change(by_measure[measure])}"
-            for measure, label in (("inter_excess", "contraction"), ("sink_mass", "sink mass"), ("loss", "loss"))
-            if measure in by_measure
-        ]
-        among = list(dict.fromkeys(variants["variant"].tolist()))
-        sentences.append(f"{name_of(str(variant), among=among)}: {name} against none: {'; '.join(parts)}.")
-    return sentences[:MOST_SAID]
-
-
-def _change(row: dict) -> str:
-    """A difference with its interval as text."""
-    return interval_text(*(float(row[f"difference{end}"]) for end in ("", "_low", "_high")))
-
-
-def _calibration_dots(run: Run) -> tuple[str, Figure]:
-    """Draw every seed with and without calibration."""
-    variants, summary = variant_tables(run)
-    of_each = summary["variant"].mask(summary["step"].notna(), summary["model"])  # a checkpoint is a variant there
-    named = (variants, summary.assign(variant=of_each))
-    both = [frame.assign(variant=frame["variant"] + ", " + frame["calibration"]) for frame in named]
-    see = "Every dot is a seed. The first line is the model as it is."
-    return see, dots(both[0], both[1], _CALIBRATED, zero=False)
-
-
 VARIANTS_LISTED = Listed(key="arms", title="Over seeds", make=_variant_table, when=has_variants)
-
-CALIBRATION = Page(
-    title=_calibration_title,
-    headline=_calibration_headline,
-    figures=(
-        Drawn(
-            key="calibrations",
-            title="What each calibration does",
-            make=_calibration_dots,
-            data=rows_by_seed(_CALIBRATED),
-        ),
-    ),
-    tables=(VARIANTS_LISTED,),
-)
-"""The page of a run of kind "calibration"."""

@@ -69,14 +69,6 @@ def test_contraction_with_switches(tmp_path):
         assert words in page
 
 
-def test_calibration(tmp_path):
-    done = run("contraction", "--untrained", f"gpt2,{SMALL}", "--seeds", "0-1", "--calibrate", *SIZE, "--out", "run")
-    assert done.exit_code == 0, done.stderr
-    assert "attenuate" in done.stdout
-    assert read_run(tmp_path / "run").kind == "calibration"
-    assert "What each calibration does" in report(tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

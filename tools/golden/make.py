@@ -495,7 +495,6 @@ def steps() -> list[Step]:
         "contraction-training": command(
             "contraction", "runs/train-none-0", "runs/train-none-1", *DRAWN, "--no-sinks", "--out", "OUT"
         ),
-        "calibration": command("contraction", *given, "--calibrate"),
     }
     compared = ["--sequences", "200", "--length", "4", "--coordinates", "28", "--out", "OUT"]
     found |= {

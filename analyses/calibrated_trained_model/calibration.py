@@ -19,16 +19,16 @@ import pandas as pd
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..data.tokens import TokenBatch
-from ..edits.constructors import At, Edit, edit
-from ..edits.normalisation import head_rms_norm, natural_rms
-from ..engine.forward import run_with
-from ..errors import InputError
-from ..measures.reductions import widen
-from ..models.lens import LensModel
-from ..stats import interval, paired_difference
-from .config import FEWEST
-from .cosine_sums import CosineSums, Ends, jackknife
+from sink_lens.data.tokens import TokenBatch
+from sink_lens.edits.constructors import At, Edit, edit
+from sink_lens.edits.normalisation import head_rms_norm, natural_rms
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError
+from sink_lens.identity.config import FEWEST
+from sink_lens.identity.cosine_sums import CosineSums, Ends, jackknife
+from sink_lens.measures.reductions import widen
+from sink_lens.models.lens import LensModel
+from sink_lens.stats import interval, paired_difference
 
 _SITES = ("resid_pre", "attn_out", "resid_post", "final")
 _TOKENS_A_FORWARD = 1024

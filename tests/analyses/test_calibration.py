@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from analyses.calibrated_trained_model.calibration import CALIBRATIONS, calibration
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.state_contraction import contraction
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
-from sink_lens.identity.variance_calibration import CALIBRATIONS, calibration
 
 CONFIG = UntrainedConfig(
     activation="relu", n_layers=2, d_model=32, n_heads=4, vocab_size=100, n_context=64, init_std=0.2
