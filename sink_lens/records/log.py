@@ -14,6 +14,7 @@ import errno
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,10 @@ class Line(NamedTuple):
     tables: Mapping[str, Sequence[Columns]]
 
 
+class TakenError(RunError):
+    """Another writer of this process goes on with the log."""
+
+
 class RunLog:
     """The log of a run, opened for appending; no other process can append meanwhile."""
 
@@ -52,7 +57,9 @@ class RunLog:
             RunError: another process appends to it, it is damaged, or it has other tables.
         """
         self.path = folder / LOG_FILE
-        self._claim = _claim(folder / _CLAIM)
+        self._claim = _claim(folder / _CLAIM) if (taken := _open_log(self.path)) is None else taken._hand_over()
+        self.taken = False
+        """A later log of this process goes on with the file; this one appends no more."""
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -64,13 +71,17 @@ class RunLog:
             os.close(self._claim)
             raise
         self._waiting: list[bytes] = []
+        _OPEN[self.path.resolve()] = self
 
     def append(self, at: int, tables: Mapping[str, Sequence[Columns]]) -> None:
         """Append rows, after those that could not be written before.
 
         Raises:
             OSError: they cannot be written now; the next call tries again.
+            TakenError: a later log of this process goes on with the file.
         """
+        if self.taken:
+            raise TakenError(f"{self.path} is continued by another monitor of this process. Choose another folder.")
         line = {"part": self.part, "at": at, "tables": tables}
         self._waiting.append(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
         self.flush()
@@ -81,15 +92,23 @@ class RunLog:
         Raises:
             OSError: it still cannot.
         """
-        if self._waiting:
+        if self._waiting and not self.taken:
             self._write(b"".join(self._waiting))
             self._waiting.clear()
 
     def close(self) -> None:
         """Let another process append."""
         os.close(self._file)
+        if self.taken:
+            return
+        _OPEN.pop(self.path.resolve(), None)
         (self.path.parent / _CLAIM).unlink(missing_ok=True)
         os.close(self._claim)
+
+    def _hand_over(self) -> int:
+        """Give the claim to a later log of this process, as the lock is the process's."""
+        self.taken = True
+        return self._claim
 
     def _begin(self, columns: Mapping[str, Mapping[str, str]]) -> int:
         """Cut half a line off the end, write the first line where there is none, and number this part."""
@@ -119,6 +138,33 @@ class RunLog:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, before)
             raise
+
+
+_OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary()
+"""The logs that this process appends to."""
+
+
+def _open_log(path: Path) -> RunLog | None:
+    """The log of this process that appends to a file."""
+    return _OPEN.get(path.resolve())
+
+
+def check_log_begins(folder: Path) -> None:
+    """Refuse a folder whose log a run that begins would go on with, so that rows of another run no longer count.
+
+    Raises:
+        RunError: the log has rows, or this process appends to it.
+    """
+    path = folder / LOG_FILE
+    if _open_log(path) is not None:
+        raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")
+    if path.is_file():
+        with path.open("rb") as file:
+            file.readline()
+            if file.readline():
+                raise RunError(
+                    f"{folder} holds what another run has read. Choose another folder, or go on with that run."
+                )
 
 
 def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
@@ -212,8 +258,6 @@ def _json(text: bytes) -> Any:
 
 def _claim(path: Path) -> int:
     """Lock a file for this process, and give its number.
-
-    The lock is the process's: another monitor of it, after a training that ended with an error, gets it too.
 
     Raises:
         RunError: another process has it.

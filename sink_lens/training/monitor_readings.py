@@ -11,6 +11,7 @@ import pandas as pd
 
 from ..errors import RunError
 from ..records import LOG_FILE, RunLog, RunWriter, create_run, log_lines, read_log, versions
+from ..records.log import TakenError, check_log_begins
 from .monitor_alarms import Alarm
 from .monitor_keys import KEYS, Reading
 
@@ -56,15 +57,20 @@ class Readings:
 class ReadingLog:
     """Readings in the log of a run folder, of which nothing is kept in memory."""
 
-    def __init__(self, log: RunLog, making: "functools.partial[RunWriter]") -> None:
-        """Write readings to this log."""
-        self._log, self._making, self._open = log, making, True
+    def __init__(
+        self, log: RunLog, making: "functools.partial[RunWriter]", beside: "functools.partial[ReadingLog]"
+    ) -> None:
+        """Write readings to this log; ``beside`` opens another one where it is taken."""
+        self._log, self._making, self._beside, self._open = log, making, beside, True
 
     @classmethod
     def opened(
         cls, folder: Path, *, first_step: int, config: Mapping[str, Any], provenance: Mapping[str, Any]
     ) -> "ReadingLog":
         """Open the folder, or one beside it where it holds something else than the beginning of this training.
+
+        A training that goes on takes the folder from a monitor of this process that was not closed, as one whose
+        training ended with an error. A training that begins leaves what a folder holds alone.
 
         Args:
             folder: the run folder.
@@ -87,6 +93,8 @@ class ReadingLog:
                 patience=_PATIENCE,
             )
             try:
+                if first_step == 0:
+                    check_log_begins(place)
                 with making(reopen=first_step > 0) as run:
                     log = RunLog(place, columns=_COLUMNS)
                     run.list_file(LOG_FILE)
@@ -96,7 +104,8 @@ class ReadingLog:
                 continue
             if refused is not None:
                 _LOGGER.warning("the sink monitor: the readings go into %s, since %s", place, refused)
-            return cls(log, making)
+            beside = functools.partial(cls.opened, folder, first_step=0, config=config, provenance=provenance)
+            return cls(log, making, beside)
         raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
 
     def earlier(self, step: int) -> Iterator[tuple[int, Reading]]:
@@ -128,7 +137,14 @@ class ReadingLog:
             for key, (layers, values) in by_key.items()
         ]
         raised = [{"step": one.step, "rule": one.rule, "sentence": one.sentence} for one in alarms]
-        self._log.append(step, {"monitor": rows, "alarms": raised})
+        tables = {"monitor": rows, "alarms": raised}
+        try:
+            self._log.append(step, tables)
+        except TakenError:
+            other = self._beside()
+            self._log.close()
+            self._log, self._making = other._log, other._making
+            self._log.append(step, tables)
 
     def frame(self) -> pd.DataFrame:
         """All readings that count, those of a training that was continued too."""
@@ -148,7 +164,7 @@ class ReadingLog:
             self._log.flush()
         finally:
             self._log.close()
-        if not finished:
+        if not finished or self._log.taken:
             return
         run = self._making(reopen=True)
         try:

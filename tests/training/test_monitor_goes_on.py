@@ -72,7 +72,7 @@ def warnings_of(caplog):
 def test_a_killed_training_has_every_reading_and_goes_on_to_those_of_an_unbroken_one(tmp_path):
     whole = unbroken(tmp_path / "whole", last=9)
     training = Training()
-    begun(training, tmp_path / "run")  # never closed, as by a kill
+    begun(training, tmp_path / "run").close(finished=False)  # before a reading
     monitor = begun(training, tmp_path / "run")
     training.steps(0, 5, monitor)
     run = read_run(tmp_path / "run")
@@ -183,6 +183,49 @@ def test_readings_go_beside_a_folder_that_is_taken(what, tmp_path, caplog):
     assert sorted(set(read_run(tmp_path / "run.beside-2").tables["monitor"]["step"])) == [0, 1]
     assert {path: path.read_bytes() for path in before} == before
     assert len(warnings_of(caplog)) == 1
+
+
+def test_two_monitors_of_one_process_lose_no_reading(tmp_path, caplog):
+    folder, one, other = tmp_path / "run", Training(), Training(tiny("llama", seed=1))
+    monitors = [SinkMonitor(each.model, every=1, folder=folder) for each in (one, other)]
+    with monitors[0] as first, monitors[1] as second:
+        for step in range(3):
+            one.steps(step, step + 1, first)
+            other.steps(step, step + 1, second)
+    for place, monitor in ((folder, first), (tmp_path / "run.beside-2", second)):
+        pd.testing.assert_frame_equal(read_run(place).tables["monitor"], monitor.frame())
+        assert steps_of(place) == [0, 1, 2]
+    (warning,) = warnings_of(caplog)
+    assert "another monitor of this process" in warning
+
+
+def test_a_training_that_is_resumed_beside_its_own_monitor_takes_the_folder(tmp_path, caplog):
+    folder, training = tmp_path / "run", Training()
+    first = begun(training, folder)
+    training.steps(0, 3, first)
+    resumed = Training(tiny("llama", seed=1))
+    with SinkMonitor(resumed.model, every=1, folder=folder, first_step=3) as second:
+        resumed.steps(3, 5, second)
+        training.steps(3, 6, first)  # it was not at its end
+        first.close()
+    assert steps_of(folder) == list(range(5))
+    assert steps_of(tmp_path / "run.beside-2") == [3, 4, 5]
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_training_that_begins_leaves_the_readings_of_a_killed_one(tmp_path, caplog):
+    folder, training = tmp_path / "run", Training()
+    monitor = begun(training, folder)
+    training.steps(0, 4, monitor)
+    monitor.close(finished=False)  # lets go of the folder as the end of a process does
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with SinkMonitor(training.model, every=1, folder=folder) as other:
+        training.steps(0, 2, other)
+    assert {path: path.read_bytes() for path in before} == before
+    assert steps_of(folder) == [0, 1, 2, 3]
+    assert steps_of(tmp_path / "run.beside-2") == [0, 1]
+    (warning,) = warnings_of(caplog)
+    assert "what another run has read" in warning
 
 
 def test_readings_are_kept_in_memory_where_nothing_can_be_written(tmp_path, caplog):
