@@ -36,7 +36,14 @@ def lens():
 
 @pytest.fixture(scope="module")
 def traced(lens, tmp_path_factory):
-    """A trace of the default model on text."""
+    """A trace of the default model on text that only measures."""
+    config = TraceConfig(model=DEFAULT_MODEL, random_init=False, interventions=False)
+    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
+
+
+@pytest.fixture(scope="module")
+def cut(lens, tmp_path_factory):
+    """A trace of the default model on text with its interventions, which take minutes."""
     config = TraceConfig(
         model=DEFAULT_MODEL,
         random_init=False,
@@ -44,7 +51,7 @@ def traced(lens, tmp_path_factory):
         intervention_length=32,
         controls=2,
     )
-    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
+    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "cut", progress=False, report=False)
 
 
 def measured(lens, *, tokens):
@@ -157,8 +164,9 @@ def test_the_links_have_their_verdicts(traced):
     }
 
 
-def test_cutting_shows_the_same_chain(traced):
-    frames = traced.tables
+@pytest.mark.exhaustive
+def test_cutting_shows_the_same_chain(cut):
+    frames = cut.tables
     effects = frames["effects"].set_index("edit")
     isolated = effects.loc["isolation"]
     assert isolated["baseline_target_mass"] < 0.02
@@ -173,7 +181,7 @@ def test_cutting_shows_the_same_chain(traced):
     assert z["mass"].tolist() == close(z["baseline_mass"].tolist())
 
     assert kind_of(frames["placement"]) == "positional"
-    links = traced.links.groupby("link")[["measured", "intervened", "verdict"]].first()
+    links = cut.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
     assert links.loc["variance_preserved"].tolist() == ["holds", "undecided", "undecided"]  # two sequences
@@ -182,12 +190,15 @@ def test_cutting_shows_the_same_chain(traced):
     assert "holds" not in links.loc["neurons_dimension", ["intervened", "verdict"]].tolist()
 
 
-def test_masking_the_sink_is_worth_more_than_a_nat_unless_the_second_token_becomes_the_next_sink(lens, traced):
-    primary = traced.tables["effects"].query("is_primary").set_index("link")
+@pytest.mark.exhaustive
+def test_masking_the_sink_is_worth_more_than_a_nat(cut):
+    primary = cut.tables["effects"].query("is_primary").set_index("link")
     assert (primary["masked_loss_nats"] - primary["baseline_loss_nats"] > 1).all()
     costly = [link for link, row in primary.iterrows() if off_distribution(row)]
     assert costly in ([], ["neurons_dimension"])
 
+
+def test_masking_the_sink_is_worth_less_where_the_second_token_becomes_the_next_sink(lens):
     def change(scores, at):
         return torch.full_like(scores, torch.finfo(scores.dtype).min)
 
@@ -201,8 +212,9 @@ def test_masking_the_sink_is_worth_more_than_a_nat_unless_the_second_token_becom
     assert float(masked.mass_at(1, layers=late).mean()) > 5 * float(clean.mass_at(1, layers=late).mean())
 
 
-def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
-    result = traced
+@pytest.mark.exhaustive
+def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, cut):
+    result = cut
     config = dataclasses.replace(result.config, intervention_sequences=8, intervention_length=64)
     place = setting_of(lens, tokens_of(lens, config=config, bos="auto"), location=result.location, config=config)
     tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
@@ -257,6 +269,7 @@ def test_sink_mass_is_the_same_with_both_kernels(lens, sequences, length):
     assert (fused.stacked("mass") - eager.stacked("mass")).abs().max() < 1e-5
 
 
+@pytest.mark.exhaustive
 def test_sink_mass_runs_at_8192_tokens(lens):
     layers = frozenset({lens.n_layers // 2})
     found = stream(lens, text(lens, sequences=1, length=8192), [mass_reading(layers=layers)]).stacked("mass")
