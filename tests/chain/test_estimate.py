@@ -137,6 +137,7 @@ def test_a_dry_run_that_reads_headers_takes_no_torch(folder, words):
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.exhaustive
 def test_the_peak_in_memory_is_within_a_fifth_of_a_real_traces(folder):
     """Each in a process of its own, by Linux's high-water mark; the tokens fill two forwards and a half."""
     code = (

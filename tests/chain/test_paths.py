@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import torch
 
 from analyses.zoo import build
@@ -42,22 +43,22 @@ def ends_of(setting):
     return neurons, End(name=paths.KEY, step=0, layers=(2,)), End(name=paths.MLPS, step=0, layers=(1, 2))
 
 
-def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_nothing():
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES):
-        setting = setting_at(family)
-        neurons, *targets = ends_of(setting)
-        assert bool(neurons.units) == (family not in EXPERTS)
-        writings = Writings(setting=setting, units=neurons.units)
-        sources = [*(End(name=name) for name in (paths.EMBEDDING, paths.ATTENTION, paths.MLPS)), neurons]
-        for layer, mlp in ((1, False), (1, True), (2, False), (2, True)):
-            at = {"mlp": mlp, "position": 0}
-            whole = writings.change(End(name=paths.EVERYTHING), layer, **at)
-            parts = sum(writings.change(source, layer, **at) for source in sources)
-            assert (parts - whole).abs().max() < 1e-5 * whole.abs().max(), (family, layer, mlp)
-        nothing = End(name=paths.SUPER)
-        for target in [*targets, *[neurons] * bool(neurons.units)]:
-            run = setting.run(writings.cut(Path(source=nothing, target=target, position=0)), quiet=True)
-            assert (run.mass - setting.baseline.mass).nan_to_num().abs().max() < 2e-6, (family, target.name)
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES])
+def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_nothing(family):
+    setting = setting_at(family)
+    neurons, *targets = ends_of(setting)
+    assert bool(neurons.units) == (family not in EXPERTS)
+    writings = Writings(setting=setting, units=neurons.units)
+    sources = [*(End(name=name) for name in (paths.EMBEDDING, paths.ATTENTION, paths.MLPS)), neurons]
+    for layer, mlp in ((1, False), (1, True), (2, False), (2, True)):
+        at = {"mlp": mlp, "position": 0}
+        whole = writings.change(End(name=paths.EVERYTHING), layer, **at)
+        parts = sum(writings.change(source, layer, **at) for source in sources)
+        assert (parts - whole).abs().max() < 1e-5 * whole.abs().max(), (family, layer, mlp)
+    nothing = End(name=paths.SUPER)
+    for target in [*targets, *[neurons] * bool(neurons.units)]:
+        run = setting.run(writings.cut(Path(source=nothing, target=target, position=0)), quiet=True)
+        assert (run.mass - setting.baseline.mass).nan_to_num().abs().max() < 2e-6, (family, target.name)
 
 
 def test_a_path_from_neurons_to_keys_equals_path_patching_by_hand():

@@ -192,29 +192,32 @@ def written_out(lens, names, made=WrittenOut):
     return torch.stack(found, 1)
 
 
-def test_scores_equal_autograd_through_readers_written_out_one_by_one():
-    for family in DENSE:
-        lens = exact_lens(family)
-        runs = runs_of(lens)
-        found = score(runs, method="eap").values
-        expected = written_out(lens, runs.graph.names).numpy()
-        scale = np.abs(expected).max()
-        assert scale > 0, family
-        allowed = 2e-5 if family in SINGLE else 1e-6
-        assert np.abs(found - expected).max() < allowed * scale, (family, np.abs(found - expected).max() / scale)
+@pytest.mark.parametrize("family", DENSE)
+def test_scores_equal_autograd_through_readers_written_out_one_by_one(family):
+    lens = exact_lens(family)
+    runs = runs_of(lens)
+    found = score(runs, method="eap").values
+    expected = written_out(lens, runs.graph.names).numpy()
+    scale = np.abs(expected).max()
+    assert scale > 0, family
+    allowed = 2e-5 if family in SINGLE else 1e-6
+    assert np.abs(found - expected).max() < allowed * scale, (family, np.abs(found - expected).max() / scale)
 
 
-def test_rules_for_the_backward_pass_equal_autograd_with_norms_held_and_are_known_in_every_family(monkeypatch):
-    for family in DENSE:
-        score(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
+@pytest.mark.parametrize("family", DENSE)
+def test_rules_for_the_backward_pass_know_the_norms_of_every_family(family):
+    score(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_neox"])
+def test_rules_for_the_backward_pass_equal_autograd_with_norms_held(family, monkeypatch):
     monkeypatch.setattr(rules, "TEMPERATURE", 1.0)
-    for family in ("llama", "gpt2", "qwen3", "gpt_neox"):
-        lens = exact_lens(family)
-        found = score(runs_of(lens), method="gim")
-        theirs = written_out(lens, found.graph.names, made=HeldNorms).float().detach().numpy()
-        off = np.abs(found.values - theirs).max()
-        assert off < 5e-6 * np.abs(theirs).max(), family  # the model's own norms round to float32
-        assert np.abs(found.values - score(runs_of(lens), method="eap").values).max() > 0.01 * np.abs(theirs).max()
+    lens = exact_lens(family)
+    found = score(runs_of(lens), method="gim")
+    theirs = written_out(lens, found.graph.names, made=HeldNorms).float().detach().numpy()
+    off = np.abs(found.values - theirs).max()
+    assert off < 5e-6 * np.abs(theirs).max()  # the model's own norms round to float32
+    assert np.abs(found.values - score(runs_of(lens), method="eap").values).max() > 0.01 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize(("name", "ablation", "method"), [("redundant", "resample", "eap"), ("copy", "zero", "eap-ig")])
@@ -235,48 +238,48 @@ def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation,
     assert share_found(method) <= share_found("gim") - 0.25
 
 
-def test_neurons_of_their_own_split_the_mlps_edges_and_change_no_other():
-    for family in ("llama", "gpt2", "gemma2", "phi3", "granite"):
-        lens = exact_lens(family)
-        whole, split = (score(runs_of(lens, neurons=one), method="eap") for one in (None, {1: [3, 5, 9]}))
-        own = {name: split.values[:, at] for name, at in split.graph.index.items()}
-        scale = np.abs(whole.values).max()
-        for name, at in whole.graph.index.items():
-            writer, reader = name.split("->")
-            writers = ["m1", "m1.n"] if writer == "m1" else [writer]
-            readers = ["m1", "m1.n"] if reader == "m1" else [reader]
-            total = sum(own[f"{one}->{other}"] for one in writers for other in readers)
-            assert np.abs(total - whole.values[:, at]).max() < 1e-6 * scale, (family, name)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "phi3", "granite"])
+def test_neurons_of_their_own_split_the_mlps_edges_and_change_no_other(family):
+    lens = exact_lens(family)
+    whole, split = (score(runs_of(lens, neurons=one), method="eap") for one in (None, {1: [3, 5, 9]}))
+    own = {name: split.values[:, at] for name, at in split.graph.index.items()}
+    scale = np.abs(whole.values).max()
+    for name, at in whole.graph.index.items():
+        writer, reader = name.split("->")
+        writers = ["m1", "m1.n"] if writer == "m1" else [writer]
+        readers = ["m1", "m1.n"] if reader == "m1" else [reader]
+        total = sum(own[f"{one}->{other}"] for one in writers for other in readers)
+        assert np.abs(total - whole.values[:, at]).max() < 1e-6 * scale, (family, name)
 
 
-def test_a_circuit_of_all_edges_is_the_clean_run_and_one_edge_less_is_its_exact_patch():
-    for family in DENSE:
-        lens = exact_lens(family)
-        runs = runs_of(lens, neurons={1: [3, 5, 9]})
-        n = runs.graph.n_edges
-        edges = [edge for edge in range(5, n, n // 6) if "<g>" not in runs.graph.names[edge]]
-        kept = np.ones((2 + len(edges), n), dtype=bool)
-        kept[0] = False
-        kept[np.arange(2, len(kept)), edges] = False
-        values = circuit_values(runs, kept)
-        found = (values[1] - values[2:]).T.numpy()
-        assert (values[0] - runs.corrupted_values).abs().max() < 2e-6, family
-        assert (values[1] - runs.clean_values).abs().max() < 4e-6, family
-        exact = exact_scores(runs, edges)
-        assert np.abs(exact).max() > 1e-3
-        assert np.abs(found - exact).max() < 6e-6, family
+@pytest.mark.parametrize("family", DENSE)
+def test_a_circuit_of_all_edges_is_the_clean_run_and_one_edge_less_is_its_exact_patch(family):
+    lens = exact_lens(family)
+    runs = runs_of(lens, neurons={1: [3, 5, 9]})
+    n = runs.graph.n_edges
+    edges = [edge for edge in range(5, n, n // 6) if "<g>" not in runs.graph.names[edge]]
+    kept = np.ones((2 + len(edges), n), dtype=bool)
+    kept[0] = False
+    kept[np.arange(2, len(kept)), edges] = False
+    values = circuit_values(runs, kept)
+    found = (values[1] - values[2:]).T.numpy()
+    assert (values[0] - runs.corrupted_values).abs().max() < 2e-6, family
+    assert (values[1] - runs.clean_values).abs().max() < 4e-6, family
+    exact = exact_scores(runs, edges)
+    assert np.abs(exact).max() > 1e-3
+    assert np.abs(found - exact).max() < 6e-6, family
 
 
-def test_a_node_that_is_patched_whole_is_a_circuit_without_its_edges():
-    for family in ("llama", "gpt2", "gemma2", "granite", "gpt_neox", "headnorm"):
-        runs = runs_of(exact_lens(family), neurons={1: [3, 5, 9]})
-        graph = runs.graph
-        nodes = range(0, len(graph.writers), 4)
-        kept = np.stack([graph.ends[1] != node for node in nodes])
-        expected = (runs.clean_values - circuit_values(runs, kept)).T.numpy()
-        found = exact_node_scores(runs)[:, nodes]
-        assert np.abs(found).max() > 1e-3
-        assert np.abs(found - expected).max() < 6e-6, family
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite", "gpt_neox", "headnorm"])
+def test_a_node_that_is_patched_whole_is_a_circuit_without_its_edges(family):
+    runs = runs_of(exact_lens(family), neurons={1: [3, 5, 9]})
+    graph = runs.graph
+    nodes = range(0, len(graph.writers), 4)
+    kept = np.stack([graph.ends[1] != node for node in nodes])
+    expected = (runs.clean_values - circuit_values(runs, kept)).T.numpy()
+    found = exact_node_scores(runs)[:, nodes]
+    assert np.abs(found).max() > 1e-3
+    assert np.abs(found - expected).max() < 6e-6, family
 
 
 def test_a_real_patch_of_a_node_shows_what_cancels_before_a_threshold():

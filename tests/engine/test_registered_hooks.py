@@ -84,29 +84,29 @@ def test_without_registration_no_edit_changes_anything(monkeypatch):
     assert not any(changes())
 
 
-def test_a_cell_shows_each_hook_function_its_own_batch_at_every_site_of_every_family():
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_cell_shows_each_hook_function_its_own_batch_at_every_site_of_every_family(family):
     """Several cells share a forward; each function sees one cell's sequences and positions."""
-    for family in TINY_FAMILIES:
-        lens, seen = lens_of(family), {}
-        sites = [one for one in sites_of(lens.family) if SITES[one].per_layer]
+    lens, seen = lens_of(family), {}
+    sites = [one for one in sites_of(lens.family) if SITES[one].per_layer]
 
-        def watch(name, seen=seen):
-            def hook(x, hook):
-                seen.setdefault(name, set()).add(
-                    tuple(x.shape[:2] if not SITES[name].observed else (x.shape[0], x.shape[2]))
-                )
-                return 0.5 * x if not SITES[name].observed else None
+    def watch(name):
+        def hook(x, hook):
+            seen.setdefault(name, set()).add(
+                tuple(x.shape[:2] if not SITES[name].observed else (x.shape[0], x.shape[2]))
+            )
+            return 0.5 * x if not SITES[name].observed else None
 
-            return hook
+        return hook
 
-        names = {site: bridge_hook(SITES[site], family=lens.family, layer=1) for site in sites}
-        edits = [from_hook(names[site], watch(site), lens=lens) for site in sites]
-        made = engine_of(lens, edits, logit_difference(5, 6))
-        for block in made.blocks:
-            made.run(block)
-        assert seen == {site: {(2, LENGTH)} for site in sites}, family
-        for number in range(len(edits)):  # each comes close to the bridge alone
-            assert made.deviation(number) < 1e-4, (family, sites[number])
+    names = {site: bridge_hook(SITES[site], family=lens.family, layer=1) for site in sites}
+    edits = [from_hook(names[site], watch(site), lens=lens) for site in sites]
+    made = engine_of(lens, edits, logit_difference(5, 6))
+    for block in made.blocks:
+        made.run(block)
+    assert seen == {site: {(2, LENGTH)} for site in sites}
+    for number in range(len(edits)):  # each comes close to the bridge alone
+        assert made.deviation(number) < 1e-4, sites[number]
 
 
 def test_a_hook_that_stands_on_the_bridge_is_refused_where_cells_share_a_forward():

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiers import first
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -120,9 +121,9 @@ def train(model, *, call=None, monitored=True, steps=6, **options):
 # --- equal to watch
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_reading_equals_watch_at_the_same_weights_and_tokens(name):
-    model, tokens = tiny(name), batches(1)[0]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reading_equals_watch_at_the_same_weights_and_tokens(family):
+    model, tokens = tiny(family), batches(1)[0]
     reading, expected = one_reading(model, tokens, threshold=0.1), watched(model, tokens, threshold=0.1)
     assert len(expected) == 4 + 2 * 3 + 2 * 4
     for key, value in expected.items():
@@ -163,7 +164,7 @@ def test_reading_is_the_same_however_the_model_runs(how):
         assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("how", first(["ddp", "fsdp1", "fsdp2"]))
 def test_two_processes_read_what_one_does(how, tmp_path):
     script, out = HERE / "monitor_ranks.py", tmp_path / "readings.x"
     done = subprocess.run(

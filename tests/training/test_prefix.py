@@ -122,13 +122,13 @@ def test_it_begins_as_no_change_and_the_bridge_with_its_hooks_is_the_model_with_
     assert_close(wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after)
 
 
-def test_a_hybrid_gets_it_in_the_layers_that_have_attention():
-    for family in HYBRID_FAMILIES:
-        before, model = tiny(family)(TOKENS).logits, filled(family)
-        assert list(model.memories) == [1, 3]
-        assert (model(TOKENS).logits - before).abs().max() > 0.1
-        with model.disable_adapter():
-            assert_rows_close(model(TOKENS).logits.detach(), before.detach())
+@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+def test_a_hybrid_gets_it_in_the_layers_that_have_attention(family):
+    before, model = tiny(family)(TOKENS).logits, filled(family)
+    assert list(model.memories) == [1, 3]
+    assert (model(TOKENS).logits - before).abs().max() > 0.1
+    with model.disable_adapter():
+        assert_rows_close(model(TOKENS).logits.detach(), before.detach())
 
 
 def test_a_wrapped_model_shares_the_module_or_is_refused():
