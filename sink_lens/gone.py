@@ -31,6 +31,10 @@ GONE: tuple[Gone, ...] = (
         options=("contraction --calibrate",),
         kind="calibration",
     ),
+    Gone(
+        instead="the verdicts of all pairs; analyses/lineages.py has the area under the ROC curve",
+        options=("fingerprint --lineages",),
+    ),
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),
     Gone(
         instead="SinkMonitor in a callback of your own: docs/tutorials/monitor_my_training.md has it",

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from analyses.calibrated_trained_model.calibration import CALIBRATIONS, calibration
 from analyses.claims import Measured, Work, main
+from analyses.variance_calibrations import CALIBRATIONS, calibration
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
 from sink_lens.stats import Interval
 

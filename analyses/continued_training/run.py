@@ -8,12 +8,12 @@ import torch
 
 from analyses.claims import Measured, Work, certain, main
 from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
+from analyses.lineages import auc
 from analyses.texts import documents
 from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.identity import FingerprintConfig
 from sink_lens.identity.features import facts, features, shared_inputs
-from sink_lens.identity.lineages import auc
 from sink_lens.identity.seedprint import Simulated, compare
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.training.config import TrainConfig

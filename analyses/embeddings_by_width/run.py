@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
+from analyses.lineages import p_of
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.identity.lineages import p_of
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 
 CELLS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
+from analyses.lineages import p_of
 from sink_lens import LensModel, load, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.identity.lineages import p_of
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")

@@ -8,10 +8,10 @@ import torch
 
 from analyses.claims import Measured, Work, certain, main
 from analyses.fingerprint_baselines import cka
+from analyses.lineages import auc, p_of
 from sink_lens import load, train, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
 from sink_lens.identity.features import facts, features, shared_inputs
-from sink_lens.identity.lineages import auc, p_of
 from sink_lens.identity.nulls import sigma
 from sink_lens.identity.seedprint import Simulated, compare
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel

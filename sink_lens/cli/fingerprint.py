@@ -25,8 +25,6 @@ sink-lens fingerprint ./base ./finetuned  [dim]two models: one seed?[/dim]
 
 sink-lens fingerprint runs/softmax-0 runs/softmax-1 runs/softmax-2  [dim]first and last checkpoint of each[/dim]
 
-sink-lens fingerprint A B C D --lineages x,x,y,y  [dim]a matrix, AUC and TPR at 1% FPR[/dim]
-
 sink-lens fingerprint --untrained gpt2,n_layers=4,d_model=192 --seeds 0-14  [dim]105 unrelated pairs[/dim]
 
 sink-lens fingerprint A B --dry-run  [dim]time and memory; again later: states are cached, so that it goes on[/dim]

@@ -119,9 +119,6 @@ class FingerprintConfig(ModelsConfig):
     """Two or more: names, folders of save_pretrained, .gguf files, or folders of sink-lens train."""
     seeds: tuple[int, ...] = field(default=(0, 1), metadata=_SEEDS)
     """Seeds of the untrained models' weights."""
-    lineages: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "X,X,Y"})
-    """A label for each model, in order: models with one label are known to be related. Default: what the checkpoints'
-    trainings and the untrained models' seeds say."""
     every_checkpoint: bool = False
     """Compare all checkpoints of a training; else the first and the last."""
     inputs: InputKind = "tokens"
@@ -171,9 +168,6 @@ class FingerprintConfig(ModelsConfig):
             if 1 / (n + 1) >= self.alpha:  # the smallest p that it can give
                 need = math.floor(1 / self.alpha)
                 raise InputError(f"{name} is {n}; need {need} for a p under {self.alpha:g}")
-        if self.lineages is not None and "" in self.lineages:
-            labels = ",".join(self.lineages)
-            raise InputError(f"a label of the lineages is empty ({labels}); need one for each model")
 
     def n_coordinates(self, width: int) -> int:
         """Number of coordinates that are taken from a model of this width.

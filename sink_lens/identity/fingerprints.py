@@ -1,4 +1,4 @@
-"""``fingerprint``: many models on the same random inputs, each with each, and what is known of their lineages."""
+"""``fingerprint``: many models on the same random inputs, each with each, by a test of one initialisation."""
 
 import math
 import os
@@ -20,7 +20,6 @@ from ..models.load import ModelLike, as_lens
 from ..records import check_free, create_run, display, versions
 from .config import FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
-from .lineages import are_related, calibration_table, matrix, score_table
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
 from .seedprint import ModelPair, Simulated, compare
@@ -38,16 +37,12 @@ class Fingerprint:
 
     config: FingerprintConfig
     models: pd.DataFrame = field(repr=False)
-    """One row per model: model, lineage, seed, step, d_model, ids, dtype, weights_sha256, cached."""
+    """One row per model: model, seed, step, d_model, ids, dtype, weights_sha256, cached."""
     pairs: pd.DataFrame = field(repr=False)
-    """One row per pair: a, b, related (known?), verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
+    """One row per pair: a, b, verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
     scale_log10_p, shares_scale, and z and log10_p of each null."""
     nulls: pd.DataFrame = field(repr=False)
     """One row per pair and null: mean, sd, z, log10_p_paper, log10_p_code, p_draws."""
-    calibration: pd.DataFrame = field(repr=False)
-    """One row per null, over pairs known to be unrelated; empty without any."""
-    scores: pd.DataFrame = field(repr=False)
-    """AUC and TPR at 1% FPR; empty where the lineages do not tell related from unrelated pairs."""
     notes: tuple[str, ...]
     """Warnings that belong to the result."""
     folder: Path | None = None
@@ -56,13 +51,7 @@ class Fingerprint:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables by name."""
-        return {
-            "models": self.models,
-            "pairs": self.pairs,
-            "nulls": self.nulls,
-            "calibration": self.calibration,
-            "scores": self.scores,
-        }
+        return {"models": self.models, "pairs": self.pairs, "nulls": self.nulls}
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -76,7 +65,7 @@ class Fingerprint:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result in words."""
-        return display.sentences("fingerprint", self.pairs, self.calibration, self.scores, decides=self.config.decides)
+        return display.sentences("fingerprint", self.pairs)
 
     @property
     def headline(self) -> str:
@@ -86,13 +75,14 @@ class Fingerprint:
     def matrix(self, value: str = "tau_bar") -> pd.DataFrame:
         """A column of the pairs as a table of models by models; nan on the diagonal."""
         names = self.models["model"].tolist()
-        return pd.DataFrame(matrix(self.pairs, names=names, value=value), index=names, columns=names)
+        table = pd.DataFrame(np.nan, index=names, columns=names)
+        for a, b, one in zip(self.pairs["a"], self.pairs["b"], self.pairs[value].to_numpy(float), strict=True):
+            table.loc[a, b] = table.loc[b, a] = one
+        return table
 
     def figure(self) -> "Figure":
-        """The models against each other, and the p of unrelated pairs under each null."""
-        return display.figure(
-            "fingerprint", self.pairs, self.nulls, names=self.models["model"].tolist(), alpha=self.config.alpha
-        )
+        """The models against each other."""
+        return display.figure("fingerprint", self.pairs, self.nulls, names=self.models["model"].tolist())
 
 
 def fingerprint(
@@ -116,10 +106,10 @@ def fingerprint(
         out: folder of the run; None writes nothing.
         overwrite: replace what it holds.
         progress: show bars.
-        **fields: fields of ``FingerprintConfig``, as ``lineages=["x", "x", "y"]``; they win over ``config``.
+        **fields: fields of ``FingerprintConfig``, as ``sequences=500``; they win over ``config``.
 
     Raises:
-        InputError: fewer than two models, one twice, tokenizers that differ, labels that do not fit, too few inputs.
+        InputError: fewer than two models, one twice, tokenizers that differ, too few inputs.
         ModelError: a model that cannot be opened, or whose states are not finite.
         RunError: the folder is in use, or holds another run.
 
@@ -129,7 +119,6 @@ def fingerprint(
     config = with_fields(FingerprintConfig, config, fields, where="fingerprint")
     device, dtype, cache = config.device, config.dtype, config.cache
     found = _models_to_compare(models, config)
-    labels = _labels(found, config.lineages)
     opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
     bar: dict[str, Any] = {"disable": not progress, "leave": False}
     known = {name: facts(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
@@ -149,7 +138,7 @@ def fingerprint(
         compared.append(
             compare((a, states[a]), (b, states[b]), config=config, simulated=simulated, generator=generator)
         )
-    made = _result(compared, found, labels=labels, known=known, was_cached=was_cached, config=config)
+    made = _result(compared, found, known=known, was_cached=was_cached, config=config)
     return made if out is None else _write(made, inputs, out=Path(out), overwrite=overwrite)
 
 
@@ -202,21 +191,6 @@ def _models_to_compare(
     return found
 
 
-def _labels(
-    found: Sequence[ModelToMeasure | LensModel], lineages: Sequence[str] | None
-) -> dict[str, tuple[str | None, int | None]]:
-    """Name -> (label that related models share, seed)."""
-    if lineages is not None:
-        if len(lineages) != len(found):
-            names = ", ".join(one.name for one in found)
-            raise InputError(f"{len(lineages)} lineages for {len(found)} models ({names}); need one for each, in order")
-        return {one.name: (label, None) for one, label in zip(found, lineages, strict=True)}
-    return {
-        one.name: (one.variant, one.seed) if isinstance(one, ModelToMeasure) and one.seed is not None else (None, None)
-        for one in found
-    }
-
-
 def _opener(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
     """Return what opens the model."""
     return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
@@ -247,7 +221,6 @@ def _result(
     compared: Sequence[ModelPair],
     found: Sequence[ModelToMeasure | LensModel],
     *,
-    labels: dict[str, tuple[str | None, int | None]],
     known: dict[str, Facts],
     was_cached: dict[str, bool],
     config: FingerprintConfig,
@@ -257,7 +230,6 @@ def _result(
         [
             {
                 "model": one.name,
-                "lineage": labels[one.name][0],
                 "seed": one.seed if isinstance(one, ModelToMeasure) else None,
                 "step": one.step if isinstance(one, ModelToMeasure) else None,
                 "d_model": known[one.name].width,
@@ -271,20 +243,11 @@ def _result(
     )
     long = pd.DataFrame([row for pair in compared for row in pair.rows()], columns=_NULL_COLUMNS)
     pairs = pd.DataFrame([pair.row() | _wide(pair) for pair in compared])
-    truth = [are_related(labels[a], labels[b]) for a, b in zip(pairs["a"], pairs["b"], strict=True)]
-    pairs.insert(2, "related", pd.array(truth, dtype="boolean"))
-    unrelated = [(a, b) for a, b, one in zip(pairs["a"], pairs["b"], truth, strict=True) if one is False]
-    scores = pd.DataFrame()
-    known_answers = [one for one, tau_bar in zip(truth, pairs["tau_bar"], strict=True) if not math.isnan(tau_bar)]
-    if True in known_answers and False in known_answers:
-        scores = score_table(pairs, generator=np.random.default_rng(config.seed))
     return Fingerprint(
         config=config,
         models=models,
         pairs=pairs,
         nulls=long,
-        calibration=calibration_table(long, unrelated=unrelated),
-        scores=scores,
         notes=tuple(_notes(pairs, known=known, config=config)),
     )
 
@@ -348,9 +311,6 @@ def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) ->
         writer.write_csv("models", found.models)
         writer.write_table("pairs", found.pairs)
         writer.write_table("nulls", found.nulls)
-        for name, table in (("calibration", found.calibration), ("scores", found.scores)):
-            if len(table):
-                writer.write_csv(name, table)
         said = [*found.sentences, *(f"note: {note}" for note in found.notes)]
         writer.write_text("findings.txt", "\n".join(said) + "\n")
         figure = found.figure()

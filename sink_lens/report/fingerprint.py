@@ -1,42 +1,36 @@
-"""Fingerprints in words, a figure and a page: which models share a seed, and how far a null can be believed."""
+"""Fingerprints in words, a figure and a page: which models share a seed."""
 
 import re
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, listed_table, more, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
 from sink_lens.report.style import (
     COLOURS,
     FONT,
     INK,
-    MARKS,
     QUIET,
     canvas,
     colour_scale,
     finished,
-    legend,
-    logarithmic,
     panel,
 )
 from sink_lens.text import listed, number, plural, visible
 
 _SAME, _NO_ANSWER = "same lineage", "no answer"
-_PAIRS = ("a", "b", "related", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
+_PAIRS = ("a", "b", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
 _NULLS = ("a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws")
 _FEW = 4
 """Pairs up to which each is drawn against its nulls."""
-_ENOUGH = 5
-"""Unrelated pairs from which their p are drawn."""
 
 
-def sentences(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *, decides: str) -> tuple[str, ...]:
-    """The result in sentences: the pairs, whether the nulls hold on unrelated ones, how lineages are told apart."""
+def sentences(pairs: pd.DataFrame) -> tuple[str, ...]:
+    """The verdicts on the pairs in sentences."""
     if len(pairs) <= _FEW:
         sentences = [_pair(row) for row in pairs.to_dict("records")]
     else:
@@ -47,10 +41,6 @@ def sentences(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFra
         if len(silent):
             why = listed(sorted(set(map(str, silent))), most=3)
             sentences.append(f"{plural(len(silent), 'pair')} inconclusive: {why}")
-    if len(calibration):
-        sentences += _calibrated(calibration, decides=decides)
-    if len(scores):
-        sentences.append(_scored(scores, decides=decides))
     return tuple(sentences)
 
 
@@ -66,66 +56,24 @@ def _pair(row: dict) -> str:
     )
 
 
-def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
-    """Count the unrelated pairs that each null lets pass, and by how much the formula is too narrow."""
-    n = int(calibration["pairs"].iloc[0])
-    passed = listed(
-        f"{row['null']} {row['p_over_01'] * n:.0f}{' (decides)' * (row['null'] == decides)}"
-        for row in calibration.to_dict("records")
-    )
-    sentences = [f"in {plural(n, 'pair')} known to be unrelated, the number with p > 0.01 is: {passed}"]
-    formula = calibration.loc[calibration["null"] == "analytical"]
-    if n >= _ENOUGH:
-        factor = float(formula["too_narrow"].to_numpy(float)[0])
-        sentences.append(
-            f"for these pairs, z under the analytical null has a root mean square of {number(factor)} (1 is right)"
-            + (f": its standard deviation is {number(factor)} times too small" if factor > 1.2 else "")
-        )
-    return sentences
-
-
-def _scored(scores: pd.DataFrame, *, decides: str) -> str:
-    """Say how well z under the deciding null tells related from unrelated pairs."""
-    rows = scores.loc[scores["score"] == f"z_{decides}"]
-    parts = []
-    for measure, name in (("auc", "AUC"), ("tpr", "TPR at 1% FPR")):
-        row = rows.loc[rows["measure"] == measure].to_dict("records")[0]
-        bounds = "" if np.isnan(row["low"]) else f" [{number(row['low'])}, {number(row['high'])}]"
-        parts.append(f"{name} {number(row['value'])}{bounds}")
-    row = rows.to_dict("records")[0]
-    few = "; unrelated pairs are too few for a rate of 1%, so none may pass" if row["unrelated"] < 100 else ""
-    return (
-        f"by z under the {decides} null, {listed(parts)} over {row['related']} related and {row['unrelated']} "
-        f"unrelated pairs{few}"
-    )
-
-
-def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], alpha: float) -> Figure:
-    """A few pairs against their nulls, or all models against each other; and the p of unrelated pairs under each null.
+def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
+    """A few pairs against their nulls, or all models against each other.
 
     Args:
         pairs: one row per pair.
         nulls: one row per pair and null.
         names: the models, in order.
-        alpha: the p under which a pair is called the same.
     """
-    unrelated = {(row["a"], row["b"]) for row in pairs.to_dict("records") if row["related"] is False}
-    mine = nulls.loc[[pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)]]
-    curves = len(unrelated) >= _ENOUGH and len(mine) > 0
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
-    figure = canvas(width=10.0 if curves else 6.4, height=max(tall, 3.4 if curves else 0.0))
-    (_against if few else _matrix)(figure, pairs, nulls, names=names, place=(1, 2 if curves else 1, 1))
-    if curves:
-        _curves(figure, mine, alpha=alpha, place=(1, 2, 2))
+    figure = canvas(width=6.4, height=tall)
+    (_against if few else _matrix)(figure, pairs, nulls, names=names)
     return finished(figure)
 
 
-def _against(
-    figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], place: tuple[int, int, int]
-) -> None:
+def _against(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
     """Each pair's tau_bar, and the middle 95% of each null."""
-    axes = panel(figure, place=place, xlabel="mean tau over the shared coordinates")
+    axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
     ticks: list[str] = []
@@ -143,11 +91,9 @@ def _against(
     axes.grid(visible=False, axis="y")
 
 
-def _matrix(
-    figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], place: tuple[int, int, int]
-) -> None:
+def _matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
     """tau_bar of every pair; a dot where it is called the same lineage."""
-    axes = panel(figure, place=place, grid=False)
+    axes = panel(figure, grid=False)
     table = np.full((len(names), len(names)), np.nan)
     at = {name: index for index, name in enumerate(names)}
     for row in pairs.to_dict("records"):
@@ -162,22 +108,6 @@ def _matrix(
     axes.set_yticks(ticks, [_short(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=FONT - 2.5)
     colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
-
-
-def _curves(figure: Figure, nulls: pd.DataFrame, *, alpha: float, place: tuple[int, int, int]) -> None:
-    """Sorted p of unrelated pairs against uniform ones: on the line a null is right, below it it is too narrow."""
-    axes: Axes = panel(figure, place=place, xlabel="share of unrelated pairs", ylabel="p, one-sided")
-    for index, name in enumerate(dict.fromkeys(nulls["null"].tolist())):
-        rows = nulls.loc[nulls["null"] == name]
-        p = np.sort(10.0 ** np.maximum(rows["log10_p_paper"].to_numpy(float), -6))
-        share = (np.arange(len(p)) + 0.5) / len(p)
-        axes.plot(share, p, color=COLOURS[index], marker=MARKS[index], markersize=2.5, linewidth=1, label=name)
-    fewest = 0.5 / max(1, len(nulls) // max(1, len(set(nulls["null"].tolist()))))
-    axes.plot([fewest, 1], [fewest, 1], color=INK, linewidth=1, linestyle=":")
-    axes.axhline(alpha, color=QUIET, linewidth=1)
-    logarithmic(axes, axis="x")
-    logarithmic(axes, axis="y")
-    legend(axes, columns=3)
 
 
 def _short(name: str, *, most: int = 34) -> str:
@@ -218,11 +148,9 @@ def _headline(run: Run) -> list[str]:
     """The result in sentences, with short names of the models."""
     if "pairs" not in run.tables:
         return []
-    empty = pd.DataFrame()
-    calibration, scores = (run.tables.get(name, empty) for name in ("calibration", "scores"))
     pairs = run.tables["pairs"]
     names, shared = brief(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
-    said = sentences(_renamed(pairs, names), calibration, scores, decides=str(run.config.get("decides")))
+    said = sentences(_renamed(pairs, names))
     alike = [f"all models: {', '.join(shared)}"] if shared else []
     return [f"{one[0].upper()}{one[1:]}." for one in (*alike, *said)]
 
@@ -240,13 +168,11 @@ def _figure(run: Run) -> tuple[str, Figure]:
         raise RunError("no pair has an answer, so there is nothing to draw; the table of pairs says why")
     see = (
         "The effect is the mean tau over the shared coordinates: a vertical tick beside the middle 95% of each null, "
-        "or for many models a matrix, in which a dot marks the same lineage. If unrelated pairs are known, their "
-        "sorted p are on the right: a correct null lies on the dotted line, one that is too narrow falls below it on "
-        "the left."
+        "or for many models a matrix, in which a dot marks the same lineage."
     )
     names, _ = brief(models["model"].tolist())
     pairs, nulls = _renamed(pairs, names), _renamed(nulls, names)
-    return see, draw(pairs, nulls, names=list(names.values()), alpha=float(run.config.get("alpha", 0.01)))
+    return see, draw(pairs, nulls, names=list(names.values()))
 
 
 def _against_nulls(run: Run) -> pd.DataFrame:
@@ -299,36 +225,6 @@ FINGERPRINT = Page(
     tables=(
         Listed(key="fingerprint-pairs", title="Pair by pair", make=_pairs),
         Listed(key="fingerprint-nulls", title="Under every null", make=_null_table),
-        Listed(
-            key="fingerprint-calibration",
-            title="Do the nulls hold?",
-            make=listed_table(
-                "calibration",
-                "The share of pairs known to be unrelated whose p is above each level. A correct null gives 0.99, "
-                "0.95 and 0.5, and 1 for the rms of z.",
-                {
-                    "null": "null",
-                    "pairs": "pairs",
-                    "p_over_01": "p > 0.01",
-                    "p_over_05": "p > 0.05",
-                    "p_over_50": "p > 0.5",
-                    "too_narrow": "rms of z",
-                    "largest_z": "largest |z|",
-                },
-                need=("null", "pairs", "p_over_01", "too_narrow"),
-            ),
-            when=lambda run: run.optional("calibration", columns=["null"]) is not None,
-        ),
-        Listed(
-            key="fingerprint-scores",
-            title="Lineages told apart",
-            make=listed_table(
-                "scores",
-                "Area under the ROC curve, and true positive rate at 1% false positives; 95% over models.",
-                ("score", "measure", "value", "low", "high", "related", "unrelated"),
-            ),
-            when=lambda run: run.optional("scores", columns=["score"]) is not None,
-        ),
     ),
 )
 """The page of a run of kind "fingerprint"."""

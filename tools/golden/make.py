@@ -499,9 +499,8 @@ def steps() -> list[Step]:
     compared = ["--sequences", "200", "--length", "4", "--coordinates", "28", "--out", "OUT"]
     found |= {
         "fingerprint": command("fingerprint", "models/llama", "models/llama-1", *compared),
-        "fingerprint-lineages": command(
-            *("fingerprint", "models/llama", "models/llama-1", "models/mistral", "models/gpt2", *compared),
-            *("--lineages", "x,y,x,z"),
+        "fingerprint-many": command(
+            *("fingerprint", "models/llama", "models/llama-1", "models/mistral", "models/gpt2", *compared)
         ),
         "fingerprint-training": command("fingerprint", "runs/train-none-0", "runs/train-none-1", *compared),
         "fingerprint-untrained": command(

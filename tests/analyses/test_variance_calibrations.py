@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.calibrated_trained_model.calibration import CALIBRATIONS, calibration
+from analyses.variance_calibrations import CALIBRATIONS, calibration
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
