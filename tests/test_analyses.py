@@ -21,7 +21,10 @@ from sink_lens.schema import ERROR_RATES
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
-_MODULES = ("claims", "fingerprint_baselines", "prose_and_trigger", "rates", "texts", "trigger_training", "zoo")
+_MODULES = (
+    *("claims", "fingerprint_baselines", "lineages", "prose_and_trigger", "rates", "texts", "trigger_training"),
+    *("variance_calibrations", "zoo"),
+)
 SHARED = tuple(f"analyses.{one}." for one in _MODULES)
 """What several analyses import."""
 OF_EACH_HELPER = (
