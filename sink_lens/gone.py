@@ -51,6 +51,12 @@ GONE: tuple[Gone, ...] = (
         names=("streaming", "StreamingConfig"),
         kind="streaming",
     ),
+    Gone(
+        instead="python -m analyses.published_facts.run --model MODEL, in the repository",
+        command="verify",
+        names=("verify", "VerifyConfig"),
+        kind="verify",
+    ),
 )
 
 

@@ -76,19 +76,20 @@ def reached(source):
                 yield f"{value.id}.{node.attr}"
 
 
-def not_allowed(source):
-    """Private names of other modules, and other analyses."""
+def not_allowed(source, own="?"):
+    """Private names of other modules, and other analyses than its own folder."""
     return [
         name
         for name in reached(source)
         if any(part.startswith("_") for part in name.split("."))
-        or (name.startswith((".", "analyses")) and not name.startswith(SHARED))
+        or (name.startswith((".", "analyses")) and not name.startswith((*SHARED, f"analyses.{own}.")))
     ]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_an_analysis_imports_no_private_name_and_no_other_analysis(folder):
-    assert not_allowed((folder / "run.py").read_text(encoding="utf-8")) == []
+    for path in folder.glob("*.py"):
+        assert not_allowed(path.read_text(encoding="utf-8"), own=folder.name) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""``sink-lens card``, ``verify`` and ``diff`` on a tiny model: sentence, run folder, page and one JSON object."""
-
-import json
+"""``sink-lens card`` and ``diff`` on a tiny model: sentence, run folder, page and one JSON object."""
 
 import pytest
 from typer.testing import CliRunner
@@ -44,16 +42,6 @@ def test_card(model, tmp_path):
     assert "undefined" not in done.stdout
 
 
-def test_verify_is_one_json_object_on_stdout(model, tmp_path):
-    done = run("verify", model, *SIZE, "--as", "gpt2", "--json", "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.exception
-    found = json.loads(done.stdout)
-    assert (found["command"], found["run"]) == ("verify", str(tmp_path / "run"))
-    assert found["agree"] + found["disagree"] + found["not_comparable"] == len(found["facts"]) > 5
-    assert found["sentence"].startswith("Check planted against its source: ")
-    assert "largest_dimensions" in done.stderr
-
-
 def test_diff_by_bos_and_quietly(model, tmp_path):
     done = run("diff", model, "--by", "bos", *SIZE, "--quiet", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.exception
@@ -74,7 +62,6 @@ def test_diff_names_neurons_as_neurons():
     ("arguments", "text"),
     [
         (("card", "--threshold", "2"), "threshold is 2.0; need a number between 0 and 1"),
-        (("verify", "--facts", "none.json"), "none.json cannot be read as facts"),
         (("diff",), "one model was given; need a second one, or --by dtype or --by bos"),
         (("diff", "--by", "taste"), "by is 'taste'; need one of weights, dtype, bos"),
         (("diff", "--most-loss", "0"), "most_loss is 0.0; need nats above 0"),

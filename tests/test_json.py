@@ -64,8 +64,6 @@ COMMANDS = {
     "examples": "02 --to copied",
     "card --dry-run": f"MODEL {RANDOM} --dry-run",
     "card": f"MODEL {RANDOM} --out card",
-    "verify --dry-run": f"MODEL {RANDOM} --dry-run",
-    "verify": f"MODEL {RANDOM} --out verify",
     "diff --dry-run": f"MODEL MODEL-1 {RANDOM} --dry-run",
     "diff": f"MODEL MODEL-1 {RANDOM} --out diff",
     "table": "trace card",

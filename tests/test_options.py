@@ -24,7 +24,7 @@ from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig, TableConfig
-from sink_lens.studies import card, diff, quantise, verify
+from sink_lens.studies import card, diff, quantise
 from sink_lens.studies.config import (
     AblateConfig,
     AmplifyConfig,
@@ -32,7 +32,6 @@ from sink_lens.studies.config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    VerifyConfig,
 )
 from sink_lens.studies.study import config_of_study
 from sink_lens.studies.token_scan import sink_tokens
@@ -52,7 +51,6 @@ COMMANDS = {
     "tokens": TokensConfig,
     "quantise": QuantiseConfig,
     "card": CardConfig,
-    "verify": VerifyConfig,
     "diff": DiffConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
@@ -76,7 +74,6 @@ FROM_PYTHON = {
     "tokens": lambda given: sink_tokens("m", **given),
     "quantise": lambda given: quantise("m", **given),
     "card": lambda given: card("m", **given),
-    "verify": lambda given: verify("m", **given),
     "diff": lambda given: diff("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),

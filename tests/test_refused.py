@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from analyses.published_facts.facts import facts_of
 from sink_lens import HeadNormConfig, cli, load, measures
 from sink_lens.configuration import setting
 from sink_lens.data.described import read_settings
@@ -20,7 +21,6 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
-from sink_lens.studies.facts import facts_of
 from sink_lens.sweeps import MetricSpec, SweepConfig
 
 SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"

@@ -14,7 +14,6 @@ from ..studies.config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    VerifyConfig,
 )
 from ..studies.tokens_config import TokensConfig
 from ..text import named_parts
@@ -252,24 +251,6 @@ def card(study: "Study") -> "Iterator[RenderableType]":
         table.add_row(name, text)
     yield table
     yield f"block for a model card: {study.folder / 'card.md'}"
-
-
-@_study(
-    VerifyConfig,
-    run="verification:verify",
-    examples="""\
-sink-lens verify ./Llama-2-7b --as meta-llama/Llama-2-7b-hf --bos with
-
-sink-lens verify gpt2 --text wiki.txt --text-name wikitext --length 1024 --dtype bfloat16
-
-sink-lens verify ./my-model --facts mine.json --json > verdicts.json  [dim]facts of your own beside those we know[/dim]
-""",
-)
-def verify(study: "Study") -> "Iterator[RenderableType]":
-    """Is this the model that was published? Published facts against what is measured."""
-    facts = study.tables["facts"]
-    if len(facts):
-        yield columns_of(facts, ("id", "quantity", "verdict", "published", "measured", "reason"))
 
 
 @_study(

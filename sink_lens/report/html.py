@@ -43,7 +43,6 @@ PAGES = {
     "ablate": "studies:ABLATE",
     "quantise": "quantise:QUANTISE",
     "card": "card:CARD",
-    "verify": "verify:VERIFY",
     "diff": "diff:DIFF",
     "patch": "patch:PATCH",
     "circuit": "edges:CIRCUIT",

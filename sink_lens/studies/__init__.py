@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, verify, diff, quantise."""
+"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, diff, quantise."""
 
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,12 @@ if TYPE_CHECKING:
     from .config import DiffConfig as DiffConfig
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
-    from .config import VerifyConfig as VerifyConfig
     from .isolation import isolate as isolate
     from .model_card import card as card
     from .quantisation import quantise as quantise
     from .study import Study as Study
     from .token_scan import sink_tokens as sink_tokens
     from .tokens_config import TokensConfig as TokensConfig
-    from .verification import verify as verify
 
 _NAMES = {
     "AblateConfig": "config",
@@ -34,7 +32,6 @@ _NAMES = {
     "Study": "study",
     "TokensConfig": "tokens_config",
     "Trace": ".chain.trace",
-    "VerifyConfig": "config",
     "ablate": "ablation",
     "amplify": "amplification",
     "card": "model_card",
@@ -42,7 +39,6 @@ _NAMES = {
     "isolate": "isolation",
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
-    "verify": "verification",
 }
 """Public name -> the module that defines it."""
 
@@ -56,7 +52,6 @@ __all__ = [
     "Study",
     "TokensConfig",
     "Trace",
-    "VerifyConfig",
     "ablate",
     "amplify",
     "card",
@@ -64,6 +59,5 @@ __all__ = [
     "isolate",
     "quantise",
     "sink_tokens",
-    "verify",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

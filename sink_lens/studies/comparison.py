@@ -30,7 +30,7 @@ from .bos_check import Finding, check_bos
 from .config import DiffConfig
 from .model_card import shown_name
 from .observed import Observed, UnmeasuredError
-from .quantities import QUANTITIES, by_sequence, measure
+from .quantities import COMPARED, first_token_share, norm_ratio, sink_positions, writing_neurons
 from .study import Study, inputs, write_study
 
 GREW = 2.0
@@ -225,10 +225,10 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
                     name, "nats", first[:, block].nanmean(1), second[:, block].nanmean(1), a, most=2 * config.most_loss
                 )
             )
-    mass, ratio = (tuple(by_sequence(name, one) for one in (a, b)) for name in ("first_token_share", "norm_ratio"))
+    mass = (first_token_share(a), first_token_share(b))
     less = _pair(*mass, seed=a.seed)
     fell = less.high < 0 and float(mass[1].nanmean()) < FELL * float(mass[0].nanmean())
-    moved = not by_bos and _has_moved(_sinks(a), _sinks(b)) and (fell or bool(_sinks(b)))
+    moved = not by_bos and _has_moved(sink_positions(a), sink_positions(b)) and (fell or bool(sink_positions(b)))
     alarms: dict[str, dict[str, Any]] = {
         "sink_rate": {"lost": not by_bos and (fell or less.estimate > 0)},
         "first_token_share": {"lost": not by_bos},
@@ -238,22 +238,19 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
         "kurtosis": {},
     }
     for name, alarm in alarms.items():
-        first, second = by_sequence(name, a), by_sequence(name, b)
-        rows.append(_numbers(_ROWS.get(name, name), QUANTITIES[name].unit, first, second, a, **alarm))
-    stands = float(ratio[0].nanmean()) >= STANDS_OUT
+        quantity = COMPARED[name]
+        first, second = quantity.by_sequence(a), quantity.by_sequence(b)
+        rows.append(_numbers(_ROWS.get(name, name), quantity.unit, first, second, a, **alarm))
+    stands = float(norm_ratio(a).nanmean()) >= STANDS_OUT
     rows += [
-        _indices("sink_positions", _sinks(a), _sinks(b), alarm=moved),
+        _indices("sink_positions", sink_positions(a), sink_positions(b), alarm=moved),
         _indices(
             "outlier_dimensions",
             a.outlier_dimensions,
             b.outlier_dimensions,
             alarm=not by_bos and stands and _has_moved(a.outlier_dimensions[:1], b.outlier_dimensions),
         ),
-        _indices(
-            "residual_sinks",
-            *(measure("residual_sinks", one).indices for one in (a, b)),
-            alarm=False,
-        ),
+        _indices("residual_sinks", sorted(a.residual_sinks), sorted(b.residual_sinks), alarm=False),
         _indices(
             "writing_neurons",
             _writing(a),
@@ -264,15 +261,10 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
     return rows
 
 
-def _sinks(seen: Observed) -> list[int]:
-    """The sink positions, the strongest first; the quantity has the same ones in order."""
-    return sorted(measure("sink_positions", seen).indices, key=seen.location.sink_positions.index)
-
-
 def _writing(seen: Observed) -> list[str]:
     """Names of the neurons that write the outlier dimension; empty if they cannot be read."""
     try:
-        return [f"{layer}.{neuron}" for layer, neuron in measure("writing_neurons", seen).indices]
+        return [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)]
     except UnmeasuredError:
         return []
 

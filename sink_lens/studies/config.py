@@ -100,21 +100,6 @@ class CardConfig(ReadConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyConfig(ReadConfig):
-    """Which published facts are checked, and what the model and the text are called in those publications."""
-
-    length: int = field(default=64, metadata={"metavar": "T"})
-    """Maximum number of tokens per sequence, BOS included. A fact that was published for shorter sequences is measured
-    on shorter ones."""
-    facts: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
-    """JSON file with facts of your own, used beside those of the package; repeat for several."""
-    published_as: str | None = field(default=None, metadata={"option": "as", "metavar": "NAME"})
-    """Name under which the model is published, such as meta-llama/Llama-2-7b-hf. Default: the model's own name."""
-    text_name: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """Name of the text in --text, as facts call it (wikitext, c4, lambada)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DiffConfig(ReadConfig):
     """Which two models are compared, and by what they differ."""
 

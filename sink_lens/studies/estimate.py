@@ -1,8 +1,7 @@
 """Estimate what a study costs before it begins: its passes, their time and memory.
 
 On the CPU time comes from the headers of the models' files and from the speed of one product of matrices, so that no
-weights are loaded; on a GPU, where the headers do not say it all, and for ``verify``, whose passes depend on the model,
-``timed_estimate`` loads it and times a pass.
+weights are loaded; on a GPU, where the headers do not say it all, ``timed_estimate`` loads it and times a pass.
 """
 
 from dataclasses import dataclass
@@ -23,20 +22,10 @@ from .config import (
     DiffConfig,
     IsolateConfig,
     QuantiseConfig,
-    VerifyConfig,
 )
 from .tokens_config import TokensConfig
 
-Estimable = (
-    AblateConfig
-    | AmplifyConfig
-    | CardConfig
-    | DiffConfig
-    | IsolateConfig
-    | QuantiseConfig
-    | TokensConfig
-    | VerifyConfig
-)
+Estimable = AblateConfig | AmplifyConfig | CardConfig | DiffConfig | IsolateConfig | QuantiseConfig | TokensConfig
 """Configurations of the studies whose cost is estimated from one pass."""
 _INPUT_SETS = 6
 """Sets of whole linear inputs that ``quantise`` tries."""
@@ -66,10 +55,7 @@ class StudyCost:
 
 
 def most_passes(config: Estimable) -> float:
-    """The most passes over all its sequences that a study makes; studies that decide judge on half of them.
-
-    For ``verify`` it counts the passes for each fact that is measured.
-    """
+    """The most passes over all its sequences that a study makes; studies that decide judge on half of them."""
     if isinstance(config, TokensConfig):
         return 1 + BACKWARD * min(config.gradient_sequences, config.sequences) / config.sequences
     if isinstance(config, QuantiseConfig):
@@ -82,8 +68,6 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, AblateConfig):
         ways = 6 + 2 * MOST_IN_SET + 2 * config.controls  # the set in every way, alone and left out, random sets
         return 3 + _CLEAN + MOST_IN_SET + ways
-    if isinstance(config, VerifyConfig):
-        return 2  # the sequences of its condition, and an edit or a site of its own
     edited = 1 if isinstance(config, IsolateConfig) else len(config.factors) * len(config.centres)
     return 3 + edited  # two to find the sink, the baseline run
 
@@ -103,7 +87,7 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
         cost = timed_cost(config)
     sequences = len(config.clean) if isinstance(config, PatchConfig) else config.sequences
     most = "at most"
-    if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig | VerifyConfig):
+    if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig):
         most = "about"
     less = f" ({_WITHOUT_OUTLIERS} without outlier dimensions)" if isinstance(config, CardConfig) else ""
     source = "one timed pass" if cost.is_timed else "the model's size and the speed of a product of matrices"
@@ -121,7 +105,7 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
 
 def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
     """The cost of a study on the CPU, by the headers of its models' files; None where it takes the model itself."""
-    if isinstance(config, VerifyConfig) or getattr(config, "device_map", None) or runs_on_gpu(config.device):
+    if getattr(config, "device_map", None) or runs_on_gpu(config.device):
         return None
     if isinstance(config, PatchConfig):
         return _cost_of_patches(config)

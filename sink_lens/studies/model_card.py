@@ -33,8 +33,8 @@ from ..text import costs, listed, neuron_name, number, percent, plural, span, vi
 from ..text import interval as bounds
 from .bos_check import bos_in_front, said_in_front
 from .config import CardConfig
-from .observed import SITES_READ, Observed, UnmeasuredError, digits
-from .quantities import by_sequence, measure
+from .observed import SITES_READ, Observed, digits
+from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval
 from .study import Study, inputs, write_study
 
 INACTIVE = 0.25
@@ -99,12 +99,12 @@ def card(
 
 def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
-    lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.thresholds.threshold}
+    lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = rounding(lens, batch, position=seen.location.sink_position)
-    rate = _number("sink_rate", seen, at)
-    losses = {"clean": "loss"}
+    rate = _number(sink_rate(seen, threshold=threshold), seen)
+    losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
-        losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}
+        losses |= {"zeroed": seen.zeroed, "mean_aligned": seen.mean_aligned}
     found = {
         "schema": CARD_SCHEMA,
         "sink_lens": version("sink-lens"),
@@ -128,13 +128,13 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         },
         "sink": {
             "found": seen.location.sink_found,
-            "positions": list(measure("sink_positions", seen).indices),
+            "positions": sorted(sink_positions(seen)),
             "at_first_position": _at_first(seen),
             "tokens": _sink_tokens(seen),
-            "rate": rate | at,
-            "attention": _number("first_token_share", seen),
-            "to_no_key": _number("null_mass", seen),
-            "first_layer": _onset(seen, at),
+            "rate": rate | {"threshold": threshold},
+            "attention": _number(first_token_share(seen), seen),
+            "to_no_key": _number(null_mass(seen), seen),
+            "first_layer": sink_onset_layer(seen, threshold=threshold),
         },
         "cache": {"keep": None} if math.isnan(rate["value"]) else _cache(seen),
         "bos": _bos(seen),
@@ -151,7 +151,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         "writers": seen.writers,
         "super_weights": seen.super_weights[:_MOST_LISTED],
         "largest_activations": _largest(seen),
-        "loss": {name: _loss(by_sequence(quantity, seen), seen) for name, quantity in losses.items()},
+        "loss": {name: _loss(samples, seen) for name, samples in losses.items()},
         "inactive_heads": _inactive(seen),
         "chain": chain or {"asked": False},
         "hook_points": hook_points(lens, seen),
@@ -165,13 +165,9 @@ def shown_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _number(name: str, seen: Observed, terms: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A quantity with its interval over sequences; nan where these sequences do not have it."""
-    try:
-        found = measure(name, seen, terms)
-    except UnmeasuredError:
-        return _of(Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0))
-    return {"value": found.number, "low": found.low, "high": found.high, "n": len(found.samples)}
+def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:
+    """A number per sequence as a mean with its interval; nan if these sequences do not have it."""
+    return _of(with_interval(samples, seed=seen.seed))
 
 
 def _of(found: Interval) -> dict[str, Any]:
@@ -203,16 +199,8 @@ def _at_first(seen: Observed) -> float:
 
 def _cache(seen: Observed) -> dict[str, Any]:
     """The positions that a cache which evicts must keep, those of the sinks, and how many sink tokens stand there."""
-    keep, marked = list(measure("sink_positions", seen).indices), seen.marked("attention")
+    keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
     return {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())}
-
-
-def _onset(seen: Observed, terms: Mapping[str, Any]) -> int | None:
-    """The layer of the sink's onset; None if there is none."""
-    try:
-        return int(measure("sink_onset_layer", seen, terms).number)
-    except UnmeasuredError:
-        return None
 
 
 def _bos(seen: Observed) -> dict[str, Any]:
@@ -553,14 +541,14 @@ def _cell(text: Any) -> str:
 def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """The tables behind the card."""
     heads, n_layers = seen.heads, seen.lens.n_layers
-    tokens = seen.core.stacked("tokens")
+    largest = seen.core.stacked("largest:resid_post")[..., 0]
     layers = pd.DataFrame(
         {
             "layer": range(n_layers),
             "sink_attention": heads["sink_mass"].nanmean(1).double().numpy(),
             "norm_ratio": seen.norm_ratio[1:].nanmean(1).double().numpy(),
-            "max_abs": tokens[..., 0].nan_to_num(0.0).flatten(1).amax(1).double().numpy(),
-            "kurtosis": tokens[..., 2].flatten(1).nanmean(1).double().numpy(),
+            "max_abs": largest.abs().amax(1).double().numpy(),
+            "kurtosis": seen.core.stacked("kurtosis").flatten(1).nanmean(1).double().numpy(),
             "dominance_ratio": seen.dominance[1:].mean(1).double().numpy(),
         }
     )

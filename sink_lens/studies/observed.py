@@ -1,4 +1,4 @@
-"""A model as the cards, the facts and the comparison of two models see it: one pass of the plain model, numbers kept.
+"""A model as the cards and the comparison of two models see it: one pass of the plain model, numbers kept.
 
 ``Observed`` reads a model once on one batch, and what needs a second run (an edit, a gradient, another layer) when it
 is asked for. Attention, sinks and outlier dimensions are found exactly as in a trace.
@@ -27,7 +27,7 @@ from ..engine.forward import run_with
 from ..errors import InputError
 from ..measures import attention, outputs
 from ..measures.dimensions import dominance_ratio
-from ..measures.reductions import mean_where, queries_from
+from ..measures.reductions import mean_where
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
@@ -57,7 +57,7 @@ class UnmeasuredError(InputError):
 
 
 class AbsentError(UnmeasuredError):
-    """The quantity is absent from a model that could have it, so that a fact that claims it is wrong."""
+    """The quantity is absent from a model that could have it."""
 
 
 class Observed:
@@ -104,9 +104,8 @@ class Observed:
             r.norm_reading("resid_post", positions=positions),
             *r.state_readings((0,), positions=positions)[:2],
             r.token_loss_reading(lens),
-            Reading(name="late_mass", sites=("mass",), function=_late_mass),
             Reading(name="received", sites=("rows",), function=self._take_rows),
-            Reading(name="tokens", sites=("resid_post",), function=self._take_stream),
+            Reading(name="kurtosis", sites=("resid_post",), function=self._take_stream),
             Reading(name="residual", sites=("resid_post",), function=_residual),
             Reading(name="head_norm", sites=("z",), function=self._head_norm),
             Reading(name="value_ratio", sites=("v",), function=self._value_ratio),
@@ -133,16 +132,11 @@ class Observed:
         return mean_where(rows.mean(1), where=seen, dim=1)
 
     def _take_stream(self, view: LayerView) -> Tensor:
-        """Largest magnitude, magnitude over the median, kurtosis of each token; norms are kept on the way."""
+        """Kurtosis of each token; norms are kept on the way."""
         if view.layer == 0:
             self._norms.append(Norms())
-        ratio = self._norms[-1].add(view)
-        h = view["resid_post"].float()
-        magnitude = h.abs()
-        largest = magnitude.amax(-1)
-        over = largest / magnitude.median(-1).values
-        found = torch.stack([largest, over, token_kurtosis(h), ratio], dim=-1)
-        return found.masked_fill(~view.valid[..., None], math.nan)
+        self._norms[-1].add(view)
+        return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
 
     def _head_norm(self, view: LayerView) -> Tensor:
         """Norm of what each head adds to the stream."""
@@ -243,11 +237,6 @@ class Observed:
         ).loss
         assert found is not None  # it was asked for
         return found
-
-    def attention_under(self, edits: Sequence[Edit], *, layers: Sequence[int]) -> Float[Tensor, " batch"]:
-        """Attention of the later tokens to the first one under edits, mean over heads of some layers."""
-        run = run_with(self.lens, self.tokens, edits, layers=layers, loss=False, quiet=True, batch_size=self.batch_size)
-        return run.mass_at(0, layers=layers)
 
     @cached_property
     def zeroed(self) -> Float[Tensor, " batch"]:
@@ -410,13 +399,6 @@ def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
     top = shares.sort(descending=True, stable=True)
     pairs = zip(top.indices[:8].tolist(), top.values[:8].tolist(), strict=True)
     return [[unit, share] for unit, share in pairs if share >= SUPER_SHARE]
-
-
-def _late_mass(view: LayerView) -> Tensor:
-    """Attention to the first token from the second half of the queries."""
-    column = view["mass"][..., 0]
-    late = queries_from(view.valid, start=view.valid.shape[1] // 2, end=view.reach)
-    return mean_where(column, where=late[:, None], dim=-1)
 
 
 def _residual(view: LayerView) -> Tensor:

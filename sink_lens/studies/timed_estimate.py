@@ -1,4 +1,4 @@
-"""Estimate what a study costs from one timed pass of the model: on a GPU, and where passes depend on the model."""
+"""Estimate what a study costs from one timed pass of the model: on a GPU, and where the headers do not say it all."""
 
 from ..activations.forward import check_tokens
 from ..engine.cost import BACKWARD, peak_bytes, seconds_of
@@ -8,9 +8,8 @@ from ..models.load import load
 from ..patching.activation import prepare_runs, run_for_metric
 from ..patching.config import PatchConfig
 from .comparison import second_of
-from .config import DiffConfig, VerifyConfig
+from .config import DiffConfig
 from .estimate import Estimable, StudyCost, most_passes
-from .verification import facts_about
 
 _TIMED = 8
 """Most sequences of the timed pass."""
@@ -38,8 +37,6 @@ def cost_of(config: Estimable) -> StudyCost:
         other = second_of(lens, config, None)
     seconds = seconds_of(lambda: run_with(other or lens, few, layers=[0], quiet=True), device=lens.device, warm_up=1)
     passes = most_passes(config)
-    if isinstance(config, VerifyConfig):
-        passes *= sum(fact.quantity is not None for fact in facts_about(lens, config)[0])
     return StudyCost(
         passes=passes,
         tokens=round(passes * batch.tokens.numel()),

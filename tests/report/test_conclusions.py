@@ -46,20 +46,6 @@ def test_a_page_says_whether_the_makers_were_chosen_on_other_sequences(tmp_path,
     assert said in sentence
 
 
-@pytest.mark.parametrize(
-    ("counts", "title"),
-    [
-        ((1, 0, 3), "1 published fact agrees, 0 disagree, 3 cannot be compared"),
-        ((2, 1, 0), "2 published facts agree, 1 disagree"),
-        ((0, 0, 2), "No published fact can be compared"),
-    ],
-)
-def test_verify_counts_what_cannot_be_compared_too(tmp_path, counts, title):
-    names = ("agree", "disagree", "not_comparable")
-    run = a_run(tmp_path / "run", "verify", summary=[dict(zip(names, counts, strict=True)) | {"sentence": "So."}])
-    assert content(run).title == title
-
-
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
     patches = {"layer": [0, 1, 2, 3], "effect": [-10.0, -9.8, 9.9, -9.0], "changed": True}
     run = a_run(tmp_path / "run", "patch", config={"metric": "loss"}, patches=patches)

@@ -9,16 +9,18 @@ import scipy.stats
 import torch
 from lenses import speaking
 
+from analyses.published_facts.facts import read_facts
+from analyses.published_facts.quantities import QUANTITIES, attention_under
+from analyses.published_facts.quantities import measure_quantity as measure
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text, random_tokens
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.comparison import diff
-from sink_lens.studies.facts import read_facts
 from sink_lens.studies.model_card import INACTIVE, contents
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
-from sink_lens.studies.quantities import QUANTITIES, measure
+from sink_lens.studies.quantities import COMPARED
 
 N, T = 4, 24
 TRUTH = planted()
@@ -195,8 +197,9 @@ ELSEWHERE = {
 
 
 READ = {
-    *("sink_rate", "first_token_share", "null_mass", "sink_onset_layer", "sink_positions", "norm_ratio", "kurtosis"),
-    *("max_activation", "residual_sinks", "writing_neurons", "loss", "perplexity_zeroed", "perplexity_mean_aligned"),
+    *COMPARED,
+    *("sink_onset_layer", "sink_positions", "residual_sinks", "writing_neurons", "loss"),
+    *("perplexity_zeroed", "perplexity_mean_aligned"),
 }
 """What a card or ``diff`` reads."""
 
@@ -267,12 +270,13 @@ def test_no_query_bias_is_a_query_without_its_bias():
     one = seen("qwen2")
     found = measure("attention_without_query_bias", one, {"layers": [0, 2]}).number
     model, biases = one.lens.plain, [layer.self_attn.q_proj.bias for layer in one.lens.plain.model.layers]
-    before = one.attention_under([], layers=[0, 1, 2])
+    before = attention_under(one, [], layers=[0, 1, 2])
     kept = [bias.detach().clone() for bias in biases]
     with torch.no_grad():
         for bias in biases:
             bias.zero_()
-        after = Observed(wrap(model, tokenizer=one.lens.tokenizer), one.tokens).attention_under([], layers=[0, 1, 2])
+        changed = Observed(wrap(model, tokenizer=one.lens.tokenizer), one.tokens)
+        after = attention_under(changed, [], layers=[0, 1, 2])
         for bias, own in zip(biases, kept, strict=True):
             bias.copy_(own)
     assert found == pytest.approx(float((after / before).mean()), rel=1e-4)

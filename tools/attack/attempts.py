@@ -1,6 +1,5 @@
 """What is tried: each category draws one attempt on a folder that is a fresh copy of the workspace."""
 
-import contextlib
 import io
 import json
 import os
@@ -19,7 +18,7 @@ import pages
 import trainings
 import typer.main
 import workspace
-from bad_values import NUMBERS, TEXTS, bad_json, change_bytes, change_file, change_json, change_some_file
+from bad_values import NUMBERS, TEXTS, change_bytes, change_file, change_some_file
 from child import Outcome, attempt, begun
 
 from analyses.texts import packages
@@ -436,20 +435,6 @@ def _template(rng: random.Random, folder: Path) -> Attempt:
     return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
 
 
-def _facts(rng: random.Random, folder: Path) -> Attempt:
-    """Facts for verify that are not what they should be."""
-    fact = {"id": "a", "model": ["MODEL"], "quantity": "sink_rate", "value": 0.5, "source": "b", "condition": {}}
-    facts = {"schema": "sink_lens.facts/1", "about": "c", "facts": [fact | {"tolerance": {"absolute": 0.1}}]}
-    text = change_json(json.dumps(facts), rng)
-    if rng.random() < 0.3:
-        facts["facts"][0][rng.choice(["value", "tolerance", "condition", "quantity", "model"])] = bad_json(rng)
-        with contextlib.suppress(ValueError):  # it may hold itself
-            text = json.dumps(facts)
-    (folder / "facts.json").write_text(text, encoding="utf-8", errors="surrogatepass")
-    line = ["verify", "MODEL", "--facts", "facts.json", *workspace.SMALL, "--out", "new"]
-    return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
-
-
 def _page(rng: random.Random, folder: Path) -> Attempt:
     """A run whose texts are hostile, and its page in a browser."""
     run = rng.choice(sorted(path.name for path in (folder / "runs").iterdir()))
@@ -506,12 +491,11 @@ CATEGORIES: dict[str, Callable[[random.Random, Path], Attempt]] = {
     "monitors": _monitor,
     "outputs": _output,
     "templates": _template,
-    "facts": _facts,
     "pages": _page,
     "at once": _together,
 }
 _WEIGHTS = {"command lines": 26, "calls": 20, "run folders": 12, "models": 12, "settings": 9, "checkpoints": 5}
-_WEIGHTS |= {"monitors": 9, "outputs": 9, "templates": 5, "facts": 6, "pages": 2, "at once": 1}
+_WEIGHTS |= {"monitors": 9, "outputs": 9, "templates": 5, "pages": 2, "at once": 1}
 
 
 def category_of(rng: random.Random, *, only: Sequence[str] | None) -> str:

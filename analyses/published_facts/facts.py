@@ -1,7 +1,7 @@
 """Published facts about models, as data: what a paper or repository says of a quantity, and under which conditions.
 
 A file is JSON: ``schema``, ``about``, and ``facts``, a list of objects with ``id``, ``model`` (the names under which
-the model is published), ``quantity`` (a name of ``studies.quantities``, or nothing), ``value``, ``tolerance``
+the model is published), ``quantity`` (a name of ``quantities.QUANTITIES``, or nothing), ``value``, ``tolerance``
 (``relative``, ``absolute``, or ``exact`` for sets), ``condition``, ``source``, ``note`` and ``not_comparable`` (the
 reason, where there is no quantity of ours).
 """
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..configuration import check_known
-from ..data.described import is_device
-from ..errors import InputError
-from .quantities import QUANTITIES, Value
+from analyses.published_facts.quantities import QUANTITIES, Value
+from sink_lens.configuration import check_known
+from sink_lens.data.described import is_device
+from sink_lens.errors import InputError
 
 FACTS_SCHEMA = "sink_lens.facts/1"
 """Version of the files; the number grows where a field goes or changes its meaning."""
-REFERENCES = Path(__file__).parent.parent / "references"
-"""The facts that come with the package."""
+REFERENCES = Path(__file__).parent / "references"
+"""The facts of papers and repositories."""
 _FIELDS = ("id", "model", "quantity", "value", "tolerance", "condition", "source", "note", "not_comparable")
 _CIRCUMSTANCES = ("bos", "dtype", "text", "length", "tokens")
 _DEFAULT_TOLERANCE = 0.1
@@ -77,7 +77,7 @@ class Fact:
 
 
 def read_facts(paths: Iterable[str | Path] = ()) -> list[Fact]:
-    """The facts of the package, and those of more files after them.
+    """The facts of ``REFERENCES``, and those of more files after them.
 
     Raises:
         InputError: a file cannot be read, has another schema, or a fact in it cannot be used.

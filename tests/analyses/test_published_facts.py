@@ -3,19 +3,20 @@
 import dataclasses
 import json
 
+import pandas as pd
 import pytest
 import torch
 
+from analyses.published_facts.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts
+from analyses.published_facts.quantities import QUANTITIES, Value
+from analyses.published_facts.quantities import measure_quantity as measure
+from analyses.published_facts.run import FactsConfig, main, sentence, verdicts
 from analyses.zoo import build
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.records import read_run
-from sink_lens.studies import verify
-from sink_lens.studies.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts
 from sink_lens.studies.observed import Observed
-from sink_lens.studies.quantities import QUANTITIES, Value, measure
 
 ZOO = ("bos_neuron", "two_dimensions", "untrained")
 NUMBERS = ("sink_rate", "first_token_share", "max_activation", "norm_ratio", "kurtosis", "dominance_ratio")
@@ -65,7 +66,7 @@ def written(path, rows):
     return str(path)
 
 
-def test_the_facts_of_the_package_are_sound_and_many():
+def test_the_facts_are_sound_and_many():
     facts = read_facts()
     comparable = [fact for fact in facts if fact.quantity is not None]
     assert len(comparable) >= 60
@@ -88,10 +89,8 @@ def test_every_corrupted_fact_is_found_and_no_text_raises_a_false_alarm(name, tm
     facts = written(tmp_path / "facts.json", rows)
     wrong = written(tmp_path / "wrong.json", [corrupted(row) for row in rows])
     for seed in range(1, 6):
-        study = verify(
-            lens, tokens=drawn(zoo, seed), facts=(facts, wrong), out=tmp_path / "run", overwrite=True, progress=False
-        )
-        table = study.tables["facts"].set_index("id")["verdict"]
+        found = verdicts(lens, FactsConfig(facts=(facts, wrong)), tokens=drawn(zoo, seed))
+        table = found.set_index("id")["verdict"]
         is_wrong = table.index.str.endswith("-wrong")
         assert [one for one, verdict in table[~is_wrong].items() if verdict != "agree"] == []
         assert [one for one, verdict in table[is_wrong].items() if verdict != "disagree"] == []
@@ -154,16 +153,14 @@ def test_each_fact_says_why_it_cannot_be_compared(tmp_path):
     lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="acme/planted")
     rows = [{"id": name, "model": "Planted"} | case for name, (case, _, _) in CASES.items()]
     facts = written(tmp_path / "f.json", rows)
-    study = verify(lens, sequences=4, length=24, facts=(facts,), out=tmp_path / "run", progress=False)
-    table = study.tables["facts"].set_index("id")
+    found = verdicts(lens, FactsConfig(sequences=4, length=24, facts=(facts,)))
+    table = found.set_index("id")
     for name, (_, verdict, reason) in CASES.items():
         assert table.loc[name, "verdict"] == verdict, name
         assert reason in str(table.loc[name, "reason"]), name
-    assert study.headline.startswith(
-        "Check acme/planted against its source: 2 of 4 comparable facts disagree: sink_rate 0.4 ± 0.04,"
-    )
-    assert study.headline.endswith("; 4 cannot be compared.")
-    assert read_run(tmp_path / "run").missing == []
+    said = sentence(found, name=lens.name)
+    assert said.startswith("2 of 4 comparable facts about acme/planted agree; not sink_rate 0.4 ± 0.04, measured ")
+    assert said.endswith("; 4 cannot be compared.")
 
 
 def test_a_fact_about_another_length_is_not_judged_on_sequences_that_were_given(tmp_path):
@@ -173,21 +170,32 @@ def test_a_fact_about_another_length_is_not_judged_on_sequences_that_were_given(
         for at in (12, 24, 2048)
     ]
     facts = written(tmp_path / "f.json", rows)
-    given = {"tokens": drawn(build("bos_neuron"), 0)}
-    prompts = {"prompts": ("the cat and the dog", "the whale")}
-    for name, sequences in (("tokens", given), ("prompts", prompts)):
-        table = verify(lens, **sequences, facts=(facts,), out=tmp_path / name, progress=False).tables["facts"]
-        assert set(table["verdict"]) == {"not comparable"}, name
-        assert "about 2048 tokens and the sequences given have" in table["reason"].iloc[-1], name
+    prompts = FactsConfig(facts=(facts,), prompts=("the cat and the dog", "the whale"))
+    for table in (
+        verdicts(lens, FactsConfig(facts=(facts,)), tokens=drawn(build("bos_neuron"), 0)),
+        verdicts(lens, prompts),
+    ):
+        assert set(table["verdict"]) == {"not comparable"}
+        assert "about 2048 tokens and the sequences given have" in table["reason"].iloc[-1]
 
 
-def test_a_model_without_facts_is_told_how_to_give_them(tmp_path):
-    lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="mine")
-    study = verify(lens, sequences=4, length=24, out=tmp_path / "run", progress=False)
-    assert study.headline.startswith("No published fact about mine is known")
-    named = verify(lens, sequences=4, length=24, published_as="facebook/opt-125m", out=tmp_path / "as", progress=False)
-    assert set(named.tables["facts"]["quantity"]) == {"bos_attention", "largest_dimensions"}
-    assert (named.decision["disagree"], named.decision["not_comparable"]) == (1, 1)  # 40 tokens are not at hand
+def test_the_script_takes_any_model_and_the_name_under_which_it_was_published(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    given = ["--model", str(folder), "--sequences", "4", "--length", "24"]
+    assert main(given) == 0
+    assert capsys.readouterr().out.startswith("No published fact about mine is known; name it with --as")
+    assert main([*given, "--as", "facebook/opt-125m", "--csv", str(tmp_path / "facts.csv")]) == 1
+    said = capsys.readouterr().out
+    assert "about facebook/opt-125m agree; not largest_dimensions" in said
+    table = pd.read_csv(tmp_path / "facts.csv")
+    assert dict(zip(table["quantity"], table["verdict"], strict=True)) == {
+        "bos_attention": "not comparable",  # 40 tokens are not at hand
+        "largest_dimensions": "disagree",
+    }
+    assert main([*given, "--facts", "none.json"]) == 2
+    assert "none.json cannot be read as facts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
