@@ -27,7 +27,7 @@ from transformer_lens.model_bridge.supported_architectures import (
     NeoArchitectureAdapter,
 )
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.models.bloom.modeling_bloom import BloomAttention, _get_alibi_slopes, dropout_add
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor, dropout_add
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconDecoderLayer, apply_rotary_pos_emb
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
@@ -137,7 +137,7 @@ class InterfacedBloom(BloomAttention):
             value,
             kwargs.get("attention_mask"),
             scaling=self.inv_norm_factor,
-            alibi=_get_alibi_slopes(self.num_heads, hidden_states.device),
+            alibi=build_alibi_tensor(hidden_states.new_ones(1, 2), self.num_heads, torch.float32)[:, 0, 1],  # at key 1
         )
         out = dropout_add(self.dense(output.flatten(2)), residual, self.hidden_dropout, self.training)
         return out, pattern
