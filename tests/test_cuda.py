@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 
 import pytest
 import torch
@@ -29,8 +30,11 @@ from sink_lens.training.config import TrainConfig
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.trainer import train
 
+DEVICE = os.environ.get("SINK_LENS_TEST_DEVICE", "cuda")
+"""Where the copies run; ``cpu`` rehearses the tests where there is no GPU."""
+
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # of the compiler, by torch's own files
 ]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -43,7 +47,7 @@ def ids(n=3, length=14, *, seed=1):
 def both(family):
     """A tiny model on the CPU, and a copy on the GPU."""
     model = tiny(family)
-    return wrap(copy.deepcopy(model), tokenizer=tiny_tokenizer()), wrap(model.to("cuda"), tokenizer=tiny_tokenizer())
+    return wrap(copy.deepcopy(model), tokenizer=tiny_tokenizer()), wrap(model.to(DEVICE), tokenizer=tiny_tokenizer())
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -97,11 +101,11 @@ def test_lower_precision_is_near(dtype):
 
 def test_a_trace_says_the_same(tmp_path):
     said, model = [], planted().model
-    for device in ("cpu", "cuda"):
+    for number, device in enumerate(("cpu", DEVICE)):
         lens = wrap(copy.deepcopy(model).to(device), tokenizer=tiny_tokenizer())
         config = TraceConfig(model="planted", random_init=False, intervention_sequences=4, controls=2)
         batch = TokenBatch.from_tensor(ids(10, 24))
-        result = trace(lens, config=config, tokens=batch, out=tmp_path / device, progress=False)
+        result = trace(lens, config=config, tokens=batch, out=tmp_path / f"{number}", progress=False)
         said.append(result.links.set_index(["link", "statistic"])[["value", "verdict"]])
     assert said[0]["verdict"].tolist() == said[1]["verdict"].tolist()
     values = [torch.tensor(one["value"].to_numpy(dtype=float)) for one in said]
@@ -120,17 +124,17 @@ def test_text_under_edits():
 def test_number_formats_round_alike(name):
     form = format_of(name)
     x = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0)) * 3
-    assert torch.equal(round_to(x.cuda(), form).cpu(), round_to(x, form))
+    assert torch.equal(round_to(x.to(DEVICE), form).cpu(), round_to(x, form))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_monitor_reads_the_same_and_changes_nothing(attention, compiled):
     read, weights = [], []
-    for device, watched in (("cpu", True), ("cuda", True), ("cuda", False)):
+    for device, watched in (("cpu", True), (DEVICE, True), (DEVICE, False)):
         model = tiny("llama").train().to(device)
         model.set_attn_implementation(attention)
-        run = torch.compile(model) if compiled and device == "cuda" else model
+        run = torch.compile(model) if compiled and device == DEVICE else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         with SinkMonitor(run, every=1) if watched else contextlib.nullcontext() as monitor:
             for step in range(3):
@@ -163,7 +167,7 @@ def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
         length=64,
         value_norm=norm,
         dtype="bf16",
-        device="cuda",
+        device=DEVICE,
         compile=compiled,
         d_model=64,
         d_mlp=128,

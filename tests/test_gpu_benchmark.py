@@ -1,0 +1,65 @@
+"""The benchmark for a GPU, rehearsed on a CPU with tiny models: every part measures, and what is written is a table."""
+
+import importlib
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def rehearsed(parts, folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu = importlib.import_module("gpu")
+    with mock.patch.dict(os.environ):
+        gpu.main(["--dry-run", "--out", str(folder), "--parts", parts])
+    rows = gpu.rows_of(folder / gpu.RESULTS)
+    assert [row for row in rows if "error" in row] == []
+    return rows, gpu.tables(rows)
+
+
+def test_a_dry_run_makes_every_measurement_of_a_gpu(monkeypatch, tmp_path):
+    rows, shown = rehearsed("cde", tmp_path, monkeypatch)
+    made = [(row["part"], row.get("what")) for row in rows]
+    kinds = ["patch resid_pre", "patch z", "sweep neurons", "sweep heads", "eap-ig"]
+    wanted = [("c", kind) for kind in kinds * 2] + [("c", "ended"), ("d", "2 x 8"), ("d", "ended")]
+    assert made == [("machine", None), *wanted, ("e", "eager"), ("e", "ended"), ("end", None)]
+    assert max(row["off"] for row in rows if "off" in row) < 1e-5  # ours and theirs are the same numbers
+    assert shown.count("\n| --- ") == 3
+    assert "| eap-ig | random" in shown
+
+
+def test_a_part_that_fails_or_overruns_leaves_the_others_their_time(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu = importlib.import_module("gpu")
+    setting = gpu.Setting(out=tmp_path, dry=True, device=mock.Mock(type="cpu"), model=None)
+
+    def fails():
+        raise ValueError("no room")
+
+    def measurements(setting):
+        yield "first", fails
+        yield "second", lambda: {"value": 2}
+        setting.ends = 0.0
+        yield "third", lambda: {"value": 3}
+        raise OSError("nothing to measure on")
+
+    setting.ends = float("inf")
+    gpu.make_part("c", measurements, setting)
+    first, second, whole, ended = gpu.rows_of(tmp_path / gpu.RESULTS)
+    assert "no room" in first["error"]
+    assert "in fails" in first["traceback"]
+    assert second["value"] == 2
+    assert "nothing to measure on" in whole["error"]
+    assert ended["left_out"] == ["third"]
+
+
+@pytest.mark.exhaustive
+def test_a_dry_run_makes_the_tests_and_the_trace(monkeypatch, tmp_path):
+    rows, shown = rehearsed("ab", tmp_path, monkeypatch)
+    tests, trace = (next(row for row in rows if row.get("what") == what) for what in ("tests", "trace --quick"))
+    assert (tests["code"], set(tests["counts"])) == (0, {"PASSED"})
+    assert (trace["code"], trace["status"]) == (0, "finished")
+    assert "trace --quick of model: " in shown
