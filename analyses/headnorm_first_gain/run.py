@@ -209,14 +209,24 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def append(rows: pd.DataFrame, path: Path) -> None:
-    """Add a training to the committed table, which several processes share."""
+    """Add trainings to the committed table, which several processes share, but for those that it has."""
+    KEPT.mkdir(parents=True, exist_ok=True)
     with FileLock(KEPT / "table.lock"):
-        text = pd.concat([read(path), rows], ignore_index=True)
+        before = read(path)
+        known = pd.MultiIndex.from_frame(before[RUN])
+        text = pd.concat([before, rows[~pd.MultiIndex.from_frame(rows[RUN]).isin(known)]], ignore_index=True)
         part = path.with_suffix(".part")
         text[[*RUN, *(name for name in text if name not in RUN)]].to_csv(
             part, index=False, float_format="%.6g", lineterminator="\n"
         )
         part.replace(path)
+
+
+def take(other: Path) -> None:
+    """Add the trainings of another machine's table, and say how many are new."""
+    before = len(read(HERE / FILE)[RUN].drop_duplicates())
+    append(read(other), HERE / FILE)
+    print(f"{len(read(HERE / FILE)[RUN].drop_duplicates()) - before} new trainings")
 
 
 def work_off(work: Any, asked: Any) -> None:
@@ -256,12 +266,17 @@ def train_missing(arguments: Sequence[str]) -> None:
     parser.add_argument("--trials", action="store_true", help="the trials alone")
     parser.add_argument("--data", action="append", choices=DATA, help="one of the two alone")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after as many")
+    parser.add_argument(
+        "--take", type=Path, metavar="FILE", help="add what another machine's runs.csv has, train nothing"
+    )
     parser.add_argument("--cost", action="store_true", help="time the arms' steps instead, for cost.csv")
     asked = parser.parse_args(arguments)
     asked.until, asked.data = time.time() + 60 * asked.minutes, asked.data or list(DATA)
     work: Any = SimpleNamespace(tiny=False, progress=False, size=lambda real, tiny: real)
     torch.set_num_threads(1)
-    if asked.cost:
+    if asked.take:
+        take(asked.take)
+    elif asked.cost:
         pd.DataFrame(timed(work)).to_csv(HERE / COST, index=False, float_format="%.6g", lineterminator="\n")
     elif asked.workers == 1:
         work_off(work, asked)
