@@ -23,7 +23,7 @@ MODULES = {
     "quantise": "quantisation",
 }
 HELD_OUT = {"loss_nats": 3.25, "change_nats": 0.5, "closed_share": np.nan, "closed_low": 0.1, "closed_high": 0.9}
-CONDITION = {"kept": "all", "channels": 0, "inputs": 0, "part": "judge"} | HELD_OUT
+CONDITION = {"kept": "all", "channels": 0, "part": "judge"} | HELD_OUT
 CONDITIONS = pd.DataFrame(
     [CONDITION, CONDITION | {"part": "choose", "loss_nats": 9.75}, CONDITION | {"kept": "random"}]
 )

@@ -216,7 +216,7 @@ sink-lens quantise gpt2 --site resid_post --format fp8_e4m3_tensor --json > deci
 )
 def quantise(study: "Study") -> "Iterator[RenderableType]":
     """Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them saves."""
-    yield _held_out_rows(study.tables["conditions"], ("kept", "channels", "inputs", *_CLOSED))
+    yield _held_out_rows(study.tables["conditions"], ("kept", "channels", *_CLOSED))
 
 
 _CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")

@@ -1,4 +1,4 @@
-"""The page of ``quantise``: what a format costs, what keeping a small set gives back, and where the noise is."""
+"""The page of ``quantise``: what a format costs, and what keeping a small set gives back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,21 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
-from sink_lens.report.style import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    MARKS,
-    ORANGE,
-    QUIET,
-    canvas,
-    finished,
-    legend,
-    panel,
-    whole_numbers,
-)
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table
+from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
 from sink_lens.text import costs, interval, number, percent, plural, visible, words
 
 _LINES = ((False, "channels alone", BLUE, "o"), (True, "with the sink tokens", ORANGE, "s"))
@@ -57,65 +44,22 @@ def loss_by_channels(conditions: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-def noise_by_layer(sqnr: pd.DataFrame) -> Figure:
-    """Signal-to-noise ratio of ordinary tokens by layer, one panel per site, as rounded and with the sinks kept.
-
-    Args:
-        sqnr: site, layer, ordinary_sqnr_db, kept_sqnr_db.
-    """
-    sites = list(dict.fromkeys(sqnr["site"].tolist()))
-    columns = min(2, max(len(sites), 1))
-    lines = -(-len(sites) // columns)
-    figure = canvas(width=7.4, height=0.6 + 2.0 * max(lines, 1))
-    first = None
-    for place, site in enumerate(sites, start=1):
-        part = sqnr.loc[sqnr["site"] == site].sort_values("layer", kind="stable")
-        axes = panel(
-            figure,
-            place=(lines, columns, place),
-            xlabel="layer" if place > len(sites) - columns else "",
-            ylabel="dB" if place % columns == 1 or columns == 1 else "",
-        )
-        for column, label, colour, mark in (
-            ("ordinary_sqnr_db", "everything rounded", COLOURS[0], MARKS[0]),
-            ("kept_sqnr_db", "sink tokens kept", COLOURS[1], MARKS[1]),
-        ):
-            values = part[column].replace([np.inf, -np.inf], np.nan).to_numpy(float)
-            axes.plot(part["layer"], values, color=colour, marker=mark, markersize=3, label=label)
-        axes.set_title(visible(site), fontsize=9.5, loc="left", color=INK)
-        whole_numbers(axes, y=False)
-        first = first or axes
-    if first is not None:
-        legend(first, columns=2, over=figure)
-    return finished(figure)
-
-
 def _title(run: Run) -> str:
-    """Head the page with the verdict on the format and what it costs."""
+    """Head the page with what to keep and what that closes, or with the cost of the format."""
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"
     row = table.to_dict("records")[0]
-    verdicts = {
-        "keep": "a small set in high precision undoes the cost",
-        "keep a part": "a small set in high precision undoes part of the cost",
-        "no small set": "no small set helps",
-        "halves disagree": "the two halves of the text disagree about what to keep",
-        "nothing to keep": "nothing to keep",
-    }
-    title = f"{words(visible(row['format']))}: {verdicts.get(str(row['verdict']), visible(row['verdict']))}"
+    form = words(visible(row["format"]))
+    title = f"{form}: {visible(row['verdict'])}"
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
-    if np.isfinite(closed) and str(row["verdict"]).startswith("keep"):
-        bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
-        what, colon, _ = visible(row.get("sentence", ""), limit=160).partition(": ")
-        if colon and what.startswith("Keep"):
-            title = f"{words(visible(row['format']))}: k{what[1:]}, which"
-        else:
-            title += ", and"
-        gap = f"the {number(cost)} nats that it costs" if np.isfinite(cost) else "the gap"
-        return f"{title} closes {percent(closed)} {bounds} of {gap}".replace("  ", " ")
     if not np.isfinite(cost):
         return title
+    kept, colon, _ = visible(row.get("sentence", ""), limit=160).partition(": ")
+    if np.isfinite(closed) and colon and kept.startswith("Keep"):
+        bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
+        share = f"{percent(closed)} {bounds}".rstrip()
+        return f"{form}: k{kept[1:]}, which closes {share} of the {number(cost)} nats that it costs"
     return f"{title}; the format {costs(cost, row.get('cost_low'), row.get('cost_high'))}"
 
 
@@ -141,15 +85,6 @@ def _loss_curve(run: Run) -> tuple[str, Figure]:
     return see, loss_by_channels(_judged_rows(run))
 
 
-def _noise(run: Run) -> tuple[str, Figure]:
-    """Draw the signal-to-noise ratio by layer."""
-    see = (
-        "Signal-to-noise ratio of rounding ordinary tokens, 6 dB per bit. Where the two lines part, the sink token "
-        "sets the scale with which all others are rounded."
-    )
-    return see, noise_by_layer(run.need("sqnr", columns=["site", "layer", "ordinary_sqnr_db", "kept_sqnr_db"]))
-
-
 def _what(row: Mapping[Any, Any]) -> str:
     """Describe what a condition keeps."""
     names = {
@@ -157,7 +92,6 @@ def _what(row: Mapping[Any, Any]) -> str:
         "weights": "only the weights are rounded",
         "all": "everything is rounded",
         "tokens": "sink tokens kept",
-        "inputs": f"{row.get('inputs', 0)} inputs of linear layers left alone",
         "channels": f"{plural(int(row['channels']), 'channel')} per site kept",
         "both": f"sink tokens and {plural(int(row['channels']), 'channel')} per site kept",
     }
@@ -197,21 +131,8 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _headline(run: Run) -> list[str]:
-    """The run's sentence, less what the title says, then the sink tokens per sequence and where the lists are."""
-    table = run.need("summary", columns=["sentence"])
-    sentences = [visible(text, limit=900) for text in table["sentence"].tolist()[:1]]
-    kept, colon, rest = sentences[0].partition(": ") if sentences else ("", "", "")
-    if colon and kept.startswith("Keep") and f"k{kept[1:]}, which" in _title(run):
-        sentences = [rest]
-    sinks, tokens = run.optional("sinks", columns=["position"]), run.optional("tokens", columns=["sequence"])
-    if sinks is not None and tokens is not None and len(tokens):
-        a_sequence = len(sinks) / tokens["sequence"].nunique()
-        sentences.append(
-            f"Sink tokens per sequence: {number(a_sequence)} of {number(len(tokens) / tokens['sequence'].nunique())}."
-        )
-    if (run.folder / "llm_compressor.json").exists():
-        sentences.append("The lists for llm-compressor are in llm_compressor.json, in the run's folder.")
-    return sentences
+    """The run's sentence."""
+    return [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 
 QUANTISE = Page(
@@ -225,7 +146,6 @@ QUANTISE = Page(
             data=_judged_rows,
             when=_tried,
         ),
-        Drawn(key="noise", title="Where the noise is", make=_noise, data=whole("sqnr")),
     ),
     tables=(
         Listed(key="condition-table", title="Conditions", make=_condition_table),

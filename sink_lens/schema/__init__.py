@@ -97,7 +97,6 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "tau": "Kendall's tau-b, -1 to 1",
         "nats": "natural-log units of loss",
         "logits": "attention scores before the softmax",
-        "dB": "decibels, ten times the logarithm to base 10 of a ratio of energies",
         "p": "a p-value, 0 to 1",
         "log10 p": "the logarithm to base 10 of a p-value, 0 or less",
         "stream": "the units of the activations at the site",

@@ -135,8 +135,8 @@ class DiffConfig(ReadConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionConfig(ReadConfig):
-    """Base of the studies that choose a set on one half of the sequences and judge it on the other half."""
+class QuantiseConfig(ReadConfig):
+    """What is rounded, to which format, and which channels are tried at full precision."""
 
     sequences: int = 32
     """Number of sequences: the first half is to choose on, the second to judge on."""
@@ -144,24 +144,6 @@ class DecisionConfig(ReadConfig):
     """The chosen set should recover at least this share of the loss that can be recovered."""
     controls: int = 19
     """Number of random sets of as many tokens or channels, as controls."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
-        ReadConfig.__post_init__(self)
-        check_least(self, 0, "controls")
-        check_most(self, MOST_CONTROLS, "controls")
-        if not 0 < self.goal <= 1:
-            raise InputError(f"goal is {self.goal}; need a share above 0, at most 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantiseConfig(DecisionConfig):
-    """What is rounded, to which format, and which channels are tried at full precision."""
-
     format: QuantisedFormat = field(default="int8_tensor", metadata={"metavar": "FORMAT"})
     """Format of the activations, such as int8_token: int8, int4, fp8_e4m3 or fp8_e5m2 and behind it _tensor (one scale
     per sequence), _token or _group (128 channels of a token); or mxfp4, nvfp4."""
@@ -182,7 +164,11 @@ class QuantiseConfig(DecisionConfig):
         Raises:
             InputError: which value, and what is needed.
         """
-        DecisionConfig.__post_init__(self)
+        ReadConfig.__post_init__(self)
+        check_least(self, 0, "controls")
+        check_most(self, MOST_CONTROLS, "controls")
+        if not 0 < self.goal <= 1:
+            raise InputError(f"goal is {self.goal}; need a share above 0, at most 1")
         if any(size < 1 for size in self.channels):
             raise InputError(f"channels are {list(self.channels)}; need numbers from 1 on")
         if len(set(self.sites)) < len(self.sites):

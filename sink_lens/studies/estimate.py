@@ -27,8 +27,6 @@ from .tokens_config import TokensConfig
 
 Estimable = AblateConfig | AmplifyConfig | CardConfig | DiffConfig | IsolateConfig | QuantiseConfig | TokensConfig
 """Configurations of the studies whose cost is estimated from one pass."""
-_INPUT_SETS = 6
-"""Sets of whole linear inputs that ``quantise`` tries."""
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
 _WITHOUT_OUTLIERS = 3
@@ -59,8 +57,8 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, TokensConfig):
         return 1 + BACKWARD * min(config.gradient_sequences, config.sequences) / config.sequences
     if isinstance(config, QuantiseConfig):
-        sets = 1 + 2 * len(config.channels) + _INPUT_SETS
-        return 4 + sets + 0.5 + config.controls / 2  # sinks, clean, weights, all rounded; the noise, on half
+        sets = 1 + 2 * len(config.channels)
+        return 4 + sets + 0.5 + config.controls / 2  # sinks, clean, weights, all rounded; the channels, on half
     if isinstance(config, CardConfig):
         return 4 + _LAYERS_OF_STEPS  # read, BOS, two edits; another position than the first takes one more
     if isinstance(config, DiffConfig):

@@ -71,17 +71,13 @@ def frames_of(kind):
     if kind == "quantise":
         kept = [("clean", False, 0), ("all", False, 0), ("tokens", True, 0), ("channels", False, 2), ("both", True, 2)]
         rows = pd.DataFrame([*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"])
-        rows = rows.assign(inputs=0, loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
+        rows = rows.assign(loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
         rows = rows.assign(closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1)
-        sqnr = pd.DataFrame(
-            {"site": ["z", "z", "k", "k"], "layer": [0, 1, 0, 1], "ordinary_sqnr_db": [20.0, np.inf] * 2}
-        )
         channels = pd.DataFrame({"site": "z", "layer": 0, "tokens": "all", "rank": [1, 2], "channel": [7, 3]})
         summary = {"verdict": "keep", "sentence": "Keep <b> the sink tokens.", "format": "int8_tensor"}
         return {
             "conditions": pd.concat([rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True),
             "channels": channels.assign(largest=9.0, over_median=4.0),
-            "sqnr": sqnr.assign(kept_sqnr_db=30.0, sqnr_db=25.0, format="int8_tensor"),
             "summary": pd.DataFrame([summary]),
         }
     if kind == "monitor":
@@ -116,7 +112,7 @@ CONFIGS = {
 }
 KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
-    "quantise": ("int8 tensor: a small set in high precision undoes the cost", "Keep <b> the sink tokens."),
+    "quantise": ("int8 tensor: keep", "Keep <b> the sink tokens."),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": (
         "position 9 (it attends to itself alone): the sink is shared; attention there goes from 1% to 30%",

@@ -39,8 +39,8 @@ def folder(tmp_path_factory):
         (TokensConfig(sequences=8, gradient_sequences=4), 1 + 3 * 4 / 8),
         (IsolateConfig(), 4),
         (AmplifyConfig(factors=(2.0, 5.0), centres=("values", "none")), 3 + 4),
-        # 1 set of the sinks, 2 of one channel, 6 of inputs; 4 before them, half a pass of noise, half of 19 draws
-        (QuantiseConfig(channels=(1,)), 4 + 9 + 0.5 + 9.5),
+        # 1 set of the sinks, 2 of one channel; 4 before them, half a pass for the channels, half of 19 draws
+        (QuantiseConfig(channels=(1,)), 4 + 3 + 0.5 + 9.5),
     ],
     ids=lambda one: type(one).__name__ if not isinstance(one, int | float) else "",
 )

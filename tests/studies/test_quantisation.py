@@ -1,21 +1,18 @@
 """``quantise`` on a model whose sink sets the scale: it is found, judged on other text, and beaten by no random set."""
 
-import json
 import types
 
-import pandas as pd
 import pytest
 import torch
 
 from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.studies import quantisation as module
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.quantisation import compressor_fragment, quantise, random_channels, random_tokens, worst_inputs
+from sink_lens.studies.quantisation import quantise, random_channels, random_tokens
 
 
 def speaking(*, sink=True, sharp=4.0, sequences=8, length=32):
@@ -50,10 +47,7 @@ def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path)
     channels = study.tables["channels"]
     top = channels[(channels["tokens"] == "all") & (channels["rank"] == 1) & (channels["layer"] > truth.layer)]
     assert set(top["channel"]) == {truth.outlier_dimension}
-    sqnr = study.tables["sqnr"].set_index("layer")
-    late = sqnr[sqnr.index > truth.layer]
-    assert (late["kept_sqnr_db"] > late["ordinary_sqnr_db"] + 10).all()
-    assert (late["sqnr_db"] > late["ordinary_sqnr_db"]).all()  # the sink's own energy hides the noise
+    assert row["left_nats"] == pytest.approx(row["kept_loss_nats"] - row["clean_loss_nats"])
 
 
 def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_path):
@@ -64,30 +58,24 @@ def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_p
     assert study.headline.startswith("Nothing to keep: int8_token c")
     assert set(study.tables["conditions"]["kept"]) == {"clean", "all"}
     assert study.tables["conditions"]["closed_share"].isna().all()
-    assert study.decision["llm_compressor"]["QuantizationModifier"]["ignore"] == ["lm_head"]
 
 
-def test_the_run_says_what_was_kept_and_holds_the_lists_for_llm_compressor(tmp_path):
+def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_path):
     lens, tokens, _ = speaking()
     study = quantise(
         lens, tokens=tokens, out=tmp_path / "run", format="int4_tensor", channels=[1, 4], controls=2, progress=False
     )
     conditions = study.tables["conditions"]
-    assert {"clean", "all", "tokens", "channels", "both", "inputs", "random"} == set(conditions["kept"])
-    judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels", "inputs"])
-    assert judged.loc[("clean", 0, 0), "closed_share"].item() == 1.0
-    assert judged.loc[("all", 0, 0), "closed_share"].item() == 0.0
-    everything = judged.loc[("inputs", 0, 16), "closed_share"].item()  # 16 of 20 inputs are left alone
-    assert everything > 0.7
-    chosen = conditions[(conditions["part"] == "choose") & (conditions["kept"] == "inputs")]
-    reached = chosen[chosen["closed_share"] >= 0.9]["inputs"]
-    wanted = int(reached.iloc[0]) if len(reached) else int(chosen.loc[chosen["closed_share"].idxmax(), "inputs"])
-    fragment = json.loads((tmp_path / "run" / "llm_compressor.json").read_text())
-    assert fragment == study.decision["llm_compressor"]
-    assert study.decision["ignored"] == wanted
-    ignored = fragment["QuantizationModifier"]["ignore"][1:]
-    worst = worst_inputs(study.tables["sqnr"], wanted)
-    assert ("model.layers.0.mlp.down_proj" in ignored) == (("neurons", 0) in worst)
+    assert {"clean", "all", "tokens", "channels", "both", "random"} == set(conditions["kept"])
+    judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels"])
+    assert judged.loc[("clean", 0), "closed_share"].item() == 1.0
+    assert judged.loc[("all", 0), "closed_share"].item() == 0.0
+    found, top = study.decision, study.tables["channels"]
+    assert found["channels"] > 0
+    top = top[(top["tokens"] == ("ordinary" if found["sink_tokens"] else "all")) & (top["rank"] <= found["channels"])]
+    for site, by_layer in found["kept_channels"].items():
+        for layer, channels in by_layer.items():
+            assert channels == top[(top["site"] == site) & (top["layer"] == layer)]["channel"].tolist()
     assert read_run(tmp_path / "run").missing == []
 
 
@@ -107,40 +95,18 @@ def test_sets_are_judged_on_sequences_that_they_were_not_chosen_on(tmp_path, mon
     assert sum(part.n_sequences for part in (parts[0], parts[-1])) == 8
 
 
-def conditions(rows):
-    names = ["part", "kept", "sink_tokens", "channels", "inputs", "closed_share"]
-    return pd.DataFrame(rows, columns=names).assign(closed_low=0.5, closed_high=1.0)
-
-
 def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
+    names = ("part", "kept", "sink_tokens", "channels", "closed_share")
     rows = [
-        ("choose", "tokens", True, 0, 0, 0.8),
-        ("choose", "channels", False, 1, 0, 0.5),
-        ("choose", "both", True, 1, 0, 0.93),
-        ("choose", "channels", False, 2, 0, 0.99),
-        ("judge", "tokens", True, 0, 0, 1.0),
-        ("choose", "inputs", False, 0, 1, 0.2),
-        ("choose", "inputs", False, 0, 2, 0.4),
+        ("choose", "tokens", True, 0, 0.8),
+        ("choose", "channels", False, 1, 0.5),
+        ("choose", "both", True, 1, 0.93),
+        ("choose", "channels", False, 2, 0.99),
+        ("judge", "tokens", True, 0, 1.0),
     ]
-    found = module._rows_to_decide(conditions(rows), goal=0.9)
-    assert (found["set"]["kept"], found["set"]["channels"], found["inputs"]["inputs"]) == ("both", 1, 2)
-    assert module._rows_to_decide(conditions(rows), goal=0.995)["set"]["channels"] == 2
-
-
-@pytest.mark.parametrize(
-    ("others", "contradicts"),
-    [
-        ([("channels", False, 2, 1.02)], 2),  # no smaller in both, but it reaches the goal that the chosen set misses
-        ([("tokens", True, 0, 0.84)], 0),  # less, and it closes more
-        ([("both", True, 4, 0.85), ("channels", False, 1, 0.7)], None),  # more for more, and less for less
-        ([("inputs", False, 0, 1.02)], None),  # another kind of set
-    ],
-)
-def test_a_choice_that_the_judging_half_contradicts_is_withdrawn(others, contradicts):
-    chosen = {"kept": "both", "sink_tokens": True, "channels": 1, "closed_share": 0.83}
-    rows = [chosen, *(dict(zip(chosen, other, strict=True)) for other in others)]
-    rival = module._rival(rows, chosen, goal=0.9)
-    assert (None if rival is None else rival["channels"]) == contradicts
+    rows = [dict(zip(names, row, strict=True)) for row in rows]
+    assert (module._chosen(rows, goal=0.9)["kept"], module._chosen(rows, goal=0.9)["channels"]) == ("both", 1)
+    assert module._chosen(rows, goal=0.995)["channels"] == 2
 
 
 def test_random_tokens_are_as_many_others():
@@ -165,21 +131,20 @@ def test_random_channels_are_as_many_others():
     assert 5 not in found["z"][1]
 
 
-def test_the_noise_of_a_site_is_that_of_its_rounded_values(tmp_path):
+def test_the_largest_channels_are_those_of_the_half_that_chooses(tmp_path):
     lens, tokens, _ = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"sites": ("z",)}))
-    found = study.tables["sqnr"].set_index("layer").loc[2]
     kept = {}
     hook = lens.layer(2).self_attn.o_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     with torch.no_grad():
-        lens.plain(tokens.tokens[:4])  # the half that sets are chosen on
+        lens.plain(tokens.tokens[:4])
     hook.remove()
-    x = kept["z"].double()
-    off = round_to(kept["z"], format_of("int8_tensor")).double() - x
-    decibels = 10 * torch.log10(x.square().sum() / off.square().sum())
-    ordinary = 10 * torch.log10(x[:, 1:].square().sum() / off[:, 1:].square().sum())
-    assert found["sqnr_db"] == pytest.approx(float(decibels), abs=1e-3)
-    assert found["ordinary_sqnr_db"] == pytest.approx(float(ordinary), abs=1e-3)
+    table = study.tables["channels"]
+    for among, x in (("all", kept["z"]), ("ordinary", kept["z"][:, 1:])):
+        found = table[(table["layer"] == 2) & (table["tokens"] == among)]
+        wanted = x.abs().amax((0, 1)).topk(2)
+        assert found["channel"].tolist() == wanted.indices.tolist()
+        assert found["largest"].tolist() == pytest.approx(wanted.values.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -189,27 +154,8 @@ def test_every_family_can_be_asked(family, tmp_path):
     fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
     study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
     sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.experts is None else []), "k", "v"]
-    assert study.tables["sqnr"]["site"].drop_duplicates().tolist() == sites
+    assert study.tables["channels"]["site"].drop_duplicates().tolist() == sites
     assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
-
-
-def test_the_lists_name_modules_of_the_model():
-    for family in ("llama", "gpt2", "phi3", "olmo2", "opt"):
-        lens = wrap(tiny(family))
-        left = [("neurons", 1), ("attn_in", 0), ("z", 0), ("mlp_in", 2)]
-        found = compressor_fragment(lens, left=left, smooth=True)
-        for path in found["QuantizationModifier"]["ignore"][1:]:
-            assert lens.plain.get_submodule(path).weight.ndim == 2
-        mappings = found["SmoothQuantModifier"]["mappings"]
-        assert len(mappings) == (0 if family == "olmo2" else 2)  # no norm before its attention or MLP
-        assert compressor_fragment(lens, left=[], smooth=False)["SmoothQuantModifier"]["mappings"] == []
-    found = compressor_fragment(wrap(tiny("llama")), left=[("attn_in", 0)], smooth=True)
-    names = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
-    assert found["QuantizationModifier"]["ignore"] == ["lm_head", *names]
-    assert found["SmoothQuantModifier"]["mappings"][0] == [
-        ["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"],
-        "re:.*input_layernorm$",
-    ]
 
 
 def test_rounded_weights_are_no_part_of_the_gap_that_is_closed(tmp_path):
