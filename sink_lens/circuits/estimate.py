@@ -85,7 +85,7 @@ def _cost_by_header(config: CircuitConfig) -> CircuitCost | None:
     """The cost on the CPU, by the headers of the model's files; None where it takes the model itself."""
     path = None if runs_on_gpu(config.device) else files_of(config.model)
     header = path and read_header(path)
-    if path is None or header is None or header.architecture is None or not _is_plain(header):
+    if path is None or header is None or not _is_plain(header):
         return None
     n_positions = _longest(config, header, path=path)
     if n_positions is None:

@@ -42,8 +42,8 @@ def convert(gguf: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
     The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
-    not other files in its folder. The caller's random state does not change. The tensors of a dense model are converted
-    one by one; of another, all of them are in memory twice.
+    not other files in its folder. The caller's random state does not change. Tensors are converted one
+    by one.
 
     Args:
         gguf: the GGUF file.
@@ -60,32 +60,26 @@ def convert(gguf: Path, *, folder: Path) -> None:
 
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    from .gguf_unread import add_settings, begins_with_bos, check_biases, scale_positions
+    from .gguf_unread import add_settings, begins_with_bos, scale_positions
     from .gguf_weights import GgufWeights
 
     source = _source(gguf)
-    whole, tokenizer = None, None
+    tokenizer = None
     try:
         with torch.random.fork_rng(devices=[]), _parsed_once():
             weights = GgufWeights.of(gguf, source=source, folder=folder)
-            if weights is None:
-                whole = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **source
-                )
             if header.has_tokenizer:
                 tokenizer = begins_with_bos(gguf, AutoTokenizer.from_pretrained(folder, **source))
+    except ModelError:
+        raise
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise _unreadable(gguf, error) from error
     try:
-        if weights is None:
-            _save_whole(whole, folder=folder, name=gguf.name)
-        else:
-            weights.save(folder)
+        weights.save(folder)
         add_settings(gguf, folder=folder)
         scale_positions(gguf, folder=folder)
-        check_biases(gguf, folder=folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
@@ -139,19 +133,6 @@ def _parsed_once() -> Iterator[None]:
     finally:
         for name, function in slow.items():
             setattr(gguf, name, function)
-
-
-def _save_whole(loaded: Any, *, folder: Path, name: str) -> None:
-    """Save the model that transformers made of all tensors at once, after a check of what it found."""
-    from .checks import check_keys
-
-    model, info = loaded
-    check_keys(info, name=name)
-    # The weights are float32 now; with these marks, save_pretrained refuses the model as quantised.
-    for owner, mark in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
-    model.save_pretrained(folder)
 
 
 def _unreadable(gguf: Path, error: Exception) -> ModelError:

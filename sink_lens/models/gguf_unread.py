@@ -1,4 +1,4 @@
-"""What a GGUF file says and transformers' reader leaves out: settings, scaled rotations, biases, BOS."""
+"""What a GGUF file says and transformers' reader leaves out: settings, scaled rotations, BOS."""
 
 import json
 import math
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from transformers import AutoConfig
 
 from ..errors import ModelError
@@ -19,7 +18,6 @@ _SETTINGS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
-    "use_parallel_residual": "use_parallel_residual",
 }
 """What a file says of its attention -> the configuration's field, where it has one."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -31,8 +29,8 @@ _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 def add_settings(gguf: Path, *, folder: Path) -> None:
     """Put what a GGUF file says of its attention into the configuration of its conversion.
 
-    Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, StarCoder 2's
-    base of the rotations and the scale of Gemma's scores, which is that of 27B where the file has its layers.
+    Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
+    of Gemma's scores, which is that of 27B where the file has its layers.
 
     Raises:
         ModelError: the file rotates a part of each head, and its architecture, as transformers has it, the whole.
@@ -109,24 +107,6 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
     else:
         return
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-
-
-def check_biases(gguf: Path, *, folder: Path) -> None:
-    """Refuse a file with biases whose architecture has none, as transformers reads it: they would be left out.
-
-    Raises:
-        ModelError: the first of them.
-    """
-    held = [str(tensor.name) for tensor in HeaderReader(gguf).tensors if str(tensor.name).endswith(".bias")]
-    read: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="numpy") as weights:
-            read |= {name for name in weights.offset_keys() if name.endswith(".bias")}
-    if held and not read:
-        raise ModelError(
-            f"{gguf.name} has biases such as {held[0]}, which are not read from a GGUF file of this architecture; need "
-            "the checkpoint's folder with its config.json"
-        )
 
 
 def begins_with_bos(gguf: Path, tokenizer: Any) -> Any:

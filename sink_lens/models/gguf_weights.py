@@ -22,7 +22,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from .families import FAMILIES
+from ..errors import ModelError
 
 _WEIGHTS_FILE = "model.safetensors"
 _ROWS = 4096
@@ -40,32 +40,41 @@ class GgufWeights:
     processor: TensorProcessor
 
     @classmethod
-    def of(cls, file: Path, *, source: dict[str, Any], folder: Path) -> "GgufWeights | None":
-        """Find the file's tensor of each of the model's; None where they are not one to one.
-
-        Mixtures of experts join and split tensors, and hybrids have operations of their own. A file that lacks a
-        tensor, or has one of another size, is none of this function's either: transformers says what is wrong with it.
+    def of(cls, file: Path, *, source: dict[str, Any], folder: Path) -> "GgufWeights":
+        """Find the file's tensor of each of the model's.
 
         Args:
             file: the GGUF file.
             source: how transformers is told of the file.
             folder: an empty folder.
+
+        Raises:
+            ModelError: a tensor is missing or of another size, or the file has biases that the model has not.
         """
         config = AutoConfig.from_pretrained(folder, **source)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        family = FAMILIES.get(type(model).__name__)
-        if family is None or family.experts or family.mixer or model._keys_to_ignore_on_save:
-            return None
         held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see convert
         architecture = held.fields["general.architecture"].contents()
         made = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
         processor = made(config=load_gguf_checkpoint(str(file))["config"])
         names = get_gguf_hf_weights_map(model, processor)
-        found = [(names[one.name], one) for one in held.tensors if one.name in names]
-        sizes = {name: math.prod(shape) for name, shape in _shapes(model).items()}
-        one_to_one = sorted((name, int(one.n_elements)) for name, one in found) == sorted(sizes.items())
-        return cls(model=model, tensors=dict(found), processor=processor) if one_to_one else None
+        tensors = {names[one.name]: one for one in held.tensors if one.name in names}
+        sizes = {name: int(one.n_elements) for name, one in tensors.items()}
+        for name, shape in _shapes(model).items():
+            if sizes.get(name) != math.prod(shape):
+                held_of_it = f"{sizes[name]:,} numbers" if name in sizes else "nothing"
+                raise ModelError(
+                    f"{file.name} has {held_of_it} for {name}; need {math.prod(shape):,}. It is damaged or another "
+                    "model's: fetch it again, or load the safetensors folder of the same model"
+                )
+        unread = [one.name for one in held.tensors if one.name not in names and one.name.endswith(".bias")]
+        if unread:
+            raise ModelError(
+                f"{file.name} has biases such as {unread[0]}, which its architecture does not have. "
+                "Load the safetensors folder of the same model"
+            )
+        return cls(model=model, tensors=tensors, processor=processor)
 
     def save(self, folder: Path) -> None:
         """Write config.json, the settings of generation and the weights in float32.

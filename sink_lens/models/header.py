@@ -28,15 +28,12 @@ _NAMES = {
 _OF_GGUF = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
 }
-"""What a GGUF file calls an architecture -> its class; of other files the family is known once they are converted."""
+"""Name of an architecture in GGUF files -> its class. Mistral is a llama there. Files of others are refused."""
 
 
 class Sized(Protocol):
@@ -112,13 +109,12 @@ class Header:
     """Numbers in all weights."""
     d_vocab: int
     has_tokenizer: bool
-    architecture: str | None
-    """Class name of the model; None in a GGUF file whose own name for it is not known here."""
+    architecture: str
+    """Class name of the model."""
 
     @property
     def family(self) -> Family:
-        """The row of the architecture, where it is known."""
-        assert self.architecture is not None
+        """The row of the architecture."""
         return family_of(self.architecture)
 
     @property
@@ -135,7 +131,7 @@ def read_header(path: Path) -> Header | None:
     """Read the header of a GGUF file, or those of a folder; None where a folder's do not say it all.
 
     Raises:
-        ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not known.
+        ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not read.
     """
     return read_gguf(path) if path.suffix == ".gguf" else read_folder(path)
 
@@ -162,7 +158,7 @@ def read_gguf(gguf: Path) -> Header:
     """Read the header of a GGUF file.
 
     Raises:
-        ModelError: the file is damaged, or one part of a split file.
+        ModelError: the file is damaged, one part of a split file, or of an architecture that is not read from GGUF.
     """
     from .gguf_header import HeaderReader, entry
 
@@ -183,6 +179,7 @@ def read_gguf(gguf: Path) -> Header:
                 "context_length",
             )
         )
+        n_experts = entry(reader, f"{kind}.expert_count") or 0
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
     except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
         raise ModelError(
@@ -191,6 +188,12 @@ def read_gguf(gguf: Path) -> Header:
         ) from error
     if parts > 1:
         raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
+    if kind not in _OF_GGUF or n_experts:
+        experts = " with experts" if n_experts else ""
+        raise ModelError(
+            f"{gguf.name} holds a model of the architecture {kind!r}{experts}, which is not read from GGUF; need one "
+            f"of {', '.join(_OF_GGUF)}, without experts. Load the safetensors folder of the same model"
+        )
     shape = sizes.get("token_embd.weight", [0, 0])
     ends = [math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes]
     heads = n_heads if isinstance(n_heads, int) else 0
@@ -207,7 +210,7 @@ def read_gguf(gguf: Path) -> Header:
         n_weights=elements,
         d_vocab=shape[-1],
         has_tokenizer=has_tokenizer,
-        architecture=_OF_GGUF.get(kind),
+        architecture=_OF_GGUF[kind],
     )
 
 

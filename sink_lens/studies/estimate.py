@@ -132,7 +132,7 @@ def _cost_of_patches(config: PatchConfig) -> StudyCost | None:
     """The cost of ``patch`` on the CPU; None where it takes the model itself."""
     path = files_of(config.model)
     header = path and read_header(path)
-    if path is None or header is None or header.architecture is None:
+    if path is None or header is None:
         return None
     found = passes_of_patches(config, header, path=path)
     if found is None:

@@ -30,10 +30,10 @@ def estimate(config: SweepConfig) -> RenderableType:
     path = None if runs_on_gpu(config.device) else files_of(config.model)
     header = path and read_header(path)
     tokens = [[0] * config.length] * config.sequences
-    if path is not None and header is not None and header.architecture is not None:
+    if path is not None and header is not None:
         check_fits(header, config)
         tokens = prompt_tokens(path, config.prompts, bos=config.bos) if config.prompts else tokens
-    if not header or header.architecture is None or tokens is None:
+    if not header or tokens is None:
         from .runner import dry_run
 
         return dry_run(config)

@@ -148,7 +148,7 @@ def test_gemma_3_scales_its_layers_without_a_window_alone(tmp_path):
         ("phi3", {"attention.sliding_window": 8, "rope.dimension_count": 8}, {"sliding_window": 8, "share": 0.5}),
         ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),  # Phi-4 has none
         ("llama", {"rope.dimension_count": 32}, {"head_dim": 32}),
-        ("starcoder2", {"rope.freq_base": 100_000.0}, {"theta": 100_000}),
+        ("gemma2", {"rope.freq_base": 100_000.0}, {"theta": 100_000}),
     ],
 )
 def test_settings_of_the_file_win_over_the_defaults_of_the_class(architecture, said, expected, tmp_path):
