@@ -43,7 +43,14 @@ def mark(items: list[pytest.Item]) -> None:
 
 
 def first(values: Iterable[Any], *, stay: Callable[[Any], bool] | int = 1) -> list[Any]:
-    """The values of a parameter, of which the first tier has the first few, or those that the function says."""
+    """The values of a parameter, of which the first tier has the first few, or those that the function says.
+
+    A tuple is one value of several parameters.
+    """
     chosen = list(values)
     kept = (lambda value: chosen.index(value) < stay) if isinstance(stay, int) else stay
-    return [value if kept(value) else pytest.param(value, marks=pytest.mark.exhaustive) for value in chosen]
+    rest = pytest.mark.exhaustive
+    return [
+        value if kept(value) else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=rest)
+        for value in chosen
+    ]
