@@ -5,7 +5,9 @@ Both see the same tokens in the same order. A model of this size has no sink at 
 steps, in analyses/headnorm_at_3m_parameters, have the norm 0.023 nats behind at the end, with an interval that holds 0:
 a head start of one seed at 120 steps is no faster convergence. analyses/headnorm_with_a_sink asks the same beside a
 task that calls for a sink: neither six seeds of 300 steps nor six of 1,000 tell a difference, and after 4,000 steps,
-where softmax has hardly a sink, six seeds of the norm need a third more tokens.
+where softmax has hardly a sink, six seeds of the norm need a third more tokens. There, as here, the gain begins at the
+size of the first token's head output, at which attention writes more than softmax's does; value_norm_init="matched"
+starts both alike, and analyses/headnorm_first_gain asks what the norm does from there.
 
 Prints on the default model:
 

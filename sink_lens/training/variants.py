@@ -17,7 +17,10 @@ SEED = "seed"
 """The field by which runs of two variants are paired."""
 IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})
 """Fields that do not touch what is trained."""
-ONLY_WITH = {"decay_unshared_gain": ("value_norm", "per_head")}
+ONLY_WITH = {
+    "decay_unshared_gain": ("value_norm", ("per_head",)),
+    "value_norm_init": ("value_norm", ("shared", "per_head")),
+}
 """Field -> the switch and its value that give the field a meaning: between other runs it makes no difference."""
 WARNED = ("device", "compile", "fsdp")
 """Fields of the machine and its arithmetic: runs that differ in them are compared, with a note."""
@@ -160,8 +163,8 @@ def _compared_fields(
 def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
     """True if the configurations differ in a field that has a meaning in them."""
     if name in ONLY_WITH:
-        switch, value = ONLY_WITH[name]
-        configs = [config for config in configs if config.get(switch) == value]
+        switch, values = ONLY_WITH[name]
+        configs = [config for config in configs if config.get(switch) in values]
     return len({json.dumps(config.get(name), sort_keys=True) for config in configs}) > 1
 
 

@@ -306,6 +306,17 @@ def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(
         group([*base, *decayed, other])
 
 
+def test_softmax_has_no_first_gain_to_differ_in(tmp_path):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1)]
+    norm = {"value_norm": "per_head", "value_norm_init": "matched"}
+    matched = [write_run(tmp_path / f"m{s}", BASE, seed=s, **norm) for s in (0, 1)]
+    assert list(group(base + matched).runs) == ["none", "per_head"]
+    ones = [write_run(tmp_path / f"o{s}", BASE, seed=s, **norm | {"value_norm_init": "ones"}) for s in (0, 1)]
+    assert list(group(matched + ones).runs) == ["matched", "ones"]
+    with pytest.raises(RunError, match="also differ in value_norm_init"):
+        group([*base, *matched, *ones])
+
+
 def test_what_does_not_touch_the_numbers_may_differ(tmp_path):
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s, watch=True, trackers=["wandb"]) for s in (0, 1, 2)]
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]

@@ -63,7 +63,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     )
     (block,) = re.findall(r"^```\n(sink-lens.*?)^```", section(), flags=re.M | re.S)
     *trainings, comparison = block.strip().splitlines()
-    assert len(trainings) == 3
+    assert len(trainings) == 4
     offline = SMALL | {"data": "text.txt", "tokenizer": "bpe", "compile": "false", "device": "cpu"}
     options = " ".join(f"--set {name}={value}" for name, value in offline.items())
     for command in trainings:
@@ -74,7 +74,8 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     for said in ("final losses, nats", "sink rate", "dominance ratio", "effective rank"):
         assert said in done.output
     finals = read_run("runs/paper-compare").tables["finals"]
-    assert set(finals["variant"]) == {"none", "shared", "per_head"}
+    norms = {"shared/dummy_pass", "per_head/dummy_pass", "per_head/matched"}
+    assert set(finals["variant"]) == {"none/dummy_pass", *norms}
 
 
 def test_the_sizes_in_the_table_are_arithmetic():
