@@ -12,6 +12,7 @@ import pytest
 import shape_checks  # noqa: F401 before sink_lens: it says which functions jaxtyping decorates
 import tiers
 
+gc.disable()  # until all is collected: a quarter of that time else
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are several times faster on one thread
@@ -64,6 +65,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
