@@ -52,6 +52,10 @@ GONE: tuple[Gone, ...] = (
         kind="streaming",
     ),
     Gone(
+        instead="the page Examples of the documentation, or the folder examples of the repository", command="examples"
+    ),
+    Gone(instead="the glossary of the documentation, or sink_lens.measures.MEASURES", command="measures"),
+    Gone(
         instead="python -m analyses.published_facts.run --model MODEL, in the repository",
         command="verify",
         names=("verify", "VerifyConfig"),

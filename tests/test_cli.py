@@ -93,7 +93,7 @@ def test_help_loads_nothing_heavy():
 
 def test_help_names_every_command():
     shown = run("--help").stdout
-    for name in ("trace", "report", "cache", "measures"):
+    for name in ("trace", "report", "cache"):
         assert name in shown
 
 
@@ -378,7 +378,7 @@ finally:
     assert (before, after) == ("False", str(spins))  # libgomp reads it when torch is imported
 
 
-# --- report, cache, measures
+# --- report, cache
 
 
 def test_report_renders_a_run_again(monkeypatch):
@@ -431,12 +431,3 @@ def test_cache_refuses_a_name_that_it_does_not_hold(models):
     assert result.exit_code == 2
     assert "it holds cut.gguf, whole.gguf" in result.stderr
     assert run("cache", "--yes").exit_code == 2
-
-
-def test_measures_are_listed_with_units():
-    from sink_lens.measures.table import MEASURES
-
-    shown = run("measures").stdout
-    for measure in MEASURES.values():
-        assert measure.name in shown
-    assert "arXiv 2410.10781" in shown

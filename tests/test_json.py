@@ -60,8 +60,6 @@ COMMANDS = {
     "fingerprint --dry-run": "MODEL MODEL-1 --sequences 50 --length 4 --coordinates 28 --dry-run",
     "report": "trace",
     "cache": "",
-    "measures": "",
-    "examples": "02 --to copied",
     "card --dry-run": f"MODEL {RANDOM} --dry-run",
     "card": f"MODEL {RANDOM} --out card",
     "diff --dry-run": f"MODEL MODEL-1 {RANDOM} --dry-run",

@@ -63,8 +63,8 @@ COMMANDS = {
     "table": TableConfig,
     "cache": CacheConfig,
 }
-WITHOUT = ("measures", "examples", "status")
-"""Commands that are asked nothing, or a folder alone."""
+WITHOUT = ("status",)
+"""Commands that are asked a folder alone."""
 FROM_PYTHON = {
     "watch": lambda given: watch("m", **given),
     "compare": lambda given: compare(["m"], **given),

@@ -1,4 +1,4 @@
-"""The command line: ``sink-lens trace``, the interventions, ``report``, ``cache`` and ``measures``.
+"""The command line: ``sink-lens trace``, the interventions, ``report`` and ``cache``.
 
 Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every error that
 sink_lens raises on purpose becomes one message and exit code 2; Ctrl-C becomes exit code 130.

@@ -45,7 +45,7 @@ _HEADINGS = {
     "Decide": ("quantise", "card", "diff", "table"),
     "Train": ("train", "watch", "compare"),
     "Whose model is it": ("preference", "contraction", "fingerprint"),
-    "The tool itself": ("status", "examples", "measures", "cache"),
+    "The tool itself": ("status", "cache"),
 }
 """Heading of the help -> its commands; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]

@@ -1,12 +1,11 @@
-"""``sink-lens report``, ``status``, ``cache``, ``examples`` and ``measures``."""
+"""``sink-lens report``, ``status`` and ``cache``."""
 
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..data.config import CacheConfig, ExamplesConfig
+from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
 from .console import app, columns_of, console, echo, say, shown_size, table_of
@@ -140,90 +139,3 @@ def cache(
     if not quiet:
         echo(f"freed {shown_size(freed)}")
     return Answer(found=lambda: {**found, "freed_bytes": freed})
-
-
-_EXAMPLES_EXAMPLES = """\
-[bold]Examples[/bold]
-
-sink-lens examples  [dim]what there is[/dim]
-
-sink-lens examples 02 05 --to scripts/  [dim]copy two of them[/dim]
-"""
-
-
-@app.command(epilog=_EXAMPLES_EXAMPLES)
-@configured(ExamplesConfig)
-def examples(config: ExamplesConfig, quiet: Quiet = False) -> Answer:
-    """List the example scripts, or copy some of them to be changed."""
-    import shutil
-
-    files = example_files()
-    if not config.names:
-        for file in files:
-            typer.echo(file.name)
-            if not quiet:
-                typer.echo(
-                    "\n".join(textwrap.wrap(_first_line(file), 76, initial_indent="    ", subsequent_indent="    "))
-                )
-        return Answer(found=lambda: {"examples": [{"name": one.name, "about": _first_line(one)} for one in files]})
-    chosen = [file for file in files if file.name.startswith(config.names)]
-    for name in config.names:
-        if not any(file.name.startswith(name) for file in files):
-            known = ", ".join(file.stem for file in files)
-            raise InputError(f"there is no example {name!r}; need a name, or the beginning of one, from {known}")
-    folder = Path(config.to)
-    there = [folder / file.name for file in chosen if (folder / file.name).exists()]
-    if there:
-        raise InputError(f"{there[0]} exists; need a folder without it. Choose another with --to")
-    folder.mkdir(parents=True, exist_ok=True)
-    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in chosen]
-    for copy in copies:
-        typer.echo(str(copy))
-    return Answer(found=lambda: {"copied": copies})
-
-
-def example_files() -> list[Path]:
-    """The examples: in the installed package, or beside it in the repository."""
-    package = Path(__file__).parents[1]
-    folder = next(one for one in (package / "examples", package.parent / "examples") if one.is_dir())
-    return sorted(file for file in folder.iterdir() if file.suffix in (".py", ".ipynb"))
-
-
-_NOTEBOOKS = {
-    "colab": "a notebook for Colab: installs the package, traces a model, shows the page",
-    "find_a_circuit": "a notebook from a task to its circuit, its curve, real patches and files, with its outputs",
-    "first_look": "a notebook from loading to the circuit, with its outputs",
-}
-
-
-def _first_line(file: Path) -> str:
-    """Return the first line of an example, which describes it."""
-    if file.suffix == ".ipynb":
-        return _NOTEBOOKS[file.stem]
-    return file.read_text(encoding="utf-8").partition("\n")[0].strip('"')
-
-
-@app.command()
-def measures(ctx: typer.Context, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Show every measure with its unit, range and reference."""
-    answering(ctx, lambda: _measures(quiet=quiet), as_json=as_json)
-
-
-def _measures(*, quiet: bool) -> Answer:
-    """Print what is measured."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from ..measures.table import MEASURES
-
-    for measure in MEASURES.values():
-        if quiet:
-            echo(measure.name)
-            continue
-        about = f"{measure.unit}, {measure.low:g} to {measure.high:g}; {measure.reference}"
-        console().print(Text.assemble((measure.name, "bold"), f"  {about}"))
-        console().print(Padding(measure.meaning, (0, 0, 0, 4)))
-    columns = ("name", "unit", "low", "high", "reference", "meaning")
-    return Answer(
-        found=lambda: {"measures": [{one: getattr(row, one) for one in columns} for row in MEASURES.values()]}
-    )

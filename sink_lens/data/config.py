@@ -1,6 +1,6 @@
-"""Configurations of ``cache`` and ``examples``: one frozen record each."""
+"""Configuration of ``cache``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,13 +11,3 @@ class CacheConfig:
     """Only this entry, or the entries of this kind; both are named as sink-lens cache lists them."""
     clear: bool = False
     """Remove these entries from the cache; what is needed later is made again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExamplesConfig:
-    """Example scripts to copy, and the folder to copy them into."""
-
-    names: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "NAME"})
-    """Names or beginnings of names, such as 02. Default: list all."""
-    to: str = field(default=".", metadata={"metavar": "DIR"})
-    """Folder to copy the named examples into."""

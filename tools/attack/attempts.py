@@ -79,7 +79,7 @@ def warm(template: Path, folder: Path) -> None:
     os.chdir(folder)
     for one in (
         "report runs/sweep",
-        "measures",
+        "cache",
         "patch --quiet --out warm " + " ".join(workspace.COMMANDS["patch"][:1]),
     ):
         held = attempt(lambda one=one: workspace.invoke(one.split()), folder)  # noqa: F841  # in a child, for its errors

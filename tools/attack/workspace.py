@@ -71,7 +71,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "fingerprint": ("MODEL", "MODEL", "--sequences", "60", "--device", "cpu"),
     "report": ("runs/sweep",),
     "cache": (),
-    "measures": (),
 }
 """Command -> what makes a small run of it; a command that is not here is tried on the model."""
 MADE = ("sweep", "train", "patch", "trace")

@@ -506,7 +506,6 @@ def steps() -> list[Step]:
         "fingerprint-untrained": command(
             "fingerprint", "--untrained", f"gpt2,{UNTRAINED}", "--seeds", "0-3", *compared, "--embeddings", "--no-cache"
         ),
-        "measures": command("measures"),
         "train-example": command("train", "--example"),
         "sweep-example": command("sweep", "--example"),
     }
