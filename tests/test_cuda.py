@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import warnings
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from sink_lens import (
     wrap,
 )
 from sink_lens.edits.quantisation import format_of, round_to
+from sink_lens.engine.engine import Engine
+from sink_lens.engine.needs import Needs
+from sink_lens.engine.plan import Plan
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.patching.activation import patch
@@ -178,3 +182,26 @@ def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
     )
     train(config, out=tmp_path / "run")
     assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="waits are counted on the GPU alone")
+@pytest.mark.parametrize("metric", [metrics.sink_mass(0), metrics.logit_difference(5, 6), metrics.loss()])
+def test_a_cell_waits_for_the_gpu_once(metric):
+    _, lens = both("llama")
+    tokens = TokenBatch.from_tensor(ids(2, 10))
+    cells, _ = Grid.of(EditGrid(site="mlp_out", layers="0", positions="each"), controls=0).cells(lens, n_positions=10)
+    counts = {}
+    for number in (4, 8):
+        plan = Plan(path="blocks", prompts=2, pack=99, cut=False)
+        engine = Engine(lens, tokens, cells[:number], [metric], plan=plan, needs=Needs.of([metric], lens=lens))
+        engine.baseline()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                for block in engine.blocks:
+                    engine.run(block)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        counts[number] = [f"{one.filename}:{one.lineno}" for one in said if "synchroniz" in str(one.message)]
+    assert len(counts[8]) - len(counts[4]) <= 4, counts[8]

@@ -20,7 +20,7 @@ from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
-from ..models.memory import give_back
+from ..models.memory import bring_home, give_back
 from ..models.sites import SITES, in_attention, site_of
 from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
@@ -86,6 +86,7 @@ def stream(
         for part in batch.batches(sequences_a_forward(batch_size, batch)):
             reading_pass = _ReadingPass(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
             forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
+            bring_home([parts for by_layer in found.values() for parts in by_layer.values()])
             give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
@@ -245,7 +246,7 @@ class _ReadingPass:
                 f"the reading {reading.name!r} gave {gave} for "
                 f"{len(self.tokens)} sequences; need the sequences as its first axis"
             )
-        own = result.detach().to("cpu", copy=True)
+        own = result.detach().clone()  # on the GPU until the pass is done: each copy from there would wait for it
         self.found[reading.name].setdefault(layer, []).append(own)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
+from ..models.memory import sent
 from ..models.sites import SITES, no_site
 from ..models.weights import mlp_weights
 from .part import Indices, Part, Where, in_range
@@ -160,7 +161,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
 
     def change(x: Tensor, at: At) -> Tensor:
         """The given values of these sequences."""
-        new = values[at.layer].to(x.device, x.dtype)
+        new = sent(values[at.layer], x.device, x.dtype)
         whole = (at.n_sequences, *x.shape[1:])
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
             raise EditError(

@@ -200,8 +200,8 @@ class Applied:
             new = one.change(old, at)
         if _version(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
-        new = _check_values(new, old=old, one=one, layer=layer)
-        if torch.equal(new, old):
+        new, differs = _check_values(new, old=old, one=one, layer=layer)
+        if not differs:
             return None
         self.changed.add(number)
         if index is None:
@@ -264,8 +264,8 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
-    """Check an edit's new values and convert them to the type and device of the old ones."""
+def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
+    """Check an edit's new values, convert them to the type and device of the old ones, and say whether any differs."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(
@@ -274,18 +274,21 @@ def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
         )
     new = new.to(old.device, old.dtype)
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
-    if bool(bad.any()) and bool(old.isfinite().all()):
+    masked = old <= torch.finfo(old.dtype).min / 2 if one.site == "scores" else torch.zeros_like(bad)
+    found = [bad.any(), (new != old).any(), (masked & (new > _OPEN)).any()]
+    is_bad, differs, is_opened = torch.stack(found).tolist()  # together, since each would wait for the GPU
+    if is_bad and bool(old.isfinite().all()):
         raise EditError(
             f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "
             "need finite numbers: check for divisions by 0 and for factors that overflow the type"
         )
-    if one.site == "scores" and bool(((old <= torch.finfo(old.dtype).min / 2) & (new > _OPEN)).any()):
+    if is_opened:
         raise EditError(
             f"the edit {one.label!r} changes masked scores at layer {layer}, so that tokens would see later tokens, or "
             "tokens beyond their window; need positions and keys whose scores are not masked, or a function that "
             "leaves masked scores unchanged"
         )
-    return new
+    return new, differs
 
 
 def _keep(tensor: Tensor, *, held: dict[str, Tensor]) -> None:

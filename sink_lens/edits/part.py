@@ -19,6 +19,7 @@ from ..models.sites import SITES
 from ..text import span
 
 if TYPE_CHECKING:  # a dry run counts parts without torch
+    import torch
     from jaxtyping import Shaped
     from torch import Tensor
 
@@ -110,7 +111,7 @@ class Part:
                 continue
             for index in (min(indices), max(indices)):
                 in_range(name, index - first, size)
-            vectors.append(torch.tensor(indices, device=tensor.device) - first)
+            vectors.append(_vector(indices, device=tensor.device) - first)
         if all(vector is None for vector in vectors):
             return None
         whole = [torch.arange(size, device=tensor.device) for size in tensor.shape]
@@ -156,3 +157,14 @@ def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
     return index
+
+
+def _vector(indices: Sequence[int], *, device: "torch.device") -> "Tensor":
+    """Make an index; consecutive numbers are made on the device, to which a list would be copied."""
+    import torch
+
+    from ..models.memory import sent
+
+    if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):
+        return torch.arange(indices[0], indices[-1] + 1, device=device)
+    return sent(torch.tensor(indices), device)

@@ -27,6 +27,7 @@ from ..models.delegation import beginning_at
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.memory import bring_home, sent
 from ..models.sites import SITES, bridge_hook, site_of
 from ..models.unembedding import losses_of, next_token_losses
 
@@ -146,10 +147,10 @@ def run_applied(
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
             out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
-            collector.finish(out, part=part, loss=loss, logits=logits, edits=applied.edits)
+            collector.finish(out, part=part, loss=loss, logits=logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    return collector.outcome(layers, valid=batch.valid.cpu())
+    return collector.outcome(layers, valid=batch.valid.cpu(), edits=applied.edits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,9 @@ class RunCollector:
         self.losses: list[Tensor] = []
         self.token_losses: Tensor | None = None
         self.logits: list[Tensor] = []
+        self.early_logits: Tensor | None = None
+        self.bad: list[Tensor] = []
+        """Of each pass, whether a value at its end was nan."""
 
     def places(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
@@ -212,8 +216,9 @@ class RunCollector:
     def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
         """Read the stream at each key; nan where a sequence has ended."""
         late = [key for key in self.keys if key >= self.begin]
-        ended = ~valid[:, late].to(x.device)
-        state = x[:, [key - self.begin for key in late]].float().masked_fill(ended[..., None], torch.nan)
+        ended = ~_columns(valid, late).to(x.device)
+        own = _columns(x, [key - self.begin for key in late])
+        state = own.float().masked_fill(ended[..., None], torch.nan)
         if len(late) < len(self.keys):
             assert self.early is not None
             outcome, places = self.early.outcome, iter(range(len(late)))
@@ -253,7 +258,6 @@ class RunCollector:
         part: TokenBatch,
         loss: bool,
         logits: bool,
-        edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
         unembedded: bool = True,
     ) -> tuple[int, ...] | None:
@@ -264,60 +268,74 @@ class RunCollector:
             part: the sequences.
             loss: take the loss.
             logits: keep the logits.
-            edits: those of the run.
             scored: the positions in ``out``; None is all.
             unembedded: the pass went through the unembedding.
 
         Returns:
             The positions whose logits are stored; None means all.
-
-        Raises:
-            EditError: the values are not finite.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
-        if bool(out.detach().amax(dim=-1)[real.to(out.device)].isnan().any()):
-            raise not_a_number(edits)
+        self.bad.append((out.detach().amax(dim=-1).isnan() & sent(real, out.device)).any())
         early = self.early if self.begin else None
         if loss:
             losses = next_token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
-            if not unembedded and bool(losses.isnan().any()):  # infinite states
-                raise not_a_number(edits)
+            if not unembedded:  # infinite states
+                self.bad.append(losses.detach().isnan().any())
             if early is not None:
                 assert early.losses is not None  # of the same metrics
                 losses = torch.cat([early.losses[:, : self.begin], losses], dim=1)
             if self.keep:
                 self.token_losses = losses
-            self.losses.append(mean_loss(losses, part).cpu())
+            self.losses.append(mean_loss(losses, part))
         if logits:
-            found = out.detach().to("cpu", copy=True)
+            self.logits.append(out.detach().clone() if out.device.type == "cpu" else out.detach())
             if early is not None:
                 assert early.outcome.logits is not None
                 own = range(self.begin) if early.outcome.scored is None else early.outcome.scored
                 before = [at for at, position in enumerate(own) if position < self.begin]
-                found = torch.cat([early.outcome.logits[:, before], found], dim=1)
+                self.early_logits = early.outcome.logits[:, before]
                 if scored is not None:
                     scored = (*(own[at] for at in before), *scored)
-            self.logits.append(found)
         return scored
 
     def _losses(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
         """Loss of every real token from the states that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
-        predicted, targets = part.valid[:, own].to(states.device), part.tokens[:, own].to(states.device)
+        predicted, targets = part.valid[:, own].flatten().nonzero()[:, 0], sent(part.tokens[:, own], states.device)
+        index = sent(predicted, states.device)  # a mask on the GPU would be waited for
         losses = torch.zeros(targets.shape, device=states.device)
-        losses[predicted] = losses_of(self.lens, states[:, :-1][predicted], targets[predicted])
+        found = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
+        losses.view(-1)[index] = found
         return losses
 
-    def outcome(self, read: tuple[int, ...], *, valid: Tensor, scored: tuple[int, ...] | None = None) -> Outcome:
-        """Join the results of all passes."""
+    def outcome(
+        self,
+        read: tuple[int, ...],
+        *,
+        valid: Tensor,
+        edits: Sequence[Edit],
+        scored: tuple[int, ...] | None = None,
+    ) -> Outcome:
+        """Join the results of all passes.
+
+        Raises:
+            EditError: the values at the end of a pass are not finite.
+            SiteError: the bridge gives no pattern.
+        """
         if read and not self.mass:
             raise SiteError(
                 "this bridge delegates its attention to a kernel that gives no pattern; need the eager one, or a "
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
+        read_home([self])
+        if any(map(bool, self.bad)):
+            raise not_a_number(edits)
         n, n_keys = len(valid), len(self.keys)
-        mass = [torch.cat(self.mass[layer]).cpu() for layer in read]  # a layer taken from the baseline run lies there
-        state = [torch.cat(self.state[layer]).cpu() for layer in read]
+        mass = [torch.cat(self.mass[layer]) for layer in read]
+        state = [torch.cat(self.state[layer]) for layer in read]
+        logits = torch.cat(self.logits) if self.logits else None
+        if logits is not None and self.early_logits is not None:
+            logits = torch.cat([self.early_logits, logits], dim=1)
         return Outcome(
             positions=self.keys,
             layers=read,
@@ -325,10 +343,21 @@ class RunCollector:
             mass=torch.stack(mass) if read else torch.empty(0, n, 0, n_keys),
             state=torch.stack(state) if read else torch.empty(0, n, n_keys, 0),
             loss=torch.cat(self.losses) if self.losses else None,
-            logits=torch.cat(self.logits) if self.logits else None,
+            logits=logits,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},
             scored=scored,
         )
+
+
+def read_home(collectors: Sequence[RunCollector]) -> None:
+    """Copy what several runs have read to the CPU, all together."""
+    lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
+    bring_home([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
+
+
+def _columns(x: Tensor, positions: Sequence[int]) -> Tensor:
+    """Some positions of a tensor; a list as an index would be copied to the GPU each time."""
+    return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
 
 
 def _read_sites(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:

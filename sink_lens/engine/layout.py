@@ -39,6 +39,7 @@ class Layout:
     """The first position of each cell."""
     alone: bool = False
     """Whether only ``first`` is computed, which is then the same position in every cell."""
+    _moved: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def first(self) -> int:
@@ -71,6 +72,13 @@ class Layout:
             positions.append(computed.repeat(self.n_sequences))
         return torch.cat(sequences), torch.cat(positions)
 
+    def index(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
+        """The places on a device, to which they are copied once; last, the positions counted from ``first``."""
+        if device not in self._moved:
+            sequences, positions = self.places
+            self._moved[device] = sequences.to(device), positions.to(device), (positions - self.first).to(device)
+        return self._moved[device]
+
     def cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
         """One cell's rows, as a view with sequences and positions."""
         return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
@@ -96,8 +104,8 @@ class Layout:
         if shape[0] * shape[1] == len(by_row):
             return by_row.unflatten(0, shape).transpose(1, 2)
         found = by_row.new_zeros(*shape, *by_row.shape[1:])
-        sequences, positions = self.places
-        found[sequences, positions - self.first] = by_row
+        sequences, _, late = self.index(by_row.device)
+        found[sequences, late] = by_row
         return found.transpose(1, 2)
 
     def together(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
@@ -105,8 +113,8 @@ class Layout:
         by_position = tensor.transpose(1, 2)
         if by_position.shape[0] * by_position.shape[1] == self.rows[-1].stop:
             return by_position.flatten(0, 1)[None]
-        sequences, positions = self.places
-        return by_position[sequences, positions - self.first][None]
+        sequences, _, late = self.index(by_position.device)
+        return by_position[sequences, late][None]
 
     def completed(
         self, tensor: Float[Tensor, "1 head row d_head"], baseline: Float[Tensor, "batch head key d_head"] | None
@@ -117,7 +125,7 @@ class Layout:
         assert baseline is not None
         by_row = tensor[0].transpose(0, 1)
         found = baseline.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
-        sequences, positions = self.places
+        sequences, positions, _ = self.index(by_row.device)
         found[sequences, positions] = by_row
         return found.transpose(1, 2)
 

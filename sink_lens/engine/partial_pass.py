@@ -157,7 +157,7 @@ def partial_pass(
         if last <= lens.n_layers:
             module = attention_of(lens, last - 1) if attention_only else layers[last - 1]
             stack.enter_context(ending_after(module))
-        positions = layout.places[1][None].to(lens.device)
+        positions = layout.index(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
         if last <= lens.n_layers or not unembed:
             states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state

@@ -12,7 +12,7 @@ from ..edits.hooks import Applied
 from ..edits.outcome import Outcome, splice
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .forward import Early, RunCollector, not_a_number, run_applied
+from .forward import Early, RunCollector, not_a_number, read_home, run_applied
 from .layout import Layout
 from .needs import Needs
 from .partial_pass import Known, Visit, know, partial_pass, skippable
@@ -207,23 +207,25 @@ class _Pack:
 
     def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
         """Split the pass into one outcome per cell; layers before the first come from the baseline run."""
-        found, done = [], 0
-        n = self.part.n_sequences
-        for cell, (collector, edits) in enumerate(zip(self.collectors, self.edits, strict=True)):
-            at = None if scored is None else scored[cell]
+        n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
+        ends: list[tuple[int, ...] | None] = [None] * len(self.collectors) if scored is None else [*scored]
+        for cell, collector in enumerate(self.collectors):
             if out is not None:
+                at = ends[cell]
                 if at is None:
                     own = self.layout.cell(out, cell)
                 else:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
-                wanted["unembedded"] = self.needs.unembeds
-                at = collector.finish(own, part=self.part, edits=edits, **wanted)
+                ends[cell] = collector.finish(own, part=self.part, unembedded=self.needs.unembeds, **wanted)
             for layer in read:
                 if layer not in collector.state:  # the pass ended with the attention of its last layer
                     collector.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
-            outcome = collector.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
+        read_home(self.collectors)
+        found = []
+        for collector, edits, at in zip(self.collectors, self.edits, ends, strict=True):
+            outcome = collector.outcome(tuple(read), valid=valid, edits=edits, scored=at)
             if self.baseline is not None:
                 early = self.baseline.outcome
                 outcome = splice(outcome, rows=slice(0, n), early=early)

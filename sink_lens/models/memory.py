@@ -11,15 +11,18 @@ import functools
 import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
 LOSS_CHUNK = 256
 """Tokens whose logits are in memory at a time where only their loss is read."""
+_COPIED = 2**26
+"""Bytes of tensors that are joined for one copy from a GPU, where they then are twice."""
 
 
 def give_back() -> None:
@@ -65,3 +68,39 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
 def _trim() -> Callable[[int], int] | None:
     """The C library's function that gives memory back; None where there is none."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def sent(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
+    """Copy a tensor to a device (none where it lies there), to a CUDA GPU without waiting for what it is doing.
+
+    CUDA has read the tensor when the call returns, so that it may be changed. Other devices are waited for.
+    """
+    return tensor.to(device, dtype, non_blocking=device.type == "cuda")
+
+
+def bring_home(lists: "Sequence[list[Tensor]]") -> None:
+    """Replace the tensors of lists by copies on the CPU, many of them in one copy; those that lie there stay.
+
+    A copy for each tensor would wait for the GPU each time.
+    """
+    away = [(parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"]
+    for kind in dict.fromkeys((parts[at].device, parts[at].dtype) for parts, at in away):
+        own, held = [], 0
+        for parts, at in away:
+            if (parts[at].device, parts[at].dtype) == kind:
+                own.append((parts, at))
+                held += parts[at].nbytes
+            if held > _COPIED:
+                _copy_home(own)
+                own, held = [], 0
+        _copy_home(own)
+
+
+def _copy_home(own: "Sequence[tuple[list[Tensor], int]]") -> None:
+    """Replace tensors of one type and device by copies on the CPU."""
+    import torch
+
+    if own:
+        home = torch.cat([parts[at].detach().flatten() for parts, at in own]).cpu()
+        for (parts, at), values in zip(own, home.split([parts[at].numel() for parts, at in own]), strict=True):
+            parts[at] = values.view(parts[at].shape)

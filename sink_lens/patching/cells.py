@@ -10,6 +10,7 @@ from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part
 from ..engine.cells import Cell, cone
 from ..errors import InputError
+from ..models.memory import sent
 from ..models.sites import SITES
 from .parts import identity_of, open_whole_axes, place
 
@@ -52,7 +53,7 @@ def cell_of_patch(
 
     def change(values: Tensor, at: At) -> Tensor:
         """The source run's values of these sequences."""
-        return own.of(source[site, at.layer][at.sequences]).to(values.device, values.dtype)
+        return sent(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
     touched, first = cone(edits)
