@@ -18,9 +18,9 @@ class Gone:
     command: str | None = None
     """Command of ``sink-lens``."""
     options: tuple[str, ...] = ()
-    """Options of commands that stay, each behind its command: ``diff --batch``."""
+    """Options of commands that stay, each behind its command: ``contraction --calibrate``."""
     names: tuple[str, ...] = ()
-    """Public names of the package or of one of its rooms, such as ``diff``, wherever they stood."""
+    """Public names of the package or of one of its rooms, such as ``verify``, wherever they stood."""
     kind: str | None = None
     """Kind of run, whose folders nothing reads any more."""
 
@@ -41,9 +41,11 @@ GONE: tuple[Gone, ...] = (
         names=("SinkMonitorLightning",),
     ),
     Gone(
-        instead="the checks of your trainer's own library; sink-lens card counts BOS in front of a text and of a chat",
-        options=("diff --batch",),
+        instead="sink-lens card A B, in Python sink_lens.studies.card(a, b); it checks no batches",
+        command="diff",
+        names=("diff", "DiffConfig"),
     ),
+    Gone(instead="sink-lens card A B C, in Python sink_lens.studies.cards", command="table"),
     Gone(
         instead="sink-lens card, which names the positions that a cache must keep, and sink_lens.edits.window, as "
         "examples/11_keep_the_first_tokens.py does",

@@ -1,4 +1,4 @@
-"""``sink-lens card`` and ``diff`` on a tiny model: sentence, run folder, page and one JSON object."""
+"""``sink-lens card`` with one model and two on a tiny model: sentence, run folder, page and one JSON object."""
 
 import pytest
 from typer.testing import CliRunner
@@ -42,15 +42,15 @@ def test_card(model, tmp_path):
     assert "undefined" not in done.stdout
 
 
-def test_diff_by_bos_and_quietly(model, tmp_path):
-    done = run("diff", model, "--by", "bos", *SIZE, "--quiet", "--out", tmp_path / "run")
+def test_what_bos_changes_quietly(model, tmp_path):
+    done = run("card", model, "--by", "bos", *SIZE, "--quiet", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.exception
     assert done.stdout == f"{tmp_path / 'run'}\n"
     assert read_run(tmp_path / "run").config["by"] == "bos"
-    assert "BOS does not matter" in (tmp_path / "run" / "report.html").read_text()
+    assert "No change of the loss by BOS was measured" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_diff_names_neurons_as_neurons():
+def test_a_change_names_neurons_as_neurons():
     from sink_lens.studies.comparison import _change
 
     row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
@@ -62,9 +62,10 @@ def test_diff_names_neurons_as_neurons():
     ("arguments", "text"),
     [
         (("card", "--threshold", "2"), "threshold is 2.0; need a number between 0 and 1"),
-        (("diff",), "one model was given; need a second one, or --by dtype or --by bos"),
-        (("diff", "--by", "taste"), "by is 'taste'; need one of weights, dtype, bos"),
-        (("diff", "--most-loss", "0"), "most_loss is 0.0; need nats above 0"),
+        (("card", "--columns", "loss"), "--columns was given; need more than two models, or folders of runs for it"),
+        (("card", "--by", "bos", "--trace", "x"), "--trace goes with the card of one model"),
+        (("card", "--by", "taste"), "by is 'taste'; need one of weights, dtype, bos"),
+        (("card", "--most-loss", "0"), "most_loss is 0.0; need nats above 0"),
     ],
 )
 def test_bad_input_ends_with_code_2(model, arguments, text):

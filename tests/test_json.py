@@ -62,14 +62,12 @@ COMMANDS = {
     "cache": "",
     "card --dry-run": f"MODEL {RANDOM} --dry-run",
     "card": f"MODEL {RANDOM} --out card",
-    "diff --dry-run": f"MODEL MODEL-1 {RANDOM} --dry-run",
-    "diff": f"MODEL MODEL-1 {RANDOM} --out diff",
-    "table": "trace card",
-    "table --refused": "nowhere",
-    "table --unwritten": f"trace --format csv --out {'n' * 300}.csv",
+    "card --overwrite": f"MODEL MODEL-1 {RANDOM} --out two",
+    "card --quiet": f"trace card MODEL {RANDOM} --out many",
+    "card --refused": "trace two",
 }
 """Command -> how it runs in seconds; those that read a run come after the one that writes it."""
-REFUSED = ("table --refused", "table --unwritten")
+REFUSED = ("card --refused",)
 """Commands that are shown to refuse something: the error is an object too."""
 
 

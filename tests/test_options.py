@@ -23,13 +23,12 @@ from sink_lens.identity.config import ContractionConfig, FingerprintConfig, Pref
 from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
-from sink_lens.report.config import ReportConfig, TableConfig
-from sink_lens.studies import card, diff, quantise
+from sink_lens.report.config import ReportConfig
+from sink_lens.studies import card, quantise
 from sink_lens.studies.config import (
     AblateConfig,
     AmplifyConfig,
     CardConfig,
-    DiffConfig,
     IsolateConfig,
     QuantiseConfig,
 )
@@ -51,7 +50,6 @@ COMMANDS = {
     "tokens": TokensConfig,
     "quantise": QuantiseConfig,
     "card": CardConfig,
-    "diff": DiffConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
     "watch": WatchConfig,
@@ -60,7 +58,6 @@ COMMANDS = {
     "contraction": ContractionConfig,
     "fingerprint": FingerprintConfig,
     "report": ReportConfig,
-    "table": TableConfig,
     "cache": CacheConfig,
 }
 WITHOUT = ("status",)
@@ -74,7 +71,6 @@ FROM_PYTHON = {
     "tokens": lambda given: sink_tokens("m", **given),
     "quantise": lambda given: quantise("m", **given),
     "card": lambda given: card("m", **given),
-    "diff": lambda given: diff("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}
@@ -260,9 +256,8 @@ SPECIAL = {
 }
 """Values of fields whose checks refuse an arbitrary value."""
 OF_KIND = {
-    DiffConfig: {"batch": "batch.safetensors", "most_loss": 0.5},
+    CardConfig: {"trace": None, "most_loss": 0.5},
     ReportConfig: {"by": ("dtype",)},
-    TableConfig: {"out": "other.csv"},
 }
 """The same, where a name means something else in one configuration."""
 
@@ -402,7 +397,7 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
     at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
-    assert set(at_default) <= {"text", "prompts", "fsdp"}  # others exclude them
+    assert set(at_default) <= {"text", "prompts", "fsdp", "trace"}  # others exclude them
 
 
 @pytest.mark.parametrize("command", COMMANDS)

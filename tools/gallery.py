@@ -1,4 +1,4 @@
-"""Make the gallery's pictures, first screens of pages of real runs: ``make gallery`` (RUNS=folder, ONLY="card diff").
+"""Make the gallery's pictures, first screens of pages of real runs: ``make gallery`` (RUNS=folder, ONLY="card patch").
 
 Each picture is that of a small run of the default model, by the command below. A run that the folder holds already is
 drawn again by the current code; one that it lacks is made first, which takes from seconds to ten minutes each.
@@ -24,7 +24,6 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "isolate": ("isolate --sequences 4 --out {0}",),
     "quantise": ("quantise --sequences 4 --controls 3 --out {0}",),
     "card": ("card --out {0}",),
-    "diff": ("diff --by bos --sequences 8 --out {0}",),
     "patch": (
         'patch --clean "The capital of France is" --corrupted "The capital of Spain is" --metric logit_difference '
         '--correct " Paris" --incorrect " Madrid" --out {0}',

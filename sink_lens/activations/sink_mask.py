@@ -4,7 +4,7 @@
 - ``norm``: the token is large (a massive activation): its norm over its sequence's median; a gap decides.
 - ``either``: one of the two. ``mean_ordinary`` leaves these out.
 - ``rate``: the share of layers and heads whose sink score at the token passes a threshold (arXiv 2410.10781) is at
-  least ``LEAST_RATE``. Averaged over sequences it gives the sink *positions* that a trace, a card and ``diff`` study.
+  least ``LEAST_RATE``. Averaged over sequences it gives the sink *positions* that a trace and a card study.
 
 All come from one pass of the plain model without its unembedding: attention from up to 64 sampled rows of each
 sequence, norms from the residual stream. Nothing is kept but one number per token.

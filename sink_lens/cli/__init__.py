@@ -15,6 +15,7 @@ import typer
 # isort: off
 from . import trace  # noqa: F401
 from . import studies  # noqa: F401
+from . import card  # noqa: F401
 from . import patch  # noqa: F401
 from . import circuit  # noqa: F401
 from . import sweep  # noqa: F401
@@ -23,7 +24,6 @@ from . import watch  # noqa: F401
 from . import compare  # noqa: F401
 from . import preference  # noqa: F401
 from . import fingerprint  # noqa: F401
-from . import table  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on

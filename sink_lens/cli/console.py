@@ -42,7 +42,7 @@ _PACKAGE = Path(__file__).parent.parent
 _HEADINGS = {
     "Where the sink comes from": ("trace", "tokens", "report"),
     "Intervene": ("isolate", "amplify", "ablate", "patch", "circuit", "sweep"),
-    "Decide": ("quantise", "card", "diff", "table"),
+    "Decide": ("card", "quantise"),
     "Train": ("train", "watch", "compare"),
     "Whose model is it": ("preference", "contraction", "fingerprint"),
     "The tool itself": ("status", "cache"),

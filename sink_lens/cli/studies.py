@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..studies.config import (
     AblateConfig,
     AmplifyConfig,
-    CardConfig,
-    DiffConfig,
     IsolateConfig,
     QuantiseConfig,
 )
 from ..studies.tokens_config import TokensConfig
-from ..text import named_parts
 from .console import app, columns_of, console, echo, hush, printed, render_report
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
@@ -59,25 +56,38 @@ def _study(
             module, _, name = run.partition(":")
             run_study = getattr(import_module(f"sink_lens.studies.{module}"), name)
             study = run_study(config, out=out, overwrite=overwrite, progress=not quiet)
-            page = render_report(study.folder, quiet=True)
-            if quiet:
-                echo(study.folder)
-            else:
-                sentences = [study.headline] if isinstance(study.headline, str) else study.headline
-                for part in (*sentences, *parts(study), f"report: {page}", f"run: {study.folder}"):
-                    console().print(part, soft_wrap=isinstance(part, str))
-            return Answer(
-                found=lambda: {
-                    "run": study.folder,
-                    "report": page,
-                    **(study.decision if found is None else found(study)),
-                }
-            )
+            return shown_study(study, parts, found=found, quiet=quiet)
 
         command.__name__, command.__doc__ = parts.__name__, parts.__doc__
         app.command(epilog=f"[bold]Examples[/bold]\n\n{examples}")(configured(kind)(command))
 
     return decorate
+
+
+def shown_study(
+    study: Any,
+    parts: "Callable[[Any], Iterable[RenderableType]]",
+    *,
+    found: "Callable[[Any], Mapping[str, Any]] | None" = None,
+    quiet: bool,
+) -> Answer:
+    """Draw a study's page and print its sentence and its tables.
+
+    Args:
+        study: the finished study.
+        parts: gives what stands between the sentence and the page's name.
+        found: what ``--json`` prints beside the run and its report; the study's decision if None.
+        quiet: print the folder alone.
+    """
+    page = render_report(study.folder, quiet=True)
+    if quiet:
+        echo(study.folder)
+    else:
+        sentences = [study.headline] if isinstance(study.headline, str) else study.headline
+        for part in (*sentences, *parts(study), f"report: {page}", f"run: {study.folder}"):
+            console().print(part, soft_wrap=isinstance(part, str))
+    decision = study.decision if found is None else found(study)
+    return Answer(found=lambda: {"run": study.folder, "report": page, **decision})
 
 
 # --- which tokens
@@ -225,51 +235,3 @@ _CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_hig
 def _held_out_rows(table: "pd.DataFrame", columns: tuple[str, ...]) -> "Table":
     """The held-out rows without random draws."""
     return columns_of(table.query("part == 'judge' and kept != 'random'"), columns)
-
-
-@_study(
-    CardConfig,
-    run="model_card:card",
-    examples="""\
-sink-lens card  [dim]the default model on bundled prose; card.json and card.md lie in the run folder[/dim]
-
-sink-lens card ./my-model --text mine.txt --out runs/card --trace runs/my-trace
-
-sink-lens card gpt2 --json > card.json
-""",
-)
-def card(study: "Study") -> "Iterator[RenderableType]":
-    """What must users of this model know about its sinks? Sinks, BOS, outlier dimensions and what they are worth."""
-    from rich.table import Table
-
-    from ..studies.model_card import rows_of_card
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows_of_card(study.decision):
-        table.add_row(name, text)
-    yield table
-    yield f"block for a model card: {study.folder / 'card.md'}"
-
-
-@_study(
-    DiffConfig,
-    run="comparison:diff",
-    examples="""\
-sink-lens diff ./base ./tuned --text mine.txt  [dim]base and fine-tuned, or two checkpoints[/dim]
-
-sink-lens diff ./base --by dtype --other-dtype bfloat16  [dim]one model in two types; or --by bos[/dim]
-""",
-)
-def diff(study: "Study") -> "Iterator[RenderableType]":
-    """Did a fine-tune break the sink or lose BOS? Two models on the same tokens, paired, and what is done with BOS."""
-    changes = study.tables["changes"]
-    numbers = changes.loc[changes["unit"] != "index"]
-    yield columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))
-    indices = changes.loc[changes["unit"] == "index"]
-    indices = indices.assign(**{name: indices[name].map(named_parts) for name in ("first_indices", "second_indices")})
-    yield columns_of(indices, ("quantity", "first_indices", "second_indices", "alarm"))
-    for row in study.tables["checks"].to_dict("records"):
-        sign = "✗" if row["alarm"] else "✓"
-        yield f"{sign} {row['check']}: {row['said']}" + (f"; change {row['line']}" if row["line"] else "")

@@ -1,13 +1,11 @@
-"""What ``report`` and ``table`` are asked: a frozen record each."""
+"""What ``report`` is asked: a frozen record."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..configuration import check_types
 from ..errors import InputError
-from ..text import visible
 
-TableFormat = Literal["terminal", "csv", "latex", "markdown"]
 MayDiffer = Literal["dtype", "bos", "tokens", "thresholds"]
 """In what compared runs may differ, if it is named."""
 
@@ -46,40 +44,3 @@ class ReportConfig:
         given += ["format"] * (self.format != default)
         if given and self.figures is None:
             raise InputError(f"--{given[0]} was given without --figures; need the folder of the figures")
-
-
-TABLE_ENDINGS = {"csv": ".csv", "latex": ".tex", "markdown": ".md"}
-"""Format of a table -> how its file's name ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableConfig:
-    """Which runs are rows, which of their numbers are columns, and how the table is written."""
-
-    runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
-    """Folder of a card or a trace; one row per folder."""
-    columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
-    """Columns, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
-    format: TableFormat = "terminal"
-    """Format of the table."""
-    out: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """File of the table, which must not exist, named as --format asks: .csv, .tex or .md. Default: it is printed."""
-    overwrite: bool = False
-    """Replace the file if it exists."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be written.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
-        check_types(self)
-        if self.out is not None and self.columns == ("?",):
-            raise InputError("--columns ? lists the columns and writes no file; need it without --out")
-        if self.out is not None and self.format == "terminal":
-            raise InputError(
-                "a table for the terminal cannot be written to a file; need --format csv, latex or markdown"
-            )
-        ending = TABLE_ENDINGS.get(self.format, "")
-        if self.out is not None and not self.out.endswith(ending):
-            raise InputError(f"out is {visible(self.out, limit=200)}; need a name that ends in {ending}")

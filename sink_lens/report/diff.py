@@ -1,4 +1,4 @@
-"""The page of ``diff``: what changed from one model to another, what is alarming, and the line to change."""
+"""The page of ``card`` with two models: what changed, what is alarming, and the line to change."""
 
 from pathlib import Path
 
@@ -64,7 +64,8 @@ def _title(run: Run) -> str:
     if row["by"] == "bos" and not row["alarms"]:
         loss = loss.replace("the loss", "over all positions the loss")
         return f"{visible(row.get('sentence', ''), limit=200).partition(':')[0] or result}{loss}"
-    other = Path(str(run.config.get("other") or ""))
+    others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
+    other = Path(str(others[0] or ""))
     whose = f" in {visible(other.name if other.is_absolute() else other)}" if other.name else ""
     return f"{result}{whose}{by.get(str(row['by']), '')}{loss}"
 
@@ -77,8 +78,8 @@ def _headline(run: Run) -> list[str]:
 def _by_position(run: Run) -> tuple[str, Figure]:
     """Draw the change of the loss by position."""
     see = (
-        "Paired over sequences, with 95% intervals. A rise at the first positions alone is a lost BOS or sink; a rise "
-        "everywhere is damage to the weights, or a different text."
+        "Paired over sequences, with 95% intervals. A rise that ends after the first positions suggests a lost BOS or "
+        "sink; one at all positions damage to the weights, or another text."
     )
     columns = ["position", "change", "change_low", "change_high"]
     return see, loss_change_by_position(run.need("positions", columns=columns))

@@ -246,7 +246,7 @@ MEANS: Mapping[Mean, str] = {
 CARD_SCHEMA = "sink_lens.card/1"
 """Version of a card's JSON; the number grows where a field goes or changes its meaning."""
 ComparedBy = Literal["weights", "dtype", "bos"]
-"""What two models that ``diff`` compares may differ by."""
+"""What two models that ``card`` compares may differ by."""
 QuantisedFormat = Literal[
     "int8_tensor",
     "int8_token",

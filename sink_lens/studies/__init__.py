@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, diff, quantise."""
+"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, quantise; cards has many models."""
 
 from typing import TYPE_CHECKING
 
@@ -8,11 +8,10 @@ if TYPE_CHECKING:
     from ..chain.trace import Trace as Trace
     from .ablation import ablate as ablate
     from .amplification import amplify as amplify
-    from .comparison import diff as diff
+    from .cards import cards as cards
     from .config import AblateConfig as AblateConfig
     from .config import AmplifyConfig as AmplifyConfig
     from .config import CardConfig as CardConfig
-    from .config import DiffConfig as DiffConfig
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
     from .isolation import isolate as isolate
@@ -26,7 +25,6 @@ _NAMES = {
     "AblateConfig": "config",
     "AmplifyConfig": "config",
     "CardConfig": "config",
-    "DiffConfig": "config",
     "IsolateConfig": "config",
     "QuantiseConfig": "config",
     "Study": "study",
@@ -35,7 +33,7 @@ _NAMES = {
     "ablate": "ablation",
     "amplify": "amplification",
     "card": "model_card",
-    "diff": "comparison",
+    "cards": "cards",
     "isolate": "isolation",
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
@@ -46,7 +44,6 @@ __all__ = [
     "AblateConfig",
     "AmplifyConfig",
     "CardConfig",
-    "DiffConfig",
     "IsolateConfig",
     "QuantiseConfig",
     "Study",
@@ -55,7 +52,7 @@ __all__ = [
     "ablate",
     "amplify",
     "card",
-    "diff",
+    "cards",
     "isolate",
     "quantise",
     "sink_tokens",

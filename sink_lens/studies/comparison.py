@@ -1,4 +1,4 @@
-"""``diff``: what changed from one model to another on the same tokens, whether that is alarming, and what to change.
+"""What changed from one model to another on the same tokens, whether that is alarming, and what to change.
 
 Both models are read once on the same sequences; every difference is paired by sequence. A change is an alarm where it
 is larger than short healthy fine-tunes make it: the sink gone or made, the outlier dimension moved, shrunk or grown,
@@ -16,22 +16,21 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ..chain.config import Thresholds
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
-from ..records import check_free
 from ..schema import GAINED_FRAC, LOST_FRAC
 from ..stats import Interval, interval, paired_difference
 from ..text import interval as bounds
 from ..text import listed, named_parts, number, plural
 from .bos_check import Finding, check_bos
-from .config import DiffConfig
-from .model_card import shown_name
+from .config import CardConfig
 from .observed import Observed, UnmeasuredError
 from .quantities import COMPARED, first_token_share, norm_ratio, sink_positions, writing_neurons
-from .study import Study, inputs, write_study
+from .study import Study, shown_name, write_study
 
 GREW = 2.0
 """An outlier that grows by more than this factor, or shrinks by it, is an alarm."""
@@ -67,43 +66,34 @@ _TENSORS = 20
 _FIRST = 8
 
 
-def diff(
-    model: ModelLike | DiffConfig,
-    other: ModelLike | None = None,
+def compare(
+    lens: LensModel,
+    sequences: TokenBatch,
+    config: CardConfig,
     *,
-    config: DiffConfig | None = None,
-    tokens: TokenBatch | str | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    **fields: Any,
+    other: ModelLike | None = None,
+    out: str | Path | None,
+    overwrite: bool,
 ) -> Study:
     """Compare two models on the same tokens, and what their tokenizers do with BOS.
 
-    The cost is one reading pass of each model.
-
     Args:
-        model: the first model, or a configuration, which names both and their tokens.
-        other: the second model; that of the configuration if None.
-        config: the comparison's configuration; the default one if None.
-        tokens: the sequences, instead of those of the configuration.
+        lens: the first model.
+        sequences: the tokens.
+        config: names the second model, and says by what the two may differ.
+        other: the second model itself; the one that the configuration names if None.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
-        progress: show bars; a comparison has none.
-        **fields: fields of ``DiffConfig``, such as ``by="bos"``; they win over those of ``config``.
 
     Raises:
-        InputError: a value that cannot be used, models of different shapes, or that differ by more than ``by`` names.
+        InputError: models of different shapes, or that differ by more than ``by`` names.
         RunError: the folder is in use, or holds another run.
     """
-    if other is not None:
-        fields |= {"other": str(other) if isinstance(other, str | Path) else as_lens(other).name}
-    check_free(out, overwrite=overwrite)
-    config, lens, sequences = inputs(DiffConfig, model, config=config, tokens=tokens, fields=fields)
     second = second_of(lens, config, other)
     _check_alike(lens, second, config)
     findings = [*check_bos(lens.tokenizer, second.tokenizer), *_configurations(lens, second)]
-    a = Observed(lens, sequences, seed=config.seed, batch_size=config.batch_size)
+    thresholds = Thresholds(threshold=config.threshold)
+    a = Observed(lens, sequences, thresholds=thresholds, seed=config.seed, batch_size=config.batch_size)
     b = _read_second(a, second, config)
     pairs = _losses(a, b)
     changes = pd.DataFrame(_changes(a, b, pairs, config))
@@ -141,22 +131,17 @@ def diff(
 _SUMMARY = ("sentence", "by", "alarms", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
 
 
-def second_of(lens: LensModel, config: DiffConfig, other: ModelLike | None) -> LensModel:
-    """The second model.
-
-    Raises:
-        InputError: none was named, and nothing else makes the two differ.
-    """
+def second_of(lens: LensModel, config: CardConfig, other: ModelLike | None) -> LensModel:
+    """The second model of a comparison."""
     if other is not None and not isinstance(other, str | Path):
         return as_lens(other)
-    if config.by == "bos" and config.other is None:
+    if config.by == "bos" and not config.others:
         return lens
-    config.check_other()
-    name = config.model if config.other is None else config.other
+    name = config.others[0] if config.others else config.model
     return load(name, device=config.device, dtype=config.other_dtype or config.dtype)
 
 
-def _check_alike(first: LensModel, second: LensModel, config: DiffConfig) -> None:
+def _check_alike(first: LensModel, second: LensModel, config: CardConfig) -> None:
     """Refuse what cannot be compared, or differs by more than what is asked.
 
     Raises:
@@ -167,7 +152,7 @@ def _check_alike(first: LensModel, second: LensModel, config: DiffConfig) -> Non
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
             raise InputError(
                 f"{shown_name(first.name)} has {name} {mine} and {shown_name(second.name)} {its}; need two models of "
-                "one shape. Compare cards of other models with sink-lens table"
+                "one shape. Give the folders of their cards for a table"
             )
     if first.dtype != second.dtype and config.by != "dtype":
         raise InputError(
@@ -178,9 +163,9 @@ def _check_alike(first: LensModel, second: LensModel, config: DiffConfig) -> Non
         raise InputError(f"both models are in {first.dtype}; need another --other-dtype to compare by dtype")
 
 
-def _read_second(a: Observed, second: LensModel, config: DiffConfig) -> Observed:
+def _read_second(a: Observed, second: LensModel, config: CardConfig) -> Observed:
     """The second model on the same tokens; with the other BOS condition where that is compared."""
-    seen = Observed(second, a.tokens, seed=a.seed, batch_size=config.batch_size)
+    seen = Observed(second, a.tokens, thresholds=a.thresholds, seed=a.seed, batch_size=config.batch_size)
     if config.by != "bos":
         return seen
     if a.tokens.bos:
@@ -212,7 +197,7 @@ _ROWS = {
 """Quantity -> its name in ``changes``, where that is another."""
 
 
-def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: DiffConfig) -> list[dict[str, Any]]:
+def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: CardConfig) -> list[dict[str, Any]]:
     """Every quantity of both, with its change and whether that is alarming."""
     by_bos = config.by == "bos"
     first, second = pairs
@@ -416,7 +401,7 @@ def _only(first: Tensor, second: Tensor) -> Interval:
     return interval((second - first).numpy(), generator=np.random.default_rng(0))
 
 
-def _names(first: LensModel, second: LensModel, config: DiffConfig, *, bos: bool) -> tuple[str, str]:
+def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool) -> tuple[str, str]:
     """The names of the two that are compared."""
     names = (shown_name(first.name), shown_name(second.name))
     if config.by == "dtype":
@@ -438,7 +423,7 @@ def _decision(
     tensors: pd.DataFrame | None,
     *,
     names: tuple[str, str],
-    config: DiffConfig,
+    config: CardConfig,
     n: int,
 ) -> dict[str, Any]:
     """The verdict with its numbers."""
@@ -473,11 +458,7 @@ def _sentence(
     if not wrong and not lines:
         sink = next(row for row in rows if row["quantity"] == "sink_rate")
         if found["by"] == "bos":
-            begins = next((row for row in rows if row["quantity"] == f"loss_positions_1_to_{_FIRST}"), rows[0])
-            sure = not begins["change_low"] <= 0 <= begins["change_high"] and begins is not rows[0]
-            said = f"BOS matters at the first {_FIRST} positions alone" if sure else "BOS does not matter"
-            told = [_change(row) for row in (rows[0], *([begins] if sure else []), sink)]
-            return f"{said}: from {found['first']} to {second}, {', '.join(told)}."
+            return _sentence_on_bos(found, rows)
         return f"Nothing is broken from {found['first']} to {second}: {_change(rows[0])}, {_change(sink)}."
     parts = [f"{one.said} (fix: {one.line})" for one in lines[:3]]
     if wrong:
@@ -490,6 +471,21 @@ def _sentence(
     if found["by"] == "bos" and not lines:
         return f"BOS matters: from {found['first']} to {second}, {'; '.join(parts)}."
     return f"Do not use {second} yet, {plural(found['alarms'], 'alarm')}: {'; '.join(parts)}."
+
+
+def _sentence_on_bos(found: Mapping[str, Any], rows: Sequence[Mapping[Any, Any]]) -> str:
+    """Say at which positions BOS changes the loss, with the change at all others beside it."""
+    losses = [row for row in rows if str(row["quantity"]).startswith("loss")]
+    changed = [row["quantity"] for row in losses if row["change_low"] > 0 or row["change_high"] < 0]
+    if f"loss_positions_1_to_{_FIRST}" in changed:
+        said = f"BOS changes the loss at the first {_FIRST} positions, by less than an alarm"
+    elif changed:
+        said = "BOS changes the loss, by less than an alarm"
+    else:
+        said = "No change of the loss by BOS was measured"
+    sink = next(row for row in rows if row["quantity"] == "sink_rate")
+    told = ", ".join(map(_change, [*losses, sink]))
+    return f"{said}: from {found['first']} to {found['second']}, {told}."
 
 
 def _change(row: Mapping[Any, Any]) -> str:

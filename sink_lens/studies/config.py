@@ -1,6 +1,8 @@
 """Configurations of the studies: frozen records; torch is not imported."""
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_least, check_most
@@ -78,15 +80,41 @@ class AblateConfig(StudyConfig):
     """Number of random sets of each of the two kinds."""
 
 
+def is_run(model: Any) -> bool:
+    """Check whether a model is given by the folder of a run, and not by that of its weights."""
+    from ..records import RUN_FILE  # which imports pandas: --help does without
+
+    if not isinstance(model, str | Path):
+        return False
+    return (Path(model) / RUN_FILE).is_file() and not (Path(model) / "config.json").is_file()
+
+
+TableFormat = Literal["terminal", "csv", "latex", "markdown"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardConfig(ReadConfig):
-    """Configuration of a model card."""
+    """Which models a card, a comparison or a table is about, and what counts as a sink and as a change."""
 
+    others: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
+    """A second model: what changed from the first to it. With more, or with folders of cards and traces, the answer is
+    a table with a row for each."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink if its sink score is above this (Gu et al., arXiv 2410.10781)."""
     trace: str | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a trace of the same weights with interventions: the card then shows its answers about the chain and the
     sink's makers. Default: the card says that they were not asked for."""
+    by: ComparedBy = "weights"
+    """What differs between the two that are compared: weights (base and tuned, two checkpoints), dtype or bos. By dtype
+    or bos one model is compared with itself."""
+    other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """With --by dtype: the type of the second model's weights."""
+    most_loss: float = 0.25
+    """Raise an alarm if the second model's loss is above the first model's by more than this many nats."""
+    columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
+    """Columns of a table, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
+    format: TableFormat = "terminal"
+    """Format of a table."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -97,41 +125,32 @@ class CardConfig(ReadConfig):
         ReadConfig.__post_init__(self)
         if not 0 < self.threshold < 1:
             raise InputError(f"threshold is {self.threshold}; need a number between 0 and 1, both excluded")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffConfig(ReadConfig):
-    """Which two models are compared, and by what they differ."""
-
-    other: str | None = field(default=None, metadata={"positional": True, "metavar": "OTHER"})
-    """The model that is compared with the first one. Default: the same, if --by dtype or --by bos is asked for."""
-    by: ComparedBy = "weights"
-    """What differs between the two: weights (base and tuned, two checkpoints), dtype or bos."""
-    other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """With --by dtype: the type of the second model's weights."""
-    most_loss: float = 0.25
-    """Raise an alarm if the second model's loss is above the first model's by more than this many nats."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
-        ReadConfig.__post_init__(self)
         if (self.other_dtype is not None) != (self.by == "dtype"):
             raise InputError("--other-dtype goes with --by dtype; need both, as --by dtype --other-dtype bfloat16")
         if not self.most_loss > 0:
             raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
+        if self.trace is not None and (self.others or self.compares):
+            raise InputError("--trace goes with the card of one model; need it without other models and without --by")
 
-    def check_other(self) -> None:
-        """Refuse a single model that is not compared with itself; ``diff`` may be given the second one open.
+    @property
+    def compares(self) -> bool:
+        """Return True if two are compared: two models, or one under two conditions."""
+        return len(self.others) == 1 or self.by != "weights"
+
+    def makes_table(self) -> bool:
+        """Check whether a table is asked for: by more than two models, or by a folder of a run.
 
         Raises:
-            InputError: what is needed.
+            InputError: an option that would do nothing.
         """
-        if self.other is None and self.by == "weights":
-            raise InputError("one model was given; need a second one, or --by dtype or --by bos for one model")
+        names = (self.model, *self.others)
+        table = len(names) > 2 or any(map(is_run, names))
+        default = CardConfig()
+        for name in ("by", "most_loss", "trace") if table else ("columns", "format"):
+            if getattr(self, name) != getattr(default, name):
+                needs = "one model, or two that are compared" if table else "more than two models, or folders of runs"
+                raise InputError(f"--{name.replace('_', '-')} was given; need {needs} for it")
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,13 +19,12 @@ from .config import (
     AblateConfig,
     AmplifyConfig,
     CardConfig,
-    DiffConfig,
     IsolateConfig,
     QuantiseConfig,
 )
 from .tokens_config import TokensConfig
 
-Estimable = AblateConfig | AmplifyConfig | CardConfig | DiffConfig | IsolateConfig | QuantiseConfig | TokensConfig
+Estimable = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig | TokensConfig
 """Configurations of the studies whose cost is estimated from one pass."""
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
@@ -59,10 +58,10 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, QuantiseConfig):
         sets = 1 + 2 * len(config.channels)
         return 4 + sets + 0.5 + config.controls / 2  # sinks, clean, weights, all rounded; the channels, on half
+    if isinstance(config, CardConfig) and config.compares:
+        return 2 * (1 + _LAYERS_OF_STEPS)  # each model: read
     if isinstance(config, CardConfig):
         return 4 + _LAYERS_OF_STEPS  # read, BOS, two edits; another position than the first takes one more
-    if isinstance(config, DiffConfig):
-        return 2 * (1 + _LAYERS_OF_STEPS)  # each model: read
     if isinstance(config, AblateConfig):
         ways = 6 + 2 * MOST_IN_SET + 2 * config.controls  # the set in every way, alone and left out, random sets
         return 3 + _CLEAN + MOST_IN_SET + ways
@@ -76,8 +75,6 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     Raises:
         ModelError, InputError: what the study would refuse before it measures, as far as it is known.
     """
-    if isinstance(config, DiffConfig):
-        config.check_other()
     cost = _cost_by_header(config)
     if cost is None:
         from .timed_estimate import timed_cost
@@ -85,9 +82,11 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
         cost = timed_cost(config)
     sequences = len(config.clean) if isinstance(config, PatchConfig) else config.sequences
     most = "at most"
-    if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig):
+    if isinstance(config, AblateConfig | CardConfig | PatchConfig):
         most = "about"
-    less = f" ({_WITHOUT_OUTLIERS} without outlier dimensions)" if isinstance(config, CardConfig) else ""
+    less = ""
+    if isinstance(config, CardConfig) and not config.compares:
+        less = f" ({_WITHOUT_OUTLIERS} without outlier dimensions)"
     source = "one timed pass" if cost.is_timed else "the model's size and the speed of a product of matrices"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
@@ -108,8 +107,8 @@ def _cost_by_header(config: Estimable | PatchConfig) -> StudyCost | None:
     if isinstance(config, PatchConfig):
         return _cost_of_patches(config)
     names = [config.model]
-    if isinstance(config, DiffConfig) and not (config.by == "bos" and config.other is None):
-        names.append(config.other or config.model)
+    if isinstance(config, CardConfig):
+        names += config.others or ([config.model] if config.by == "dtype" else [])
     paths = [files_of(name) for name in names]
     read = {path: header for path in paths if path is not None and (header := read_header(path)) is not None}
     if not set(paths) <= read.keys():

@@ -25,17 +25,18 @@ from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike, weights_hash
+from ..models.load import ModelLike, as_lens, weights_hash
 from ..records import check_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
 from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
 from ..text import interval as bounds
 from .bos_check import bos_in_front, said_in_front
+from .comparison import compare
 from .config import CardConfig
 from .observed import SITES_READ, Observed, digits
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval
-from .study import Study, inputs, write_study
+from .study import Study, inputs, shown_name, write_study
 
 INACTIVE = 0.25
 """A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
@@ -44,6 +45,7 @@ _MOST_LISTED = 16
 
 def card(
     model: ModelLike | CardConfig,
+    other: ModelLike | None = None,
     *,
     config: CardConfig | None = None,
     tokens: TokenBatch | str | None = None,
@@ -52,27 +54,37 @@ def card(
     progress: bool = True,
     **fields: Any,
 ) -> Study:
-    """Make a model's card: sinks, BOS, outlier dimensions, what writes them, largest activations, what they are worth.
+    """Make a model's card, or say what changed from one model to another.
 
-    The cost is one reading pass, one pass for the loss with or without BOS, and two passes with the outlier dimensions
-    set to zero and to their mean. The result's ``decision`` is the card; ``card.json`` in the run folder is the same,
-    ``card.md`` a block for a model card.
+    A card has sinks, BOS, outlier dimensions, what writes them, largest activations and what they are worth. It costs
+    one reading pass, one pass for the loss with or without BOS, and two passes with the outlier dimensions set to zero
+    and to their mean. The result's ``decision`` is the card; ``card.json`` in the run folder is the same, ``card.md`` a
+    block for a model card. A comparison costs one reading pass of each model.
 
     Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names the models and their tokens.
+        other: a second model, which is compared with the first on the same tokens.
         config: the card's configuration; the default one if None.
         tokens: the sequences, instead of those of the configuration.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
-        **fields: fields of ``CardConfig``, such as ``length=128``; they win over those of ``config``.
+        **fields: fields of ``CardConfig``, such as ``length=128`` or ``by="bos"``; they win over those of ``config``.
 
     Raises:
-        InputError: a value that cannot be used, tokens that the model cannot take, or a trace of another model.
+        InputError: a value that cannot be used, tokens that the model cannot take, a trace of another model, or two
+            models of different shapes, or that differ by more than ``by`` names.
         RunError: the folder is in use, or holds another run; or the trace's folder has no run.
     """
+    if other is not None:
+        fields |= {"others": (str(other) if isinstance(other, str | Path) else as_lens(other).name,)}
     check_free(out, overwrite=overwrite)
     config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields)
+    if len(config.others) > 1:
+        count = 1 + len(config.others)
+        raise InputError(f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more")
+    if config.compares:
+        return compare(lens, batch, config, other=other, out=out, overwrite=overwrite)
     seen = Observed(
         lens,
         batch,
@@ -158,11 +170,6 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
     }
     found = digits(found)
     return {"schema": found.pop("schema"), "sentence": sentence(found)} | found
-
-
-def shown_name(name: str) -> str:
-    """A model's name without the path of a folder or file."""
-    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
 def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from ..schema import SINK_THRESHOLD
 from ..stats import Interval, interval
 from .observed import Observed, UnmeasuredError
 
@@ -29,14 +28,14 @@ def with_interval(samples: Float[Tensor, " batch"], *, seed: int) -> Interval:
     return interval(rows, generator=np.random.default_rng(seed), n_resamples=1000)
 
 
-def sink_rate(seen: Observed, *, threshold: float = SINK_THRESHOLD) -> Float[Tensor, " batch"]:
-    """Share of (layer, head) whose sink score at the first token is above the threshold.
+def sink_rate(seen: Observed, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
+    """Share of (layer, head) whose sink score at the first token is above the threshold, by default that of ``seen``.
 
     The score is the mean attention to it, its own query included.
 
     Reference: arXiv 2410.10781, Sink_1.
     """
-    return seen.rated(threshold)
+    return seen.rated(seen.thresholds.threshold if threshold is None else threshold)
 
 
 def first_token_share(seen: Observed) -> Float[Tensor, " batch"]:

@@ -36,6 +36,11 @@ from .config import StudyConfig
 C = TypeVar("C", bound=ReadConfig)
 
 
+def shown_name(name: str) -> str:
+    """A model's name without the path of a folder or file."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """A finished intervention; everything in it also lies in its run folder."""

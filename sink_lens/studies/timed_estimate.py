@@ -8,7 +8,7 @@ from ..models.load import load
 from ..patching.activation import prepare_runs, run_for_metric
 from ..patching.config import PatchConfig
 from .comparison import second_of
-from .config import DiffConfig
+from .config import CardConfig
 from .estimate import Estimable, StudyCost, most_passes
 
 _TIMED = 8
@@ -33,7 +33,7 @@ def cost_of(config: Estimable) -> StudyCost:
     check_tokens(lens, batch)
     few = batch[:_TIMED]
     other = None  # held beside the first, for the peak of memory
-    if isinstance(config, DiffConfig) and not (config.by == "bos" and config.other is None):
+    if isinstance(config, CardConfig) and (config.others or config.by == "dtype"):
         other = second_of(lens, config, None)
     seconds = seconds_of(lambda: run_with(other or lens, few, layers=[0], quiet=True), device=lens.device, warm_up=1)
     passes = most_passes(config)

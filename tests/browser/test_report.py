@@ -10,7 +10,7 @@ import pytest
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import render
-from sink_lens.studies import diff
+from sink_lens.studies import card
 
 from ..report.test_models import a_card
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
@@ -171,7 +171,7 @@ def test_a_narrow_screen_is_not_overflown(opened, report, width):
 
 def a_diff(folder):
     lenses = [wrap(planted(seed=seed).model, tokenizer=tiny_tokenizer(adds_bos=True)) for seed in (0, 1)]
-    diff(*lenses, tokens="random", sequences=4, length=16, out=folder, progress=False)
+    card(*lenses, tokens="random", sequences=4, length=16, out=folder, progress=False)
     return folder
 
 

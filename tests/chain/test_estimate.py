@@ -123,7 +123,7 @@ def test_it_refuses_what_trace_refuses(folder):
         estimate(TraceConfig(model=str(folder), tokens="random", length=300))
 
 
-@pytest.mark.parametrize("words", ["trace", "card", "quantise", "diff --by bos"])
+@pytest.mark.parametrize("words", ["trace", "card", "quantise", "card --by bos"])
 def test_a_dry_run_that_reads_headers_takes_no_torch(folder, words):
     name, *more = words.split()
     command = ["sink-lens", name, str(folder), *more, "--tokens", "random", "--device", "cpu", "--dry-run"]

@@ -1,4 +1,4 @@
-"""``diff``: planted breakages are found and healthy fine-tunes are not; what may be compared, and what is refused."""
+"""Two models compared: planted breakages are found, healthy fine-tunes are not, what differs too much is refused."""
 
 import copy
 
@@ -11,8 +11,8 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.studies import diff
-from sink_lens.studies.config import DiffConfig
+from sink_lens.studies import card
+from sink_lens.studies.config import CardConfig
 
 
 def tokenizer(*, adds_bos=True):
@@ -83,7 +83,7 @@ def broken(model, name):
 def compared(first, second, *, out, own=None):
     a = wrap(first, tokenizer=tokenizer(), name="base")
     b = wrap(second, tokenizer=own or tokenizer(), name="tuned")
-    return diff(a, b, tokens=sequences(), out=out, overwrite=True, progress=False)
+    return card(a, b, tokens=sequences(), out=out, overwrite=True, progress=False)
 
 
 CHANGED = {
@@ -190,7 +190,7 @@ def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
 
 def test_one_model_is_compared_by_bos_without_alarm_for_the_sink(base, tmp_path):
     lens = wrap(base, tokenizer=tokenizer(), name="base")
-    study = diff(lens, by="bos", tokens=sequences(), out=tmp_path / "run", progress=False)
+    study = card(lens, by="bos", tokens=sequences(), out=tmp_path / "run", progress=False)
     changes = study.tables["changes"].set_index("quantity")
     assert changes.loc["sink_rate", "second"] < 0.1 < changes.loc["sink_rate", "first"]
     assert not changes.loc["sink_rate", "alarm"]
@@ -204,8 +204,8 @@ def test_one_model_is_compared_by_type_where_that_is_asked_for(base, tmp_path):
     lens = wrap(base, tokenizer=tokenizer(), name="base")
     given = {"tokens": sequences(), "out": tmp_path / "run", "progress": False}
     with pytest.raises(InputError, match=r"differ in dtype .*need one type, or --by dtype"):
-        diff(lens, half, **given)
-    study = diff(lens, half, by="dtype", other_dtype="bfloat16", **given)
+        card(lens, half, **given)
+    study = card(lens, half, by="dtype", other_dtype="bfloat16", **given)
     assert study.decision["alarms"] == 0
     assert "base in float32 to half in bfloat16" in study.headline
 
@@ -214,8 +214,8 @@ def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
     lens = wrap(base, tokenizer=tokenizer(), name="base")
     given = {"tokens": sequences(), "out": tmp_path / "run", "progress": False}
     with pytest.raises(InputError, match="has num_hidden_layers 5 and other 3"):
-        diff(lens, wrap(tiny("llama"), tokenizer=tokenizer(), name="other"), **given)
-    with pytest.raises(InputError, match="one model was given"):
-        diff(lens, **given)
+        card(lens, wrap(tiny("llama"), tokenizer=tokenizer(), name="other"), **given)
+    with pytest.raises(InputError, match="3 models were given; need one, or two to compare"):
+        card(lens, others=("a", "b"), **given)
     with pytest.raises(InputError, match="--other-dtype goes with --by dtype"):
-        DiffConfig(other_dtype="bfloat16")
+        CardConfig(other_dtype="bfloat16")

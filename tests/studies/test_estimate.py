@@ -5,18 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import quantisation
-from sink_lens.studies.comparison import diff
 from sink_lens.studies.config import (
     AmplifyConfig,
     CardConfig,
-    DiffConfig,
     IsolateConfig,
     QuantiseConfig,
 )
-from sink_lens.studies.estimate import estimate, most_passes
+from sink_lens.studies.estimate import most_passes
 from sink_lens.studies.model_card import card
 from sink_lens.studies.quantisation import quantise
 from sink_lens.studies.timed_estimate import cost_of
@@ -62,11 +59,6 @@ def test_quantise_makes_no_more_passes_than_were_estimated(folder, tmp_path, mon
     assert 3 <= made <= most_passes(config) - 1  # the pass that finds the sinks is not counted here
 
 
-def test_a_dry_run_refuses_one_model_as_the_run_does(folder):
-    with pytest.raises(InputError, match="one model was given; need a second one"):
-        estimate(DiffConfig(model=folder, **READ))
-
-
 def test_the_cost_is_positive_and_counts_all_tokens(folder):
     cost = cost_of(IsolateConfig(**READ, model=folder))
     assert cost.tokens == 4 * 8 * 24
@@ -74,12 +66,8 @@ def test_the_cost_is_positive_and_counts_all_tokens(folder):
     assert cost.bytes_peak > 10**6
 
 
-@pytest.mark.parametrize(
-    ("study", "config"), [(card, CardConfig(**READ)), (diff, DiffConfig(**READ))], ids=["card", "diff"]
-)
-def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(
-    study, config, folder, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(count, folder, tmp_path, monkeypatch):
     embedded, real = [], torch.nn.Embedding.forward
 
     def counted(self, ids):
@@ -87,7 +75,7 @@ def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(
         return real(self, ids)
 
     monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
-    both = {"model": folder} | ({"other": folder} if study is diff else {})
-    study(replace(config, **both), out=tmp_path / "run", progress=False)
+    config = CardConfig(**READ, model=folder, others=(folder,) * (count - 1))
+    card(config, out=tmp_path / "run", progress=False)
     made = sum(embedded) / (config.sequences * config.length)
     assert made <= most_passes(config) <= 1.5 * made

@@ -12,9 +12,9 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.report.models import row_of
 from sink_lens.schema import CARD_SCHEMA
 from sink_lens.studies import card, model_card
+from sink_lens.studies.cards import row_of
 from sink_lens.studies.observed import Observed
 
 SIZE = {"sequences": 4, "length": 24, "progress": False}

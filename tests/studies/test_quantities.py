@@ -17,7 +17,7 @@ from sink_lens.data.tokens import from_text, random_tokens
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.studies.comparison import diff
+from sink_lens.studies import card as make_card
 from sink_lens.studies.model_card import INACTIVE, contents
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
 from sink_lens.studies.quantities import COMPARED
@@ -201,7 +201,7 @@ READ = {
     *("sink_onset_layer", "sink_positions", "residual_sinks", "writing_neurons", "loss"),
     *("perplexity_zeroed", "perplexity_mean_aligned"),
 }
-"""What a card or ``diff`` reads."""
+"""What a card of one or two models reads."""
 
 
 def test_every_quantity_is_claimed_or_read_and_tested_and_says_what_it_is():
@@ -224,10 +224,10 @@ def test_indices_are_the_planted_ones(name):
     assert measure(name, seen()).indices == INDICES[name]
 
 
-def test_a_card_a_fact_and_diff_say_one_number(tmp_path):
+def test_a_card_of_one_or_two_models_and_a_fact_say_one_number(tmp_path):
     card = contents(seen())
     other = seen().without_bos()
-    study = diff(seen().lens, other.lens, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
+    study = make_card(seen().lens, other.lens, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
     changes = study.tables["changes"].set_index("quantity")["first"]
     pairs = {
         "sink_rate": (card["sink"]["rate"]["value"], changes["sink_rate"]),

@@ -11,7 +11,7 @@ from sink_lens import TokenBatch, read_run
 from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
-from sink_lens.studies import ablate, card, diff, quantise
+from sink_lens.studies import ablate, card, quantise
 from sink_lens.studies.amplification import amplify
 from sink_lens.studies.isolation import isolate
 from sink_lens.studies.study import Study
@@ -36,14 +36,13 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path,
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     monkeypatch.setattr("sink_lens.engine.forward.run_with", None)
     monkeypatch.setattr("sink_lens.activations.forward.forward", None)
-    for study in (amplify, isolate, ablate, card, diff, quantise):
-        arguments = (lens, lens) if study is diff else (lens,)
+    for study in (amplify, isolate, ablate, card, quantise):
         with pytest.raises(RunError, match=r"holds a finished run \(isolate, .*need another folder, or overwrite=True"):
-            study(*arguments, tokens=sequences(), out=folder, progress=False)
+            study(lens, tokens=sequences(), out=folder, progress=False)
         with pytest.raises(RunError, match=r"holds files and no run.json \(notes.txt\)"):
-            study(*arguments, tokens=sequences(), out=tmp_path / "mine", progress=False)
+            study(lens, tokens=sequences(), out=tmp_path / "mine", progress=False)
         with pytest.raises(RunError, match="is a file; need a folder"):
-            study(*arguments, tokens=sequences(), out=tmp_path / "mine" / "notes.txt", progress=False)
+            study(lens, tokens=sequences(), out=tmp_path / "mine" / "notes.txt", progress=False)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

@@ -431,7 +431,7 @@ def _template(rng: random.Random, folder: Path) -> Attempt:
         (folder / name / "chat_template.jinja").write_text(rng.choice(_TEMPLATES))
     if rng.random() < 0.3:
         change_file(folder / "OTHER/tokenizer_config.json", rng)
-    line = ["diff", "MODEL", "OTHER", *workspace.SMALL, "--out", "new"]
+    line = ["card", "MODEL", "OTHER", *workspace.SMALL, "--out", "new"]
     return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
 
 

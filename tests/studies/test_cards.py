@@ -1,7 +1,6 @@
 """Many models in one table: what cards and traces share, the formats, and what is refused."""
 
 import csv
-import errno
 import io
 import json
 import shutil
@@ -13,8 +12,11 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.errors import InputError, RunError
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run, read_run
-from sink_lens.report.models import Cell, chosen_columns, row_of, rows_of, table_text
+from sink_lens.studies.cards import Cell, cards, chosen_columns, row_of, table_text
+from sink_lens.studies.cards import rows_of as rows_of_models
+from sink_lens.studies.config import CardConfig
 
 TRACE = Path(__file__).parents[1] / "browser" / "default_model"
 NUMBER = {"value": 0.4, "low": 0.3, "high": 0.5, "n": 4}
@@ -46,8 +48,12 @@ def a_card(folder, *, name="a_b|c", dimensions=(29,)):
     return folder
 
 
+def rows_of(folders):
+    return rows_of_models(folders, CardConfig())
+
+
 def run(*arguments):
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, ["table", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, ["card", *map(str, arguments)])
 
 
 def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
@@ -99,7 +105,7 @@ def test_latex_and_markdown_escape_what_has_a_meaning_there(tmp_path):
     rows = rows_of([str(a_card(tmp_path / "a", name="50% a_b & c|d"))])
     latex = table_text(rows, ["model", "sink_rate"], form="latex")
     assert r"50\% a\_b \& c|d & 0.4 [0.3, 0.5] \\" in latex
-    assert latex.startswith("\\begin{tabular}{ll}\n\\hline\nmodel & sink rate \\\\\n")
+    assert latex.startswith("\\begin{tabular}{ll}\n\\toprule\nmodel & sink rate \\\\\n")
     markdown = table_text(rows, ["model", "sink_rate"], form="markdown")
     assert markdown.splitlines()[2] == r"| 50% a_b & c\|d | 0.4 [0.3, 0.5] |"
 
@@ -118,11 +124,11 @@ def test_other_runs_damaged_cards_and_no_run_are_refused(tmp_path):
     (tmp_path / "b" / "card.json").write_text('{"sink": 3}')
     with pytest.raises(RunError, match=r"card\.json cannot be read"):
         row_of(read_run(tmp_path / "b"))
-    with pytest.raises(InputError, match="no run was given"):
+    with pytest.raises(InputError, match="no model was given"):
         rows_of([])
 
 
-def test_the_command_prints_writes_and_answers_programs(tmp_path):
+def test_the_command_prints_and_answers_programs(tmp_path):
     folder = a_card(tmp_path / "a")
     assert "0.4 [0.3, 0.5]" in run(folder).stdout
     found = json.loads(run(folder, "--columns", "model,sink_rate,bos_needed", "--json").stdout)
@@ -130,32 +136,27 @@ def test_the_command_prints_writes_and_answers_programs(tmp_path):
         {"model": "a_b|c", "sink_rate": {"value": 0.4, "low": 0.3, "high": 0.5}, "bos_needed": None}
     ]
     assert "super_weights" in run(folder, "--columns", "?").stdout.splitlines()
-    done = run(folder, "--format", "csv", "--out", tmp_path / "new" / "t.csv")
-    assert done.stdout == f"table: {tmp_path / 'new' / 't.csv'}\n"
-    assert (tmp_path / "new" / "t.csv").read_text().startswith("model,sink_rate,")
-    for name in ("t.csv", "config.json", "script.py", "run/report.html", "run/run.json", "notes.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("mine")
-        for form in ("csv", "markdown"):
-            assert run(folder, "--format", form, "--out", tmp_path / name).exit_code == 2
-        assert (tmp_path / name).read_text() == "mine"
-    assert run(folder, "--format", "csv", "--out", tmp_path / "t.csv", "--overwrite").exit_code == 0
-    assert (tmp_path / "t.csv").read_text().startswith("model,sink_rate,")
-    refused = run(folder, "--out", tmp_path / "t.txt")
-    assert (refused.exit_code, "need --format csv" in refused.stderr) == (2, True)
+    assert run(folder, TRACE, "--format", "csv").stdout.startswith("model,sink_rate,")
     assert run(folder, "--format", "word").exit_code == 2
+    for options, said in (
+        (("--by", "bos"), "--by was given; need one model, or two that are compared for it"),
+        (("--out", tmp_path / "new"), "out was given and every row is that of a run"),
+        (("--dry-run",), "--dry-run was given and every row is that of a run"),
+    ):
+        refused = run(folder, *options)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
 
 
-def test_a_full_disk_leaves_no_table(tmp_path, monkeypatch):
-    folder = a_card(tmp_path / "a")
-
-    def full(number):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("sink_lens.records.writing.os.fsync", full)
-    refused = run(folder, "--format", "csv", "--out", tmp_path / "t.csv")
-    assert (refused.exit_code, refused.stderr.startswith("error: No space left")) == (2, True)
-    assert not list(tmp_path.glob("t.csv*"))
+def test_models_are_measured_and_stand_beside_runs(tmp_path):
+    folder = tmp_path / "mine"
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    given = {"sequences": 4, "length": 24, "progress": False}
+    table = cards([a_card(tmp_path / "a"), folder, TRACE], columns=["model", "loss"], out=tmp_path / "out", **given)
+    assert list(table.columns) == ["model", "loss", "loss_low", "loss_high"]
+    assert table["model"].tolist()[:2] == ["a_b|c", "mine"]
+    made = json.loads((tmp_path / "out" / "2-mine" / "card.json").read_text())
+    assert table["loss"].tolist()[1] == made["loss"]["clean"]["value"]
 
 
 @pytest.mark.parametrize("found", ["1" + "0" * 400, "-1" + "0" * 400, "[" * 100_000])

@@ -1,39 +1,27 @@
-"""Many models in one table: one row per run folder of ``card`` or ``trace``, chosen columns, in four formats."""
+"""Many models in one table: a row per model, or per folder of a card or a trace, and the columns that are chosen."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pandas as pd
 
-from sink_lens.configuration import check_known
-from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run, read_run
-from sink_lens.report.config import TableFormat
-from sink_lens.report.html import run_name
-from sink_lens.text import interval, number, visible
+from ..configuration import check_known, with_fields
+from ..data.tokens import TokenBatch
+from ..errors import InputError, RunError
+from ..models.load import ModelLike, as_lens
+from ..records import Run, read_run
+from ..text import interval, number, visible
+from .config import CardConfig, TableFormat, is_run
+from .model_card import card
 
 DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
 """Columns where none are chosen; those that no run has are left out."""
 _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "sequences", "length")
 _LISTS = ("outlier_dimensions", "growth_steps", "other_sink_positions")
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +43,70 @@ class Cell:
 Row = Mapping[str, Cell]
 
 
+def cards(
+    models: Sequence[ModelLike],
+    *,
+    columns: Sequence[str] = (),
+    config: CardConfig | None = None,
+    tokens: TokenBatch | str | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> pd.DataFrame:
+    """Put many models into one table, one row per model or run folder.
+
+    A model's row is that of its card, which is made first; the folder of a card or a trace is read.
+
+    Args:
+        models: models, as ``card`` takes one, or folders of cards and traces.
+        columns: such as ``("model", "sink_rate", "loss")``; the main ones if empty.
+        config: the configuration of the cards that are made; the default one if None.
+        tokens: the sequences, instead of those of the configuration.
+        out: folder of the cards that are made, one folder each; ``runs/MODEL-DATE-TIME`` if None.
+        overwrite: replace the cards that it holds.
+        progress: show bars.
+        **fields: fields of ``CardConfig``, such as ``length=128``; they win over those of ``config``.
+
+    Returns:
+        The table: numbers in full, and the ends of an interval in columns of their own (``sink_rate_low``).
+
+    Raises:
+        InputError: no model, a column that no row has, or what ``card`` refuses.
+        RunError: a folder that holds a run of another kind, or what ``card`` refuses.
+    """
+    asked = with_fields(CardConfig, config, fields)
+    rows = rows_of(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
+    return frame_of(rows, chosen_columns(rows, columns or asked.columns))
+
+
+def rows_of(
+    models: Sequence[ModelLike],
+    config: CardConfig,
+    *,
+    tokens: TokenBatch | str | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> list[Row]:
+    """The row of every model and folder, in their order; the arguments and errors are those of ``cards``."""
+    if not models:
+        raise InputError("no model was given; need models, or folders of cards or traces")
+    if out is not None and all(map(is_run, models)):
+        raise InputError("out was given and every row is that of a run; need a model, whose card it is the folder for")
+    one = replace(config, others=(), columns=(), format="terminal")
+    rows = []
+    for place, model in enumerate(models, start=1):
+        if is_run(model):
+            rows.append(row_of(read_run(str(model))))
+            continue
+        name = str(model) if isinstance(model, str | Path) else as_lens(model).name
+        folder = None if out is None else Path(out) / f"{place}-{PurePath(name).name}"
+        made = card(model, config=one, tokens=tokens, out=folder, overwrite=overwrite, progress=progress)
+        rows.append(row_of(read_run(made.folder)))
+    return rows
+
+
 def row_of(run: Run) -> dict[str, Cell]:
     """Collect the facts that a run has of its model: name -> cell; cards and traces share the names of what both have.
 
@@ -63,7 +115,7 @@ def row_of(run: Run) -> dict[str, Cell]:
     """
     if run.kind not in ("card", "trace"):
         raise RunError(f"{run.folder} holds a run of {visible(run.kind)}; need one of card or trace")
-    name = run_name(run)
+    name = str(run.provenance.get("model") or run.folder.resolve().name)
     shown = PurePath(name).name if PurePath(name).is_absolute() else name
     row = {"model": Cell(value=visible(shown)), "run": Cell(value=run.kind)}
     row |= {name: Cell(value=run.provenance.get(name)) for name in _OF_RUN}
@@ -139,18 +191,6 @@ def _number(value: Any) -> Any:
         return value
 
 
-def rows_of(folders: Sequence[str]) -> list[Row]:
-    """The row of every folder, in their order.
-
-    Raises:
-        InputError: there is no folder.
-        RunError: a folder has no run, or one of another kind.
-    """
-    if not folders:
-        raise InputError("no run was given; need folders of cards or traces: sink-lens table runs/*")
-    return [row_of(read_run(folder)) for folder in folders]
-
-
 def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     """The columns of the table.
 
@@ -164,42 +204,34 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     return [name for name in DEFAULT_COLUMNS if name in there]
 
 
+def frame_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
+    """The rows with numbers in full, and with columns for the ends of intervals."""
+    made: dict[str, list[Any]] = {}
+    for name in columns:
+        cells = [row.get(name, Cell(value=None)) for row in rows]
+        made[name] = [cell.value for cell in cells]
+        if any(interval(cell.low, cell.high) for cell in cells):
+            made |= {f"{name}_low": [cell.low for cell in cells], f"{name}_high": [cell.high for cell in cells]}
+    return pd.DataFrame(made, dtype=object)
+
+
+def shown_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
+    """The rows as texts: numbers to three digits with their intervals."""
+    return pd.DataFrame(
+        [[row[name].shown if name in row else "" for name in columns] for row in rows], columns=list(columns)
+    )
+
+
 def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: TableFormat) -> str:
     """The table as CSV (numbers in full, intervals in columns of their own), LaTeX or Markdown."""
-    shown = [[row[name].shown if name in row else "" for name in columns] for row in rows]
-    if form == "markdown":
-        cells = [[text.replace("|", "\\|") for text in line] for line in [list(columns), *shown]]
-        ruled = [cells[0], ["---"] * len(columns), *cells[1:]]
-        return "\n".join(f"| {' | '.join(line)} |" for line in ruled) + "\n"
+    if form == "csv":
+        return frame_of(rows, columns).to_csv(index=False, lineterminator="\n")
+    shown = shown_of(rows, columns)
     if form == "latex":
-        lines = [
-            " & ".join(map(_latex, line)) + r" \\" for line in [[name.replace("_", " ") for name in columns], *shown]
-        ]
-        body = "\n".join(lines[1:])
-        spec = "l" * len(columns)
-        return f"\\begin{{tabular}}{{{spec}}}\n\\hline\n{lines[0]}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
-    return _csv(rows, columns)
-
-
-def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """The rows as CSV, with columns for the ends of intervals."""
-    bounded = {name for name in columns if any(interval(row[name].low, row[name].high) for row in rows if name in row)}
-    heads = [one for name in columns for one in ([name, f"{name}_low", f"{name}_high"] if name in bounded else [name])]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(heads)
-    for row in rows:
-        line: list[Any] = []
-        for name in columns:
-            cell = row.get(name, Cell(value=None))
-            line += [cell.value, cell.low, cell.high] if name in bounded else [cell.value]
-        writer.writerow(["" if one is None or (isinstance(one, float) and pd.isna(one)) else one for one in line])
-    return out.getvalue()
-
-
-def _latex(text: str) -> str:
-    """The text with the characters that LaTeX reads otherwise escaped."""
-    return "".join(_LATEX.get(character, character) for character in text.replace("−", "-"))
+        named = shown.rename(columns=lambda name: name.replace("_", " "))
+        return named.replace("−", "-", regex=True).to_latex(index=False, escape=True)
+    cells = [[text.replace("|", "\\|") for text in line] for line in [list(columns), *shown.to_numpy().tolist()]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [cells[0], ["---"] * len(columns), *cells[1:]])
 
 
 def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
