@@ -5,6 +5,7 @@ checkpoint goes on from it as if it had not been stopped.
 """
 
 import contextlib
+import functools
 import json
 import math
 import platform
@@ -33,7 +34,7 @@ from sink_lens.models.load import wrap
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.stats import Interval, t_intervals
 from sink_lens.training import SinkMonitor, TrainConfig
-from sink_lens.training.batches import corpus_of
+from sink_lens.training.batches import TrainingRows, corpus_of
 from sink_lens.training.loss_curves import tokens_to_reach
 from sink_lens.training.model import model_of
 
@@ -108,7 +109,8 @@ def training(
         **MODEL | work.size({}, {"data": "bundled", "n_layers": 2, "d_model": 48, "d_mlp": 64, "vocab_size": 300}),
         **asked.fields,
     )
-    rows = corpus_of(config, progress=work.progress)
+    corpus = {"data": config.data, "vocab_size": config.vocab_size, "eval_sequences": config.eval_sequences}
+    rows = corpus_with(length=PROSE, **corpus)
     drawn, apart = (torch.Generator().manual_seed(seed) for seed in (asked.seed, asked.seed + 10**6))
     vectors = torch.randn(work.size(SYMBOLS, 64), work.size(ANSWER, 8), generator=drawn)
     held_out = [
@@ -167,6 +169,12 @@ def training(
         done.spent += per_step / 1e3 if work.tiny else time.process_time() - began
     if keep is not None:
         shutil.rmtree(keep, ignore_errors=True)
+
+
+@functools.cache
+def corpus_with(**fields: Any) -> TrainingRows:
+    """The prose of a configuration, hashed and read once for all trainings of a process."""
+    return corpus_of(TrainConfig(**fields), progress=False)
 
 
 Step = Callable[..., None]
