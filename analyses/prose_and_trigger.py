@@ -31,6 +31,7 @@ from sink_lens.edits.quantisation import quantisation
 from sink_lens.measures.variance import s2
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.load import wrap
+from sink_lens.report.style import COLOURS, MARKS, logarithmic
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.stats import Interval, t_intervals
 from sink_lens.training import SinkMonitor, TrainConfig
@@ -464,3 +465,52 @@ def loss_in_time(base: pd.DataFrame, own: pd.DataFrame) -> float:
     until = min(base["seconds"].iloc[-1], own["seconds"].iloc[-1])
     after, before = (float(np.interp(until, one["seconds"], one["prose"])) for one in (own, base))
     return after - before
+
+
+def styles_of(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour, mark and line of each arm; from the second round of colours on lines are dashed."""
+    return {
+        arm: {
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": MARKS[index % len(MARKS)],
+            "markersize": 3,
+            "linewidth": 1.3,
+            "linestyle": "-" if index < len(COLOURS) else "--",
+        }
+        for index, arm in enumerate(arms)
+    }
+
+
+def draw_bands(
+    axes: Any, rows: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]], *, name: str, paired: bool, unit: float
+) -> None:
+    """Draw a column by tokens, or its difference to softmax's of the same seed: the mean with its 95% t interval.
+
+    Args:
+        axes: where.
+        rows: of trainings of one kind.
+        styles: of the arms that may be there.
+        name: the column.
+        paired: the difference.
+        unit: tokens on the axis.
+    """
+    by_arm = {arm: of_arm.pivot(index="tokens", columns="seed", values=name) for arm, of_arm in rows.groupby("arm")}
+    for arm in [arm for arm in styles if arm in by_arm]:
+        by_seed = by_arm[arm].dropna(how="all")
+        if paired:
+            base = by_arm.get("softmax", by_seed[[]])
+            by_seed = (by_seed - base).dropna(axis="columns", how="all").dropna(how="all")
+        if by_seed.empty:
+            continue
+        means = t_intervals(by_seed.to_numpy())
+        tokens = by_seed.index.to_numpy() / unit
+        axes.plot(tokens, [one.estimate for one in means], label=arm, **styles[arm])
+        low, high = ([getattr(one, bound) for one in means] for bound in ("low", "high"))
+        axes.fill_between(tokens, low, high, color=styles[arm]["color"], alpha=0.15, linewidth=0)
+
+
+def draw_trials(axes: Any, trials: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the loss on prose of each arm's trials by rate."""
+    for arm, rows in trials.sort_values("step").groupby("arm"):
+        axes.plot(rows.groupby("rate")["prose"].last(), label=arm, **styles[str(arm)])
+    logarithmic(axes, axis="x")

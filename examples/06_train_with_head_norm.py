@@ -12,7 +12,8 @@ starts both alike, and analyses/headnorm_first_gain asks what the norm does from
 Prints on the default model:
 
     toy, softmax, seed 0: 120 steps, 122,880 tokens, 9 s; loss 5.5962 nats, held out 5.5798
-    toy, softmax, value norm shared, seed 0: 120 steps, 122,880 tokens, 10 s; loss 5.4055 nats, held out 5.3867
+    toy, softmax, value norm shared (first gain, first_token: 0.195 in layer 0 to 0.191 in layer 3), seed 0: 120
+    steps, 122,880 tokens, 10 s; loss 5.4055 nats, held out 5.3867
 
     value_norm: shared against none, 1 seed each (0), 123k tokens per run, same data in the same order
     final evaluation loss: shared 5.3867, none 5.5798 nats, difference -0.1931 (one seed: no interval)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for variant, value_norm in VARIANTS.items():
         config = TrainConfig(**SIZE, steps=asked.steps, warmup=asked.steps // 10, value_norm=value_norm, device="cpu")
         done = train(config, out=Path(asked.out) / variant, progress=False)
-        print(done.headline)
+        print(textwrap.fill(done.headline, 110))
         runs.append(done.folder)
         models[variant] = done.checkpoints[asked.steps]
 

@@ -30,6 +30,8 @@ from analyses.prose_and_trigger import (
     against_softmax,
     best_rate,
     curve,
+    draw_bands,
+    draw_trials,
     ends_of,
     hold_parity,
     judged_seeds,
@@ -37,10 +39,11 @@ from analyses.prose_and_trigger import (
     of_softmax,
     over_seeds,
     ratio_over_seeds,
+    styles_of,
     training,
 )
-from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, logarithmic, panel
-from sink_lens.stats import Interval, t_intervals
+from sink_lens.report.style import canvas, finished, legend, panel
+from sink_lens.stats import Interval
 
 DRAWN: dict[str, Any] = {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True}
 """The norm as the authors' code has it."""
@@ -104,6 +107,7 @@ CONTROLS: dict[str, tuple[dict[str, Any], Any]] = {
     "authors' draw, smaller W_O": (DRAWN, shrunk),
 }
 """Arms of the middle budget: fields of ``TrainConfig``, and what is done to the model."""
+STYLES = styles_of(list(CONTROLS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,71 +358,42 @@ def finals_of(table: pd.DataFrame, data: str) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame):
-    """The losses by tokens with bands of the mean, and the trials, for each kind of data; the controls below them."""
-    figure = canvas(width=12, height=9.2)
-    for row, data in enumerate(DATA):
-        finals, trials = finals_of(table, data), table[(table["data"] == data) & (table["kind"] == "trial")]
-        for column, (name, paired, says) in enumerate(
-            (("prose", False, "loss, nats"), ("prose", True, "minus softmax's"), ("rate_first_prose", False, "sinks"))
-        ):
-            axes = panel(
-                figure, place=(3, 4, 4 * row + column + 1), xlabel="tokens, millions", ylabel=f"{data}: {says}"
-            )
-            bands(axes, finals, list(ARMS), name=name, paired=paired)
-        axes = panel(figure, place=(3, 4, 4 * row + 4), xlabel="learning rate", ylabel=f"{data}: loss, trials")
-        for arm, of_arm in trials.sort_values("step").groupby("arm"):
-            axes.plot(of_arm.groupby("rate")["prose"].last(), label=arm, **style_of(str(arm)))
-        logarithmic(axes, axis="x")
-        if row == 0:
-            legend(axes, columns=3, over=figure)
+    """Losses by tokens with bands, and trials, for each kind of data, and the controls, as far as they are there."""
     controls = table[table["kind"] == "control"]
-    for column, (name, paired, says) in enumerate(
-        (
-            ("prose", True, "minus softmax's"),
-            ("gain_0", False, "gain of layer 0"),
-            ("wrote_0", False, "written by attention 0"),
-        )
+    shown: list[tuple[str, str, pd.DataFrame, str, bool]] = []
+    for data in DATA:
+        finals = finals_of(table, data)
+        for says, name, paired in (
+            ("loss on prose", "prose", False),
+            ("loss minus softmax's", "prose", True),
+            ("heads with a sink", "rate_first_prose", False),
+        ):
+            shown.append((data, says, finals, name, paired))
+        shown.append((data, "loss, trials", table[(table["data"] == data) & (table["kind"] == "trial")], "", False))
+    for says, name, paired in (
+        ("loss minus softmax's", "prose", True),
+        ("gain of layer 0", "gain_0", False),
+        ("attention 0 writes", "wrote_0", False),
+        ("heads with a sink", "rate_first_prose", False),
     ):
-        axes = panel(figure, place=(3, 4, 9 + column), xlabel="tokens, millions", ylabel=f"controls: {says}")
-        bands(axes, controls, list(CONTROLS), name=name, paired=paired)
-    axes = panel(figure, place=(3, 4, 12), grid=False)
-    axes.set_axis_off()
-    for arm in CONTROLS:
-        axes.plot([], [], label=arm, **style_of(arm))
-    legend(axes, columns=1)
+        shown.append(("controls", says, controls, name, paired))
+    there = [one for one in shown if len(one[2])]
+    rows = math.ceil(len(there) / 4)
+    figure = canvas(width=12, height=2.9 * rows + 0.5)
+    for place, (data, says, frame, name, paired) in enumerate(there, start=1):
+        xlabel = "tokens, millions" if name else "learning rate"
+        axes = panel(figure, place=(rows, 4, place), xlabel=xlabel, ylabel=says)
+        axes.set_title(data, fontsize=9)
+        if name:
+            draw_bands(axes, frame, STYLES, name=name, paired=paired, unit=1e6)
+        else:
+            draw_trials(axes, frame, STYLES)
+        if place == 1:
+            drawn = axes.get_legend_handles_labels()[1]
+            for arm in [arm for arm in CONTROLS if arm in set(table["arm"]) - set(drawn)]:
+                axes.plot([], [], label=arm, **STYLES[arm])
+            legend(axes, columns=4, over=figure)
     return finished(figure)
-
-
-def bands(axes: Any, rows: pd.DataFrame, arms: Sequence[str], *, name: str, paired: bool) -> None:
-    """Draw a column by tokens, mean over seeds with its 95% t interval where there are several."""
-    by_arm = {
-        arm: rows[rows["arm"] == arm].pivot(index="tokens", columns="seed", values=name).dropna(how="all")
-        for arm in arms
-        if name in rows and rows.loc[rows["arm"] == arm, name].notna().any()
-    }
-    for arm, by_seed in by_arm.items():
-        shown = by_seed
-        if paired:
-            shown = (by_seed - by_arm[SOFTMAX]).dropna(axis="columns", how="all") if SOFTMAX in by_arm else by_seed[[]]
-        if shown.empty:
-            continue
-        means = t_intervals(shown.to_numpy())
-        tokens, style = shown.index.to_numpy() / 1e6, style_of(arm)
-        axes.plot(tokens, [one.estimate for one in means], label=arm, **style)
-        low, high = ([getattr(one, bound) for one in means] for bound in ("low", "high"))
-        axes.fill_between(tokens, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def style_of(arm: str) -> dict[str, Any]:
-    """Colour, mark and line of an arm."""
-    index = list(CONTROLS).index(arm)
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKS[index % len(MARKS)],
-        "markersize": 3,
-        "linewidth": 1.3,
-        "linestyle": "-" if index < len(COLOURS) else "--",
-    }
 
 
 if __name__ == "__main__":

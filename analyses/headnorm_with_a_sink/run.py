@@ -15,15 +15,18 @@ from analyses.prose_and_trigger import (
     Asked,
     against_softmax,
     best_rate,
+    draw_bands,
+    draw_trials,
     ends_of,
     hold_parity,
     judged_seeds,
     minus,
     of_softmax,
+    styles_of,
     training,
 )
-from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, logarithmic, panel
-from sink_lens.stats import Interval, t_intervals
+from sink_lens.report.style import canvas, finished, legend, panel
+from sink_lens.stats import Interval
 
 ARMS: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -31,6 +34,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "a gain a head": {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True},
 }
 """What each changes in ``TrainConfig``: the norm of the paper's text, and that of the authors' code."""
+STYLES = styles_of(list(ARMS))
 BY_HAND, NORM = "parity by hand", "shared gain"
 MECHANISM = {BY_HAND: 1.0, NORM: 0.5}
 """Arm that is trained to explain the norm's loss -> its rate over the norm's best."""
@@ -181,30 +185,12 @@ def draw(table: pd.DataFrame):
     figure = canvas(width=11 if shown else 4.8, height=3.2)
     for place, (ylabel, (name, paired)) in enumerate(shown.items()):
         axes = panel(figure, place=(1, 4, place + 1), xlabel="tokens, thousands", ylabel=ylabel)
-        by_arm = {arm: rows.pivot(index="tokens", columns="seed", values=name) for arm, rows in finals.groupby("arm")}
-        for arm in [arm for arm in ARMS if arm in by_arm]:
-            by_seed = by_arm[arm].dropna()
-            if paired:
-                by_seed = (by_seed - by_arm["softmax"]).dropna(axis="columns", how="all").dropna()
-            means = t_intervals(by_seed.to_numpy())
-            tokens, style = by_seed.index.to_numpy() / 1e3, style_of(arm)
-            axes.plot(tokens, [one.estimate for one in means], label=arm, **style)
-            low, high = ([getattr(one, bound) for one in means] for bound in ("low", "high"))
-            axes.fill_between(tokens, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        draw_bands(axes, finals, STYLES, name=name, paired=paired, unit=1e3)
     place = (1, len(shown) + 1, len(shown) + 1)
     axes = panel(figure, place=place, xlabel="learning rate", ylabel="loss on prose, trials")
-    trials = table[(table["budget"] == budget) & (table["kind"] == "trial")].sort_values("step")
-    for arm, rows in trials.groupby("arm"):
-        axes.plot(rows.groupby("rate")["prose"].last(), label=arm, **style_of(str(arm)))
-    logarithmic(axes, axis="x")
+    draw_trials(axes, table[(table["budget"] == budget) & (table["kind"] == "trial")], STYLES)
     legend(axes, columns=3, over=figure)
     return finished(figure)
-
-
-def style_of(arm: str) -> dict[str, Any]:
-    """Colour, mark and line of an arm."""
-    index = list(ARMS).index(arm)
-    return {"color": COLOURS[index], "marker": MARKS[index], "markersize": 3, "linewidth": 1.3}
 
 
 if __name__ == "__main__":
