@@ -15,7 +15,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,8 +217,12 @@ def log_lines(path: Path) -> Iterator[Line]:
     yield from (line for line in all_lines(path) if line.at < until[line.part])
 
 
-def read_log(path: Path) -> dict[str, pd.DataFrame]:
+def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd.DataFrame]:
     """The tables of a log, of the lines that count.
+
+    Args:
+        path: the log.
+        only: steps of the lines that are read; None reads all.
 
     Raises:
         ValueError: it is damaged.
@@ -226,6 +230,8 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
     dtypes = columns_of_log(path)
     found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
     for line in log_lines(path):
+        if only is not None and line.at not in only:
+            continue
         for name, blocks in line.tables.items():
             for block in blocks:
                 if name not in found or set(block) != set(found[name]):

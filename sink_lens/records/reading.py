@@ -19,6 +19,7 @@ from pandas.api import types
 from sink_lens.errors import InputError, RunError, check_name, is_own_name
 from sink_lens.gone import check_kind
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
+from sink_lens.records.long_tables import Shortened, read_some
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
@@ -36,6 +37,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "files": (dict,),
 }
 _FIELDS = set(_KINDS)
+_PIECE = 1 << 20
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean", "empty")
 _TEXTS = ("string", "empty")
 
@@ -48,6 +50,9 @@ class Tables(Mapping[str, pd.DataFrame]):
         self._kind = kind
         self._files = files
         self._kept: dict[str, pd.DataFrame] | None = None
+        self._most: int | None = None
+        self.shortened: dict[str, Shortened] = {}
+        """Tables of which some rows were read; see ``kept``."""
         self._paths = {
             Path(file).stem: folder / file
             for file in files
@@ -65,10 +70,14 @@ class Tables(Mapping[str, pd.DataFrame]):
         except (OSError, ValueError):
             return {}
 
-    def kept(self) -> "Tables":
-        """The same tables, each read only once, for code that reads them often and never changes them."""
+    def kept(self, *, most: int | None = None) -> "Tables":
+        """The same tables, each read only once, for code that reads them often and never changes them.
+
+        Args:
+            most: of a table with more rows, about so many are read, and ``shortened`` says so; None reads all.
+        """
         same = copy.copy(self)
-        same._kept = {}
+        same._kept, same._most, same.shortened = {}, most, {}
         return same
 
     def __getitem__(self, name: str) -> pd.DataFrame:
@@ -85,6 +94,11 @@ class Tables(Mapping[str, pd.DataFrame]):
         try:
             if not whole(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
+            if self._most is not None:
+                some, left = read_some(path, name=name, most=self._most)
+                if some is not None and left is not None:
+                    self.shortened[name] = left
+                    return checked_table(some, kind=self._kind, name=name, text_too=path.suffix == ".csv")
             if path.name == LOG_FILE:
                 return checked_table(read_log(path)[name], kind=self._kind, name=name)
             return read_table(path, kind=self._kind)
@@ -302,10 +316,13 @@ def whole(path: Path, entry: Mapping[str, Any]) -> bool:
     """Check that a file exists and equals, byte for byte, the one that run.json lists; a log may have grown since."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
-    content = path.read_bytes()
-    if path.name == LOG_FILE:
-        content = content[: entry["bytes"]]
-    return len(content) == entry["bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
+    digest, left = hashlib.sha256(), entry["bytes"]
+    with path.open("rb") as file:
+        while left > 0 and (piece := file.read(min(left, _PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+        longer = path.name != LOG_FILE and file.read(1)
+    return left == 0 and not longer and digest.hexdigest() == entry["sha256"]
 
 
 def damaged_file(path: Path, error: Exception) -> RunError:

@@ -27,13 +27,15 @@ from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable,
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, chain_steps, first_numbers, link_rows, traced
-from sink_lens.report.style import svg
+from sink_lens.report.style import svg, thinned
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
 from sink_lens.text import capital, listed, plural, visible, words
 
 _LEADS = ("scores", "circuit")
 """Figures of the first screen of a run with a chain."""
 _MOST_PROVENANCE = 300
+MOST_READ = 100_000
+"""Rows of a table from which on a page is made from some of them."""
 _OF_THE_PAGE = ("report", "report.html")
 _HERE = Path(__file__).parent
 PAGES = {
@@ -61,8 +63,9 @@ PAGES = {
 
 def content(run: Run, *, prefix: str = "") -> Content:
     """Collect everything that the page of a run shows; ids of its parts begin with the prefix."""
-    run = dataclasses.replace(run, tables=run.tables.kept())
+    run = _for_page(run)
     page = page_of(run)
+    incomplete = _incomplete(run)  # reads every table
     found, untold = attempt(run, lambda: link_rows(run)) if page.chained else ([], "")
     verdicts = {row.link: row.verdict for row in found or ()}
     name = run_name(run)
@@ -71,8 +74,8 @@ def content(run: Run, *, prefix: str = "") -> Content:
         name=visible(name),
         title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
         headline=attempt(run, lambda: page.headline(run))[0] or [],
-        notes=[capital(visible(note, limit=400)) for note in _notes(run)],
-        incomplete=_incomplete(run),
+        notes=[capital(visible(note, limit=400)) for note in (*_shortened(run), *_notes(run))],
+        incomplete=incomplete,
         chained=page.chained,
         chain=chain_steps(chain(run), verdicts) if page.chained else [],
         links=found or [],
@@ -84,13 +87,28 @@ def content(run: Run, *, prefix: str = "") -> Content:
     )
 
 
+def _for_page(run: Run) -> Run:
+    """The run with its tables read once, and of those that are too long for a page some rows."""
+    return dataclasses.replace(run, tables=run.tables.kept(most=MOST_READ))
+
+
+def _shortened(run: Run) -> list[str]:
+    """Say which tables are too long for a page, and what it is made from."""
+    said = []
+    for name, one in run.tables.shortened.items():
+        which = "the first, the last ones and evenly spaced ones between them"
+        which = f"whole steps of {one.steps:,}, {which}" if one.steps else "evenly spaced ones and the extremes"
+        said.append(f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})")
+    return said
+
+
 def conclusion(folder: str | os.PathLike[str]) -> str:
     """The sentence that a run's page begins with.
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged.
     """
-    run = read_run(folder)
+    run = _for_page(read_run(folder))
     return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
 
 
@@ -101,6 +119,7 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
         RunError: The runs are not comparable.
         InputError: Too few or too many of them.
     """
+    runs = [_for_page(run) for run in runs]
     check_comparable(runs, by=by)
     parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
     return parts, compared(runs, parts)
@@ -153,6 +172,7 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
     def make() -> Shown:
         """Draw the figure, with its numbers as CSV."""
         see, figure = of.make(run)
+        see += thinned(figure)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = attempt(run, lambda: of.data(run))
         return Shown(

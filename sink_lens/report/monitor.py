@@ -123,8 +123,10 @@ def _sentences(run: Run) -> list[str]:
     value = _last(run)
     if {"rate_first", "mass_first"} <= value.keys():
         steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())
+        shortened = run.tables.shortened.get("monitor")
+        total = len(steps) if shortened is None else shortened.steps or len(steps)
         sentences.append(
-            f"At step {max(steps):,}, the last of {plural(len(steps), 'reading')}: "
+            f"At step {max(steps):,}, the last of {plural(total, 'reading')}: "
             f"{value['rate_first']:.1%} of layers and heads have a sink score above {_threshold(run):g} at position 0, "
             f"which receives {number(value['mass_first'])} of the attention on average."
         )

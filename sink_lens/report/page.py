@@ -210,7 +210,10 @@ def listed_table(
     def make(run: Run) -> tuple[str, PageTable]:
         """The caption and the table of this run."""
         frame = run.need(name, columns=need or list(heads))
-        return see + more(len(frame), name, most=most), shown_table(frame, heads, most=most)
+        shortened = run.tables.shortened.get(name)
+        return see + more(len(frame) if shortened is None else shortened.rows, name, most=most), shown_table(
+            frame, heads, most=most
+        )
 
     return make
 

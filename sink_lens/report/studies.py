@@ -26,6 +26,7 @@ from sink_lens.report.style import (
 from sink_lens.text import listed, named_parts, number, percent, plural, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
+_MOST_STEPS = 24
 _LINES = (
     ("baseline_target_mass", "there, before", BLUE, "--", ""),
     ("target_mass", "there, edited", BLUE, "-", "o"),
@@ -98,13 +99,14 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
 
     Args:
         ablations: step, kind, removed_share, ci_low, ci_high; what, where there is one: a set of which only the entries
-            to the outlier dimension are taken away (scalar) has a line of its own.
+            to the outlier dimension are taken away (scalar) has a line of its own. Of very many steps the first are
+            drawn.
     """
     if "what" in ablations.columns:
         entries = np.array([what == "scalar" for what in ablations["what"].tolist()])
         only = [f"{kind}, outlier entries" for kind in ablations["kind"].tolist()]
         ablations = ablations.assign(kind=np.where(entries, only, ablations["kind"].tolist()))
-    steps = sorted(set(ablations["step"].to_numpy(float).tolist()))
+    steps = sorted(set(ablations["step"].to_numpy(float).tolist()))[:_MOST_STEPS]
     figure = canvas(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
     for place, step in enumerate(steps, start=1):
         rows = ablations.loc[ablations["step"] == step]

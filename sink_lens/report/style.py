@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import Collection
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -29,7 +30,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, RunError
 from sink_lens.records import check_not_of_run
 from sink_lens.text import token
 
@@ -72,6 +73,12 @@ _SIGNED = "RdBu_r"
 WORDS = {"layer": "layer", "position": "position", "head": "head", "key": "key position"}
 """Swept column -> its word at an axis."""
 _MOST_LABELS = 40
+_MOST_POINTS = 20_000
+"""Points of all lines of a figure, above which they are thinned."""
+_LEAST_POINTS = 60
+_MOST_CELLS = 4_000_000
+_MOST_MARKS = 3_000
+"""Marks of a figure's part, above which it is drawn as pixels."""
 """More positions than these are numbered, not spelled out."""
 
 
@@ -191,13 +198,22 @@ def signed_grid(
     """A column over one or two swept columns: the grid, its rows and columns, and whether cells share a place in it.
 
     Where cells share a place, the strongest (largest in magnitude, with its sign) stands there.
+
+    Raises:
+        RunError: the map has too many places.
     """
     down, across = pair
     rows = sorted(frame[down].unique().tolist())
     columns: list[Any] = [0] if across is None else sorted(frame[across].unique().tolist())
+    if len(rows) * len(columns) > _MOST_CELLS:
+        raise RunError(
+            f"a map of {len(rows):,} by {len(columns):,} places is too large to be drawn; need at most "
+            f"{_MOST_CELLS:,}. Draw a part of it"
+        )
     grid = np.full((len(rows), len(columns)), np.nan)
-    at_row = [rows.index(one) for one in frame[down].tolist()]
-    at_column = [0] * len(frame) if across is None else [columns.index(one) for one in frame[across].tolist()]
+    places, beside = ({one: at for at, one in enumerate(axis)} for axis in (rows, columns))
+    at_row = [places[one] for one in frame[down].tolist()]
+    at_column = [0] * len(frame) if across is None else [beside[one] for one in frame[across].tolist()]
     for row, column, number in zip(at_row, at_column, frame[value].to_numpy(float), strict=True):
         if not np.isnan(number) and not abs(grid[row, column]) >= abs(number):
             grid[row, column] = number
@@ -354,6 +370,40 @@ def placed(figure: Figure) -> None:
 def picture(figure: Figure) -> str:
     """The figure as an image in HTML, which holds it itself."""
     return f'<img alt="" src="data:image/png;base64,{base64.b64encode(file_of(figure, "png")).decode()}">'
+
+
+def thinned(figure: Figure) -> str:
+    """Keep of lines of very many points the extremes of each stretch, and draw very many marks as pixels.
+
+    Returns:
+        A sentence that says so, with a space in front; empty if nothing was done.
+    """
+    said = ""
+    lines = [line for axes in figure.axes for line in axes.get_lines()]
+    if sum(np.size(line.get_xdata()) for line in lines) > _MOST_POINTS:
+        each = max(_MOST_POINTS // len(lines), _LEAST_POINTS)
+        for line in lines:
+            points = np.asarray(line.get_xydata(), dtype=float)
+            if len(points) > each:
+                line.set_data(*points[_extremes(points[:, 1], most=each)].T)
+        said += " Of its lines the smallest and largest value of each stretch are drawn."
+    for marks in figure.findobj(Collection):
+        if (
+            isinstance(marks, Collection)
+            and max(len(marks.get_paths()), np.shape(marks.get_offsets())[0]) > _MOST_MARKS
+        ):
+            marks.set_rasterized(True)
+    return said
+
+
+def _extremes(values: np.ndarray, *, most: int) -> np.ndarray:
+    """Where the smallest and the largest of each stretch stand, and both ends."""
+    kept = {0, len(values) - 1}
+    for stretch in np.array_split(np.arange(len(values)), max(most // 2, 1)):
+        known = stretch[np.isfinite(values[stretch])]
+        if len(known):
+            kept |= {int(known[values[known].argmin()]), int(known[values[known].argmax()])}
+    return np.array(sorted(kept))
 
 
 def svg(figure: Figure, *, name: str) -> str:

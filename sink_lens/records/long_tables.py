@@ -1,0 +1,147 @@
+"""Some rows of a table that is too long for a page, read piece by piece so that the whole is never in memory.
+
+Where a table has a column ``step`` of many steps, whole steps are kept: evenly spaced ones, the first, and the last
+ones. Of any other, evenly spaced rows, and those with the largest and the smallest numbers of each column.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.records.log import log_lines, read_log
+
+__all__ = ["Shortened", "read_some"]
+
+_LAST = 25
+"""Of the last steps all are kept, as many as a page's table shows."""
+_EXTREMES = 500
+_PIECE = 131_072
+_CHUNK = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """What was left of a table."""
+
+    rows: int
+    """All of its rows."""
+    kept: int
+    steps: int | None
+    """All of its steps; None where single rows were kept."""
+
+
+def read_some(path: Path, *, name: str, most: int) -> tuple[pd.DataFrame | None, Shortened | None]:
+    """The rows of a table that a page is made from, and what was left out; None twice if it is short.
+
+    Args:
+        path: a file of Parquet or CSV, or a log.
+        name: the table's.
+        most: about the most rows.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    if path.suffix == ".parquet":
+        return _some(_parquet_pieces(path), n_rows=_parquet_rows(path), most=most)
+    if path.suffix == ".csv":
+        return _some(_csv_pieces(path), n_rows=_lines_in(path) - 1, most=most)
+    counts: dict[int, int] = {}
+    for line in log_lines(path):
+        rows = sum(
+            max((len(one) for one in block.values() if isinstance(one, list)), default=1)
+            for block in line.tables.get(name, ())
+        )
+        counts[line.at] = counts.get(line.at, 0) + rows
+    if (total := sum(counts.values())) <= most:
+        return None, None
+    kept = _kept_steps(counts, most=most)
+    frame = read_log(path, only=kept)[name]
+    return frame, Shortened(rows=total, kept=len(frame), steps=len(counts))
+
+
+def _some(
+    pieces: Callable[[], Iterable[pd.DataFrame]], *, n_rows: int, most: int
+) -> tuple[pd.DataFrame | None, Shortened | None]:
+    """Read a table twice by pieces: to choose rows, and to take them."""
+    if n_rows <= most:
+        return None, None
+    counts = _steps(pieces())
+    if counts is not None:
+        kept = _kept_steps(counts, most=most)
+        frame = pd.concat([one.loc[one["step"].isin(sorted(kept))] for one in pieces()], ignore_index=True)
+        return frame, Shortened(rows=n_rows, kept=len(frame), steps=len(counts))
+    stride, parts, start = -(-2 * n_rows // most), [], 0
+    for one in pieces():
+        chosen = (np.arange(start, start + len(one)) % stride) == 0
+        for column in one.select_dtypes("float"):
+            values = one[column].to_numpy(dtype=float, na_value=np.nan)
+            known = np.argsort(values, kind="stable")[: int(np.isfinite(values).sum())]
+            chosen[known[:_EXTREMES]] = chosen[known[-_EXTREMES:]] = True
+        parts.append(one.loc[chosen])
+        start += len(one)
+    frame = pd.concat(parts, ignore_index=True)
+    return frame, Shortened(rows=n_rows, kept=len(frame), steps=None)
+
+
+def _steps(pieces: Iterable[pd.DataFrame]) -> dict[int, int] | None:
+    """Step -> its rows; None where there is no such column of whole numbers, or too few of them to leave some out."""
+    counts: dict[int, int] = {}
+    for one in pieces:
+        if "step" not in one or not pd.api.types.is_integer_dtype(one["step"]) or one["step"].hasnans:
+            return None
+        steps, rows = np.unique(one["step"].to_numpy(dtype="int64"), return_counts=True)
+        for step, n in zip(steps.tolist(), rows.tolist(), strict=True):
+            counts[step] = counts.get(step, 0) + n
+    return counts if len(counts) > 4 * _LAST else None
+
+
+def _kept_steps(counts: Mapping[int, int], *, most: int) -> frozenset[int]:
+    """Evenly spaced steps of about so many rows, the first, and the last ones."""
+    steps = sorted(counts)
+    room = max(2, most * len(steps) // max(sum(counts.values()), 1) - _LAST)
+    return frozenset(steps[:: -(-len(steps) // room)]) | frozenset(steps[-_LAST:])
+
+
+def _parquet_rows(path: Path) -> int:
+    """Number of rows, from the file's own record."""
+    import pyarrow.parquet  # slow to import, and needed for long tables alone
+
+    return pyarrow.parquet.read_metadata(path).num_rows
+
+
+def _parquet_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
+    """Return what reads a file piece by piece, each as pandas reads a file of its own."""
+
+    def pieces() -> Iterator[pd.DataFrame]:
+        """The pieces."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PIECE):
+                piece = io.BytesIO()
+                pyarrow.parquet.write_table(pa.Table.from_batches([batch]), piece, compression="none")
+                yield pd.read_parquet(piece)
+
+    return pieces
+
+
+def _csv_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
+    """Return what reads a file of text piece by piece."""
+
+    def pieces() -> Iterator[pd.DataFrame]:
+        """The pieces."""
+        with pd.read_csv(path, chunksize=_CHUNK) as reader:
+            yield from reader
+
+    return pieces
+
+
+def _lines_in(path: Path) -> int:
+    """Number of lines."""
+    with path.open("rb") as file:
+        return sum(1 for _ in file)

@@ -1,0 +1,134 @@
+"""Pages of tables of a million rows stay small, in size and in memory, and say what they are made from."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.records import RunLog, create_run, read_run
+from sink_lens.records.long_tables import read_some
+from sink_lens.report import html
+from sink_lens.report.html import content
+from sink_lens.report.style import canvas, panel, thinned
+
+from .test_pages import CONFIGS, SAYS, frames_of
+
+KEYS = ("rate_first", "mass_first", "max_activation")
+ALONG = ("cell", "layer", "step", "tokens", "position")
+SCRIPT = """
+import resource, sys
+from sink_lens.report.html import page_text
+text = page_text(sys.argv[1])
+print(len(text.encode()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "is made from" in text)
+"""
+
+
+def readings(steps):
+    """Two layers' and the model's readings, of which no two are alike."""
+    grid = pd.MultiIndex.from_product([range(0, 10 * steps, 10), KEYS, [0, 1, pd.NA]], names=["step", "key", "layer"])
+    frame = grid.to_frame(index=False).astype({"layer": "Int64"})
+    return frame.assign(value=np.arange(len(frame)) / len(frame), unit="1")
+
+
+def a_run(folder, kind, tables):
+    with create_run(folder, kind=kind, config=CONFIGS.get(kind, {}), provenance={}, expects=()) as writer:
+        for name, frame in tables.items():
+            writer.write_table(name, frame)
+    return folder
+
+
+def grown(frame, rows):
+    """A table of so many rows: along one column the frame again and again."""
+    times, rng = -(-rows // len(frame)), np.random.default_rng(0)
+    long = pd.concat([frame] * times, ignore_index=True).iloc[:rows]
+    along = next((name for name in ALONG if name in frame and frame[name].dtype == "int64"), None)
+    if along is not None:
+        again = np.arange(rows) // len(frame) * (frame[along].max() - frame[along].min() + 1)
+        long[along] = long[along] + again
+    return long.assign(**{name: long[name] + rng.normal(0, 0.01, rows) for name in long.select_dtypes("float")})
+
+
+def test_a_long_monitor_shows_the_last_readings_and_counts_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "MOST_READ", 900)
+    whole = readings(500)
+    run = read_run(a_run(tmp_path / "run", "monitor", {"monitor": whole}))
+    part = content(run)
+    assert "the last of 500 readings" in " ".join(part.headline)
+    assert "At step 4,990" in " ".join(part.headline)
+    (said,) = [note for note in part.notes if "is made from" in note]
+    assert "Monitor has 4,500 rows; this page is made from" in said
+    short = content(read_run(a_run(tmp_path / "short", "monitor", {"monitor": whole[whole["step"] > 4800]})))
+    assert part.tables[-1].table.rows[:19] == short.tables[-1].table.rows  # to the digit
+    assert not [note for note in short.notes if "is made from" in note]
+
+
+def test_a_log_of_a_training_that_goes_on_is_read_as_its_table(tmp_path):
+    whole = readings(150)
+    dtypes = {"step": "int64", "key": "str", "layer": "Int64", "value": "float64", "unit": "str"}
+    log = RunLog(tmp_path, columns={"monitor": dtypes})
+    for step, rows in whole.groupby("step"):
+        blocks = [
+            {**{name: json.loads(part[name].to_json(orient="values")) for name in ("layer", "value")}, "step": step}
+            | {"key": key, "unit": "1"}
+            for key, part in rows.groupby("key", sort=False)
+        ]
+        log.append(step, {"monitor": blocks})
+    log.close()
+    whole.to_parquet(tmp_path / "monitor.parquet")
+    tables = [read_some(tmp_path / file, name="monitor", most=450) for file in ("log.jsonl", "monitor.parquet")]
+    assert tables[0][1] == tables[1][1]
+    assert tables[0][1].rows == 1350
+    pd.testing.assert_frame_equal(tables[0][0], tables[1][0], check_dtype=False, rtol=1e-9)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_of_other_tables_the_extremes_are_read(tmp_path, suffix):
+    values = np.random.default_rng(0).normal(size=20_000)
+    values[[12_345, 17]] = 100.0, -100.0
+    frame = pd.DataFrame({"layer": np.arange(20_000), "effect": values, "name": "a"})
+    path = tmp_path / f"cells{suffix}"
+    frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, index=False)
+    some, left = read_some(path, name="cells", most=4_000)
+    assert left.rows == 20_000
+    assert left.steps is None
+    assert left.kept == len(some) < 4_000
+    assert some["effect"].agg(["max", "min"]).tolist() == [100.0, -100.0]
+    pd.testing.assert_frame_equal(some, frame[frame["layer"].isin(some["layer"])].reset_index(drop=True))
+    assert read_some(path, name="cells", most=20_000) == (None, None)
+
+
+def test_very_many_points_keep_their_extremes():
+    figure = canvas()
+    axes = panel(figure)
+    values = np.zeros(100_000)
+    values[70_001] = 5.0
+    (line,) = axes.plot(np.arange(100_000), values)
+    axes.scatter(np.arange(5_000), np.zeros(5_000))
+    assert "smallest and largest" in thinned(figure)
+    x, y = line.get_data()
+    assert len(x) <= 20_002
+    assert x[y == 5.0].tolist() == [70_001]
+    assert axes.collections[0].get_rasterized()
+    assert thinned(canvas()) == ""
+
+
+def size_of(folder):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True, check=True)
+    size, memory, said = done.stdout.split()
+    return int(size), int(memory), said == "True"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", SAYS)
+def test_a_page_of_a_million_rows_is_small(tmp_path, kind):
+    tables = {"monitor": readings(112_000)} if kind == "monitor" else frames_of(kind)
+    longest = max(map(len, tables.values()))
+    if kind != "monitor":
+        tables = {name: grown(one, 1_000_000) if len(one) == longest else one for name, one in tables.items()}
+    size, memory, said = size_of(a_run(tmp_path / "run", kind, tables))
+    assert size < 5e6
+    assert memory < 1e9
+    assert said
