@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from .errors import InputError
+from .modes import plainly
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,17 +33,18 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     the device "meta"), of another type or number of axes, and axes of one name that differ in size. Numbers of numpy
     reach the function as Python's, which torch and random take everywhere.
     """
-    signature, plainly = inspect.signature(function), cast("Callable[..., R]", function)
+    signature, unchecked = inspect.signature(function), cast("Callable[..., R]", function)
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
-        """Check the arguments, then call the function."""
+        """Check the arguments, then call the function in no autocast and no inference mode."""
         try:
             bound = signature.bind(*args, **named).arguments
         except TypeError:  # the function says itself what is missing, and may take names of 0.1
             return function(*args, **named)
         check_arguments(function, bound)
-        return plainly(*map(_plain, args), **{name: _plain(value) for name, value in named.items()})
+        with plainly():
+            return unchecked(*map(_plain, args), **{name: _plain(value) for name, value in named.items()})
 
     return call
 

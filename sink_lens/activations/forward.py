@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
 from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
-from ..models.evaluating import evaluating
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
+from ..models.running import running
 from ..models.sites import SITES, bridge_hook, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observed
 
@@ -71,6 +71,7 @@ def forward(
     last = max(plan, default=0)
     at_sites = [(layer, name) for layer, names in plan.items() for name in sorted(names - set(OBSERVED))]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(running(lens))
         if plain or lens.why_measured_only is not None:
             model, layers = lens.plain, lens.layers
             for layer, name in at_sites:
@@ -90,7 +91,6 @@ def forward(
             stack.enter_context(observed(model, watch=watch))
         elif model is not lens.plain:
             stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
-        stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         if last < lens.n_layers:
             stack.enter_context(ending_after(layers[last]))
@@ -100,7 +100,7 @@ def forward(
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
     """Run the bridge with its own attention once, which makes scores and pattern, and pass its tensors to ``put``."""
     hooks: list[Any] = [_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)]
-    with evaluating(lens.bridge), torch.no_grad():
+    with running(lens), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.running import running
 
 HALF = (torch.bfloat16, torch.float16)
 """The types that are asked about."""
@@ -81,8 +81,7 @@ def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding |
     if not has.any():
         return None
     own, _ = _run(lens, part)
-    with in_float32(lens.plain):
-        exact, largest = _run(lens, part)
+    exact, largest = _run(lens, part, wide=True)
     spread = exact.std(dim=-1)
     off = (own - exact).pow(2).mean(dim=-1).sqrt() / spread
     here = torch.zeros_like(part.valid)
@@ -136,10 +135,10 @@ def _spacing(value: float, dtype: torch.dtype) -> float:
 
 
 def _run(
-    lens: LensModel, part: TokenBatch
+    lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
     """The logits, and the largest magnitude over layers of each value of the stream; in float32."""
-    with evaluating(lens.plain), torch.no_grad():
+    with running(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
         out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)
     return out.logits.float().cpu(), largest.cpu()

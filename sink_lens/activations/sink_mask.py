@@ -154,7 +154,7 @@ def _scores(
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size, kernel=kernel).nanmean(0)}
-    scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan) for by in rules}
+    scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
     with tqdm(total=batch.n_sequences, desc="marking sinks", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in parts(batch, batch_size=batch_size):
             taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}

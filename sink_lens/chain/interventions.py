@@ -230,7 +230,7 @@ def _row(
     # With fewer sequences, what the controls change there is added to the baseline run of all.
     baseline_of_few = few.outcome
     over = mean_mass(baseline, one.position, reads) - mean_mass(baseline_of_few, one.position, reads)
-    masses = torch.tensor([mean_mass(run, one.position, reads) + over for run in controls])
+    masses = torch.tensor([mean_mass(run, one.position, reads) + over for run in controls], dtype=torch.float32)
     found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None

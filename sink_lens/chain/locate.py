@@ -307,7 +307,7 @@ def erased_share(states: Float[Tensor, "sample batch d_model"], *, first: int) -
     begin before layer 0, the result with layer 0.
     """
     means = states.double().mean(1)
-    found = torch.zeros(len(means) - 1)
+    found = torch.zeros(len(means) - 1, dtype=torch.float32)
     plateau = means[first + 1]
     for layer in range(first + 1, len(means) - 1):
         if means[layer].norm() > plateau.norm():

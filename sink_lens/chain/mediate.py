@@ -93,7 +93,10 @@ def mediation_table(
             read = {"layers": layers, "quiet": True}  # a link may be untouched
             survived = mean_mass(setting.run(kept.edits, of=run, **read), position, layers)
             few, controls = fewer[name], kept.controls[:FEW_CONTROLS]
-            control = torch.tensor([mean_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)])
+            control = torch.tensor(
+                [mean_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)],
+                dtype=torch.float32,
+            )
             added, added_to_few = (
                 one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
             )

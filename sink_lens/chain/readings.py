@@ -56,13 +56,13 @@ def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
-    late = torch.logspace(math.log10(half), math.log10(length - 1), half).round().long()
+    late = torch.logspace(math.log10(half), math.log10(length - 1), half, dtype=torch.float32).round().long()
     return torch.cat([torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]).unique()
 
 
 def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
     """At most so many of the items, evenly spaced, the first and the last included."""
-    index = torch.linspace(0, len(items) - 1, min(most, len(items))).round().long().tolist()
+    index = torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32).round().long().tolist()
     return [items[place] for place in index]
 
 
@@ -238,7 +238,12 @@ def output_readings(
 
 def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
     """Some positions other than the key, evenly spaced from position 8 on, the last one left out; fewer if short."""
-    spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1)[:-1].round().long().tolist()
+    spaced = (
+        torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32)[:-1]
+        .round()
+        .long()
+        .tolist()
+    )
     return sorted({place for place in spaced if place != key and place < length})
 
 
@@ -298,7 +303,7 @@ def token_loss_reading(lens: LensModel) -> Reading:
         """The loss of every predicted token."""
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
         predicted = view.valid[:, 1:]
-        found = torch.full(targets.shape, math.nan, device=hidden.device)
+        found = torch.full(targets.shape, math.nan, device=hidden.device, dtype=torch.float32)
         found[predicted] = losses_of(lens, hidden[predicted], targets[predicted])
         return found
 
@@ -372,7 +377,7 @@ def _few(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callabl
         take = min(max(0, most - seen.get(view.layer, 0)), n)
         seen[view.layer] = seen.get(view.layer, 0) + n
         if take == 0:
-            return torch.full((n, *shapes[view.layer]), math.nan)
+            return torch.full((n, *shapes[view.layer]), math.nan, dtype=torch.float32)
         some = LayerView(
             layer=view.layer,
             tensors={name: tensor[:take] for name, tensor in view.tensors.items()},

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..engine.layout import Layout
 from ..engine.partial_pass import Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
-from ..models.evaluating import evaluating
+from ..models.running import block_of_passes
 from ..models.weights import attention_weights, mlp_weights
 from .neurons import output_terms
 from .setting import Kind, Setting, bar
@@ -145,9 +145,11 @@ def _propagate(
     """Gradients of the target from the last layer to the first, averaged over the points of each layer."""
     lens, position = setting.lens, setting.sink_position
     n = setting.tokens.n_sequences
-    after = torch.zeros(n, lens.d_model, device=lens.device)
+    after = torch.zeros(n, lens.d_model, device=lens.device, dtype=torch.float32)
     direct, whole = torch.zeros_like(after), 0.0
-    shares, weights = (torch.tensor(some, device=lens.device) for some in zip(*points, strict=True))
+    shares, weights = (
+        torch.tensor(some, device=lens.device, dtype=torch.float32) for some in zip(*points, strict=True)
+    )
     for layer in reversed(range(lens.n_layers)):
         baseline = stream[layer].to(lens.device)
         ordinary = setting.mean_ordinary(stream[layer])[:, 0].to(lens.device)
@@ -168,7 +170,7 @@ def _propagate(
         over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
         if len(points) > 1 and whole > 0 and effect >= LEAST_DIRECT * whole:
-            effects.add(kind, -1, torch.tensor([effect / n]))
+            effects.add(kind, -1, torch.tensor([effect / n], dtype=torch.float32))
 
 
 class _Run:
@@ -180,7 +182,7 @@ class _Run:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
-        with evaluating(lens.bridge):
+        with block_of_passes(lens):
             kept = {"keep": self.held, "queries": self.queries, "attention_only": True}
             partial_pass(lens, self.tokens, layout=self._layout((0,)), first=0, last=lens.n_layers, visits={}, **kept)
 
@@ -201,15 +203,19 @@ class _Run:
         lens = self.setting.lens
         n_points, n, _ = at_sink.shape
         leaf = at_sink.detach().clone().requires_grad_(True)
-        zeros = {"z": torch.zeros(n, 1, lens.n_heads, lens.d_head, device=leaf.device, requires_grad=True)}
-        zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp, device=leaf.device, requires_grad=True)
+        zeros = {
+            "z": torch.zeros(
+                n, 1, lens.n_heads, lens.d_head, device=leaf.device, requires_grad=True, dtype=torch.float32
+            )
+        }
+        zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp, device=leaf.device, requires_grad=True, dtype=torch.float32)
         cells = range(n_points)
         visits = {
             (site, layer): Visit(edits=[(cell, partial(_add, zero=zero)) for cell in cells])
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
-        with torch.enable_grad(), evaluating(lens.bridge):
+        with block_of_passes(lens), torch.enable_grad():
             own, streams = self._own(
                 layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
             )
@@ -233,7 +239,7 @@ class _Run:
         Attention to the sink needs no more of the layer than its attention, and none of a layer that does not read it.
         """
         lens, of_sink = self.setting.lens, target == "sink"
-        leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
+        leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True, dtype=torch.float32)
         if of_sink and layer not in self.setting.sink_layers:
             return leaf.detach()
 
@@ -242,7 +248,7 @@ class _Run:
             return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
-        with torch.enable_grad(), evaluating(lens.bridge):
+        with block_of_passes(lens), torch.enable_grad():
             ends = {"stream": layout.flat(stream), "target": target, "attention_only": of_sink}
             own, _ = self._own(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)

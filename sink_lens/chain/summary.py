@@ -98,7 +98,7 @@ def summary_table(
         interval(panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2)).numpy(), generator=rng),
         "mass",
     )
-    mass = torch.tensor(layers["sink_score"])
+    mass = torch.tensor(layers["sink_score"], dtype=torch.float32)
     for threshold in sorted({config.threshold, 0.5, 0.8}):
         add(
             f"onset_layer_{threshold:g}",

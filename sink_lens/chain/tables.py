@@ -48,7 +48,7 @@ def _alignment(lens: LensModel, location: Location) -> Tensor:
     for layer in range(lens.n_layers):
         entering = location.entering(layer)
         if not entering:
-            rows.append(torch.full((lens.n_heads,), torch.nan))
+            rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
         weights = attention_weights(lens, layer=layer)
         column = weights.w_k[..., entering[0]].float()

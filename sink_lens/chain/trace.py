@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformer_lens.model_bridge import TransformerBridge
-from transformers import PreTrainedModel
 
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
@@ -34,6 +32,7 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, set_aside
+from ..models.running import holds_views, note_memory, turn
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from . import summary, tables
 from .at_token import Occurrences, at_token
@@ -162,7 +161,7 @@ def trace(
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
-    if isinstance(model, (PreTrainedModel, TransformerBridge)):
+    if isinstance(model, nn.Module):
         model = as_lens(model)
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
@@ -462,7 +461,20 @@ def _room_for_baseline(
         return contextlib.nullcontext()
     said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
     _LOG.warning(said, size(free))
-    return set_aside(lens.plain, folder=folder)
+    if holds_views(lens):  # the bridge's parts of fused projections would keep the memory
+        return contextlib.nullcontext()
+    return _aside(lens, folder=folder)
+
+
+@contextlib.contextmanager
+def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
+    """Within the block the weights are in a file, and nobody else's pass runs."""
+    with turn(lens):
+        try:
+            with set_aside(lens.plain, folder=folder):
+                yield
+        finally:
+            note_memory(lens)
 
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

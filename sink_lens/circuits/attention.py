@@ -25,6 +25,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from ..engine.gradients import zero_added
+from ..models.running import turn
 from .circuit import Circuit
 from .rules import keep_tensor
 from .stream import hook_of, pulled_back
@@ -62,7 +63,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
             hooks.append((hook_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
-    with torch.enable_grad():
+    with turn(runs.lens), torch.enable_grad():
         runs.outcome(runs.part(slice(0, 1)), slice(0, 1), hooks)
         for layer, head in heads:
             if ("pattern", layer) not in seen:

@@ -97,7 +97,7 @@ class Runs:
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=bos)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
         check_metric(read)
-        empty = torch.full((pair.clean.n_sequences,), torch.nan)
+        empty = torch.full((pair.clean.n_sequences,), torch.nan, dtype=torch.float32)
         runs = cls(
             lens=lens,
             graph=graph,

@@ -39,6 +39,7 @@ from torch import Tensor
 from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
 from ..models.evaluating import frozen
+from ..models.running import turn
 from .config import METHODS, TOLERANCE, Method
 from .graph import Graph
 from .rules import rule_hooks
@@ -168,7 +169,10 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
     difference -= runs.replacements(rows, begin=begin)
     start, end = runs.inputs(rows)
     left = torch.arange(rows.start, rows.stop)
-    found, used = torch.zeros(len(left), runs.graph.n_edges), torch.zeros(len(left))
+    found, used = (
+        torch.zeros(len(left), runs.graph.n_edges, dtype=torch.float32),
+        torch.zeros(len(left), dtype=torch.float32),
+    )
     from_input = torch.from_numpy(runs.graph.ends[1] == 0)
     while len(left):
         own, at = runs.some(left.tolist()), left - rows.start
@@ -201,7 +205,7 @@ def _activations(
     groups: dict[tuple[str, int], list[int]] = {}
     for index, writer in enumerate(graph.writers):
         groups.setdefault((kinds[writer.kind], max(writer.layer, 0)), []).append(index)
-    found = torch.zeros(rows.stop - rows.start, graph.n_edges)
+    found = torch.zeros(rows.stop - rows.start, graph.n_edges, dtype=torch.float32)
     own = runs.some(range(rows.start, rows.stop))
     writer_of_edge = graph.ends[1]
     for (site, layer), writers in groups.items():
@@ -218,7 +222,7 @@ def _activations(
             gradients.add([hook], weight=1 / steps)
         chosen = torch.from_numpy(np.isin(writer_of_edge, writers))
         found[:, chosen] = gradients.contracted()[:, chosen]
-    return found, torch.full((len(found),), float(steps))
+    return found, torch.full((len(found),), float(steps), dtype=torch.float32)
 
 
 class Gradients:
@@ -268,7 +272,7 @@ class Gradients:
             for site in sites_of(place, graph)
         ]
         rows = slice(0, runs.n_pairs)
-        with torch.enable_grad(), frozen(lens.plain):
+        with turn(lens), torch.enable_grad(), frozen(lens.plain):
             values = runs.values(runs.outcome(runs.part(rows), rows, at))
             if not values.requires_grad:
                 raise InputError(

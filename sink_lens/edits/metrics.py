@@ -283,7 +283,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
         found = metric.function(run)
     n = run.valid.shape[0]
     if isinstance(found, float | int):
-        found = torch.tensor(float(found))
+        found = torch.tensor(float(found), dtype=torch.float32)
     fits = isinstance(found, Tensor) and tuple(found.shape) in ((), (n,)) and not found.is_complex()
     if not fits:
         gave = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

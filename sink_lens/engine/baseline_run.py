@@ -12,8 +12,8 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, join_outcomes
 from ..models.delegation import check_no_hooks
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.running import block_of_passes
 from .forward import Early
 from .needs import Needs
 from .passes import BaselineBatch, Passes
@@ -126,5 +126,5 @@ class BaselineRun:
             return BaselineBatch(
                 part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={}
             )
-        with evaluating(self.lens.bridge):
+        with block_of_passes(self.lens):
             return self.passes.baseline(part, prompts=prompts, edits=self.edits)

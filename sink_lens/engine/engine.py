@@ -31,8 +31,8 @@ from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome, join_outcomes
 from ..errors import ModelError, SinkLensError
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.running import block_of_passes
 from ..models.sites import SITES
 from .baseline_run import BaselineRun
 from .cells import Cell, Touches, cone, ends_before, from_layer
@@ -126,7 +126,7 @@ class Engine:
             advance: called with the number of cells that were finished.
         """
         take = partial(self._rows_of, prompts=block.prompts)
-        with evaluating(self.lens.bridge):
+        with block_of_passes(self.lens):
             found = self._all_of(block, take, failed=lambda *one: [_failed_row(*one)], advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
@@ -145,7 +145,7 @@ class Engine:
         Raises:
             Exception: whatever an edit or the function raises.
         """
-        with evaluating(self.lens.bridge):
+        with block_of_passes(self.lens):
             return self._all_of(block, take, failed=None, advance=advance)
 
     def _all_of(
@@ -215,7 +215,7 @@ class Engine:
                     with self._one_at_a_time:
                         advance(done)
 
-        with evaluating(self.lens.bridge):
+        with block_of_passes(self.lens):
             for block in alone:
                 self._all_of(block, partial(keep, block), failed=None, advance=advance)
             if beside:
@@ -235,7 +235,7 @@ class Engine:
         block = next(block for block in self.blocks if number in block.cells)
         pack = next(pack for pack in self._packs(block) if number in pack)
         run = partial(self._run, block=block)
-        with evaluating(self.lens.bridge):
+        with block_of_passes(self.lens):
             if self._has_lanes(block):
                 (found,) = self._in_lanes(block, self._in_one, [lambda passes: run(pack, passes=passes)])
             else:

@@ -24,10 +24,10 @@ from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
 from ..models.delegation import beginning_at
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, sent
+from ..models.running import running
 from ..models.sites import SITES, bridge_hook, site_of
 from ..models.unembedding import losses_of, next_token_losses
 
@@ -303,7 +303,7 @@ class RunCollector:
         own = slice(self.begin + 1, None)
         predicted, targets = part.valid[:, own].flatten().nonzero()[:, 0], sent(part.tokens[:, own], states.device)
         index = sent(predicted, states.device)  # a mask on the GPU would be waited for
-        losses = torch.zeros(targets.shape, device=states.device)
+        losses = torch.zeros(targets.shape, device=states.device, dtype=torch.float32)
         found = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
         losses.view(-1)[index] = found
         return losses
@@ -340,8 +340,8 @@ class RunCollector:
             positions=self.keys,
             layers=read,
             valid=valid,
-            mass=torch.stack(mass) if read else torch.empty(0, n, 0, n_keys),
-            state=torch.stack(state) if read else torch.empty(0, n, n_keys, 0),
+            mass=torch.stack(mass) if read else torch.empty(0, n, 0, n_keys, dtype=torch.float32),
+            state=torch.stack(state) if read else torch.empty(0, n, n_keys, 0, dtype=torch.float32),
             loss=torch.cat(self.losses) if self.losses else None,
             logits=logits,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},
@@ -398,9 +398,9 @@ def bridge_pass(
     options: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     inputs = part.tokens.to(lens.device)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(running(lens))
         if stream is not None:
             stack.enter_context(beginning_at(lens, first, stream))
-        stack.enter_context(evaluating(lens.bridge))
         stack.enter_context(torch.no_grad())
         out: Tensor = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **options)
     return out

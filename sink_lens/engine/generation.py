@@ -27,9 +27,9 @@ from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, Step, check_edits
 from ..errors import InputError
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.running import block_of_passes, running
 from ..models.sites import SITES
 from ..records import display
 from .layout import Layout
@@ -238,7 +238,7 @@ class _Cache:
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
         self.keys = {}
-        with evaluating(self.lens.bridge):
+        with block_of_passes(self.lens):
             out = partial_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
         assert out is not None  # the pass goes to the end
         record.changed |= applied.changed
@@ -301,7 +301,7 @@ def _last_logits(
     hooks: Any = applied.fwd_hooks(
         sequences=slice(0, 1), valid=torch.ones(1, n, dtype=torch.bool), layers=range(lens.n_layers)
     )
-    with evaluating(lens.bridge), torch.no_grad():
+    with running(lens), torch.no_grad():
         out = lens.bridge.run_with_hooks(tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
     record.changed |= {numbers[number] for number in applied.changed}
     record.reached |= {numbers[number] for number in applied.reached}

@@ -17,9 +17,9 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
 from ..models.delegation import delegated, hooked
-from ..models.evaluating import evaluating
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
+from ..models.running import running, turn
 from ..models.sites import SITES, bridge_hook
 from ..models.unembedding import logits_of
 from .forward import sequence_loss
@@ -44,7 +44,7 @@ def position_gradients(
 
     Reference: arXiv 2603.17771 (gradient sinks; the definition is ours).
     """
-    found = torch.full((lens.n_layers, batch.n_sequences, batch.n_positions), math.nan)
+    found = torch.full((lens.n_layers, batch.n_sequences, batch.n_positions), math.nan, dtype=torch.float32)
     rows = tqdm(range(batch.n_sequences), desc="gradients", unit="seq", disable=not progress, leave=False)
     for row in rows:
         length = int(batch.lengths[row])
@@ -60,6 +60,7 @@ def _gradients(lens: LensModel, one: TokenBatch) -> tuple[Tensor, ...]:
     zeros: dict[tuple[str, int], Tensor] = {}
     added = [partial(zero_added, into=zeros, key=("resid_post", layer)) for layer in range(lens.n_layers)]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(running(lens))
         if lens.why_measured_only is None:
             model = stack.enter_context(delegated(lens))
             points = [(_hook(lens, "resid_post", layer), function) for layer, function in enumerate(added)]
@@ -69,7 +70,6 @@ def _gradients(lens: LensModel, one: TokenBatch) -> tuple[Tensor, ...]:
             model = lens.plain
             for layer, function in zip(lens.layers, added, strict=True):
                 stack.callback(layer.register_forward_hook(partial(_at_module, function=function)).remove)
-        stack.enter_context(evaluating(model))
         stack.enter_context(torch.enable_grad())
         tokens = one.tokens.to(lens.device)
         final = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -118,11 +118,11 @@ def metric_gradients(
     Raises:
         InputError: the metric has no gradient.
     """
-    zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
-    given = None if embedding is None else embedding.to(lens.device)
-    hooks: list[Any] = [] if given is None else [(_hook(lens, "resid_pre", 0), lambda x, hook: given)]
-    hooks += [(_hook(lens, *key), partial(_add, zero=zero)) for key, zero in zeros.items()]
-    with torch.enable_grad():
+    with turn(lens), torch.enable_grad():
+        zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
+        given = None if embedding is None else embedding.to(lens.device)
+        hooks: list[Any] = [] if given is None else [(_hook(lens, "resid_pre", 0), lambda x, hook: given)]
+        hooks += [(_hook(lens, *key), partial(_add, zero=zero)) for key, zero in zeros.items()]
         values = evaluate(metric, hooked_outcome(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
             raise InputError(
@@ -193,7 +193,7 @@ def hooked_outcome(
         for key in [(site, layer) for layer in layers] if SITES[site].per_layer else [(site, 0)]:
             reads.append((_hook(lens, *key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
-    with evaluating(lens.bridge):
+    with running(lens):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(
         positions=metric.positions,

@@ -23,6 +23,7 @@ from ..edits.hooks import Act
 from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, instead
 from ..models.families import Family
 from ..models.lens import LensModel
+from ..models.running import inside
 from ..models.sites import SITES, bridge_hook
 from .layout import Attending, Layout, attending
 
@@ -120,7 +121,7 @@ def partial_pass(
     Without ``unembed`` those are the states that the unembedding reads.
 
     Args:
-        lens: the model, in eval mode.
+        lens: the model, within ``running.block_of_passes``.
         tokens: the sequences, whole.
         layout: the cells, and the rows of each.
         first: the layer to begin at; the number of layers is the last norm.
@@ -146,6 +147,7 @@ def partial_pass(
         hooks.append((name, partial(_visit, visit=visit, view=view)))
     hooks += [(name, partial(_tap, take=take)) for name, take in taps]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(inside(lens))
         model = stack.enter_context(delegated(lens, layers=range(first, last)))
         if stream is not None:
             stack.enter_context(beginning_at(lens, first, stream))

@@ -221,7 +221,9 @@ class _Pack:
                 ends[cell] = collector.finish(own, part=self.part, unembedded=self.needs.unembeds, **wanted)
             for layer in read:
                 if layer not in collector.state:  # the pass ended with the attention of its last layer
-                    collector.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
+                    collector.state[layer] = [
+                        torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
+                    ]
         read_home(self.collectors)
         found = []
         for collector, edits, at in zip(self.collectors, self.edits, ends, strict=True):

@@ -8,15 +8,17 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from itertools import chain
-from threading import Event
+from threading import Event, Lock
 from typing import TypeVar
 
 import torch
 
 from ..models.delegation import inner_model
 from ..models.lens import LensModel
+from ..models.running import turn
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,9 @@ class Lanes:
             given: at most as many as there are lanes.
         """
         stop = Event()
-        futures = [self._pool.submit(run, *each, stop) for each in zip(self._lenses, given, strict=False)]
+        futures = [
+            self._pool.submit(copy_context().run, run, *each, stop) for each in zip(self._lenses, given, strict=False)
+        ]
         try:
             return [future.result() for future in futures]
         finally:
@@ -54,7 +58,8 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
     shared[id(bridge.tokenizer)] = bridge.tokenizer
-    return replace(lens, bridge=copy.deepcopy(bridge, shared))
+    with turn(lens):  # nobody's hooks are copied
+        return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=Lock()))
 
 
 def can_copy(lens: LensModel) -> bool:

@@ -92,11 +92,11 @@ class CosineSums:
         seen = self._seen.get(place, 0)
         if not seen:
             d_model = wide.shape[-1]
-            self.ends[place] = torch.zeros(BLOCKS, 2, d_model)
-            self.units[place] = torch.zeros(len(self.positions), d_model)
-            self.norms[place] = torch.zeros(len(self.positions))
-            self.energy[place] = torch.zeros(d_model)
-            self.within[place] = torch.zeros(BLOCKS)
+            self.ends[place] = torch.zeros(BLOCKS, 2, d_model, dtype=torch.float32)
+            self.units[place] = torch.zeros(len(self.positions), d_model, dtype=torch.float32)
+            self.norms[place] = torch.zeros(len(self.positions), dtype=torch.float32)
+            self.energy[place] = torch.zeros(d_model, dtype=torch.float32)
+            self.within[place] = torch.zeros(BLOCKS, dtype=torch.float32)
         blocks = self._blocks(seen, len(wide))
         self.ends[place].index_add_(0, blocks, unit[:, [0, -1]].cpu().float())
         self.units[place] += unit[:, self.positions].sum(0).cpu()

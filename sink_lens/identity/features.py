@@ -20,10 +20,10 @@ from tqdm.auto import tqdm
 from ..data.bos import ordinary_ids
 from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
 from ..errors import InputError, ModelError
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..models.packed import weight_of
+from ..models.running import running
 from .config import InputKind, check_size
 
 EMBEDDING_STD = 0.02
@@ -113,7 +113,7 @@ class Inputs:
             if self.kind == "tokens":
                 yield ids[torch.randint(len(ids), (_CHUNK, self.length), generator=generator)][:rows]
             else:
-                drawn = torch.randn((_CHUNK, self.length, self.width), generator=generator)
+                drawn = torch.randn((_CHUNK, self.length, self.width), generator=generator, dtype=torch.float32)
                 mean, deviation = self.embedding
                 yield drawn[:rows] * deviation + mean
 
@@ -187,7 +187,7 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
     size = batch_size or max(1, _TOKENS_A_FORWARD // inputs.length)
     done = 0
     with (
-        evaluating(lens.plain),
+        running(lens),
         torch.no_grad(),
         tqdm(total=inputs.sequences, desc=lens.name, unit="input", disable=not progress, leave=False) as bar,
     ):

@@ -24,9 +24,9 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.reductions import widen
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.running import running
 from ..records import display
 from .models_to_measure import CHUNK, RandomSequences
 
@@ -203,7 +203,7 @@ def size_of_forward(lens: LensModel, *, length: int) -> int:
 
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
     """The logits after the last token of each sequence, on the plain model."""
-    with evaluating(lens.plain), torch.no_grad():
+    with running(lens), torch.no_grad():
         return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
 
 

@@ -285,5 +285,5 @@ def _place(model: Any, config: UntrainedConfig) -> None:
     if config.positions != "rotary":
         model.model.rotary_emb.inv_freq.zero_()  # every angle is 0
     if config.positions == "learned":
-        drawn = torch.randn(config.n_context, config.d_model) * config.init_std
+        drawn = torch.randn(config.n_context, config.d_model, dtype=torch.float32) * config.init_std
         model.set_input_embeddings(PositionedEmbedding(model.get_input_embeddings(), positions=drawn))

@@ -56,7 +56,7 @@ def sampled_queries(length: int, *, first: int = 0, most: int = SAMPLED_QUERIES)
     """Query positions from `first` on: all of a short sequence, evenly spaced ones of a long one, the last included."""
     if length - first <= most:
         return torch.arange(first, length)
-    return torch.linspace(first, length - 1, most).round().long()
+    return torch.linspace(first, length - 1, most, dtype=torch.float32).round().long()
 
 
 def earlier_keys(

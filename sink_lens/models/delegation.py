@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from ..errors import InputError, ModelError
 from .lens import LensModel
+from .running import turn
 from .sites import Address, read_site
 
 _LIBRARIES = ("transformer_lens", "sink_lens")
@@ -72,7 +73,8 @@ def check_no_hooks(lens: LensModel) -> None:
     Raises:
         InputError: there is such a hook.
     """
-    standing = [name for name, point in lens.bridge.hook_dict.items() if has_own_hooks(point)]
+    with turn(lens):  # else another thread's pass has some of its own there
+        standing = [name for name, point in lens.bridge.hook_dict.items() if has_own_hooks(point)]
     if standing:
         raise InputError(
             f"a hook stands on the bridge at {standing[0]}, and a forward of several cells would show it the rows of "

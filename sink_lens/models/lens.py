@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from .experts import size_of
 from .families import Family, reach_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
+from .running import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -27,6 +28,8 @@ class LensModel:
     """The same weights (shared storage) as a Hugging Face module on its fastest exact kernel, to measure or train."""
     tokenizer: PreTrainedTokenizerBase | None
     family: Family
+    state: State
+    """The model as it was when it was wrapped, and the lock that all lenses on it share."""
     name: str
     """Name of the model, as the user gave it."""
     notes: tuple[str, ...] = ()
@@ -141,6 +144,17 @@ class LensModel:
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.plain.dtype
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be pickled or copied: the two paths, what was noted of them and the lock belong together.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            f"the lens of {self.name} was to be sent to another process, or copied, and it stays with its model and "
+            "its lock; need one that is made there. Call load(...) in the worker, or wrap a copy of the model"
+        )
 
     def __repr__(self) -> str:
         """One line: name, architecture, sizes, kernel."""

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 from accelerate.utils import convert_file_size_to_int
+from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import (
     AutoConfig,
@@ -31,19 +32,21 @@ from ..data.cache import from_home
 from ..errors import InputError, ModelError, check_name
 from ..schema import DEFAULT_MODEL
 from . import checks
+from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
 from .header import read_folder
 from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of
+from .running import check_unchanged, turn
 from .text_part import text_part
 from .wrapping import assemble, random_state_kept, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
-ModelLike = LensModel | PreTrainedModel | TransformerBridge | str | Path
-"""The kinds of model argument that every function accepts."""
+ModelLike = LensModel | PreTrainedModel | TransformerBridge | nn.Module | str | Path
+"""The kinds of model argument that every function accepts; a module may be a ``PeftModel``."""
 
 _FROM_GGUF = "the weights are those of {}: if it is quantised, so is what is studied here"
 _QUANTISED = "the weights were stored in {}: what is studied here is the quantised model"
@@ -57,7 +60,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def load(
-    name: str | Path | PreTrainedModel | TransformerBridge = DEFAULT_MODEL,
+    name: str | Path | PreTrainedModel | TransformerBridge | nn.Module = DEFAULT_MODEL,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     device: str | torch.device | None = None,
@@ -92,7 +95,7 @@ def load(
         ModelError: the model cannot be loaded or fails a check.
         InputError: arguments are unknown or contradict each other.
     """
-    if isinstance(name, (PreTrainedModel, TransformerBridge)):
+    if isinstance(name, nn.Module):
         given = {"device": device, "dtype": dtype, "device_map": device_map, "n_devices": n_devices}
         given |= {"max_memory": max_memory, "revision": revision}
         if any(value is not None for value in given.values()):
@@ -117,6 +120,7 @@ def load(
     source = str(folder or name)
     scratch = tempfile.mkdtemp(prefix="sink_lens_offload_") if "device_map" in placement else None
     if folder is not None:
+        check_no_adapter(folder)
         checks.check_folder(folder)
         if placement.get("device") == torch.device("cpu"):
             _check_room(folder, torch_dtype, name=str(name))
@@ -162,20 +166,24 @@ def load(
 
 
 def as_lens(model: ModelLike) -> LensModel:
-    """Return a ``LensModel`` unchanged; pass anything else to ``load``.
+    """Return a ``LensModel`` as it is; pass anything else to ``load``.
 
     Raises:
-        ModelError: see ``load``.
+        ModelError: the model was changed after it was wrapped; or see ``load``.
     """
-    return model if isinstance(model, LensModel) else load(model)
+    if not isinstance(model, LensModel):
+        return load(model)
+    check_unchanged(model)
+    return model
 
 
 def weights_hash(lens: LensModel) -> str:
     """SHA-256 over the names, shapes, types and bytes of the plain model's parameters, in order of name."""
     digest = hashlib.sha256()
-    for name, parameter in parameters_of(lens.plain):
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    with turn(lens):
+        for name, parameter in parameters_of(lens.plain):
+            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+            digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

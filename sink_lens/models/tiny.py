@@ -236,7 +236,7 @@ def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1 or name.endswith("bias"):
-                    parameter.add_(torch.randn(parameter.shape) * noise)
+                    parameter.add_(torch.randn(parameter.shape, dtype=torch.float32) * noise)
     return model
 
 

@@ -17,6 +17,7 @@ from .experts import columns_of, rows_of
 from .lens import LensModel, check_attention
 from .offload import in_memory
 from .packed import check_stored, weight_of
+from .running import check_unchanged
 
 NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"]
 """Names of the norms of a layer, by the sublayer that they come before or after."""
@@ -98,6 +99,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     Raises:
         SiteError: the layer has no attention.
     """
+    check_unchanged(lens)
     check_attention(lens, [layer], what="weights of an attention")
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
@@ -137,6 +139,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     """The MLP's projections of one layer; in a mixture of experts those of all experts, copied, side by side."""
+    check_unchanged(lens)
     family = lens.family
     module = lens.layer(layer).get_submodule(family.mlp or "")
     if family.experts is not None:
@@ -169,7 +172,7 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
     else:
         path = getattr(family, which)
     if which in ("attn_post_norm", "mlp_post_norm") and family.residual_multiplier != 1:
-        gain = torch.full((lens.d_model,), family.residual_multiplier, device=lens.device)
+        gain = torch.full((lens.d_model,), family.residual_multiplier, device=lens.device, dtype=torch.float32)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
     width = None if which in ("q_norm", "k_norm") else lens.d_model
     return None if path is None else _norm(lens.layer(layer).get_submodule(path), lens, width=width)
@@ -215,9 +218,10 @@ def final_norm(lens: LensModel) -> Norm:
 
 def _norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
     """Gain, bias and eps of a norm."""
+    check_unchanged(lens)
     centred = lens.family.centred_norm
     if isinstance(module, OlmoLayerNorm):  # it has no weights, and its eps is no field
-        gain = torch.ones(lens.d_model, device=lens.device)
+        gain = torch.ones(lens.d_model, device=lens.device, dtype=torch.float32)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=1e-5, centred=centred)
     with in_memory(module):
         weight: Any = module.weight

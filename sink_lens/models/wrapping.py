@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,14 +16,16 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import checks, experts, interfaced, neox, opt
+from . import adapters, checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers, refusal
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
 from .packed import is_packed
+from .running import State, state_of, turn_to_wrap
 from .text_part import text_part
+from .unchanged import Unchanged
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -35,19 +37,23 @@ _BRIDGE_COPIES = (
 
 
 def wrap(
-    model: TransformerBridge | PreTrainedModel,
+    model: TransformerBridge | nn.Module,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str | None = None,
 ) -> LensModel:
     """Wrap an existing Hugging Face model or ``TransformerBridge`` in a ``LensModel``.
 
-    Parameters are shared with the object, and buffers are copied. A Hugging Face model becomes ``.plain`` unchanged,
-    but for attention modules that do not take transformers' attention interface (``interfaced``) and for routed experts
-    (``experts``), whose classes become subclasses of theirs. A
-    bridge becomes ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens
-    built keeps copies of its fused projections; ``notes`` then says so. An object in training mode stays in training
+    Parameters and buffers are shared with the object (a bridge's buffers are copied), so that changes of their values
+    reach the lens; any other change of the object is refused at the next call (``unchanged``). A Hugging Face model
+    becomes ``.plain`` unchanged, but for attention modules that do not take transformers' attention interface
+    (``interfaced``) and for routed experts (``experts``), whose classes become subclasses of theirs. A bridge becomes
+    ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens built keeps
+    copies of its fused projections; ``notes`` then says so. An object in training mode stays in training
     mode, but every measurement runs in eval mode.
+
+    A model with adapters of peft (a ``PeftModel``, or adapter layers inside) is measured as a copy into which they are
+    merged (``adapters``): that takes the memory of the adapted layers once more, and is said first.
 
     Args:
         model: the model object.
@@ -60,40 +66,47 @@ def wrap(
             logits than its weights do, or was not built from a Hugging Face model.
     """
     if isinstance(model, TransformerBridge):
-        checks.check_unprocessed(model)
-        plain = _unwrap(model)
-        family = checks.check_architecture(plain)
-        if family.mixer is not None:
-            raise ModelError(f"found a bridge of the hybrid {family.architecture}; need the Hugging Face model itself")
-        interfaced.take_interface(plain)
-        interfaced.take_interface(cast("PreTrainedModel", model.original_model))
-        experts.show_experts(plain)
-        experts.show_experts(model.original_model)
-        experts.hook_experts(model)
-        interfaced.set_attention(plain, family.plain_kernel)
-        notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
-        fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
-        if fused_by_head and not isinstance(model.adapter, (neox.SharedNeoxAdapter, *interfaced.SHARED)):
-            notes += (_BRIDGE_COPIES,)
-        checks.check_logits(model, plain=plain)
-        return LensModel(
-            bridge=model,
-            plain=plain,
-            tokenizer=model.tokenizer if tokenizer is None else tokenizer,
-            family=family,
-            name=name or model.cfg.model_name,
-            notes=notes,
-            uneditable=checks.uneditable_sites(model, plain=plain),
-        )
+        with turn_to_wrap(model, name=name or model.cfg.model_name):
+            return _wrap_bridge(model, tokenizer=tokenizer, name=name)
+    model = adapters.base_of(model)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     model = text_part(model)
     family = checks.check_architecture(model)
-    return assemble(
-        model,
-        tokenizer=tokenizer,
+    name = name or model.config._name_or_path or family.architecture
+    with turn_to_wrap(model.base_model, name=name):
+        return assemble(model, tokenizer=tokenizer, family=family, name=name)
+
+
+def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
+    """Make a ``LensModel`` of a bridge."""
+    checks.check_unprocessed(model)
+    plain = _unwrap(model)
+    family = checks.check_architecture(plain)
+    if family.mixer is not None:
+        raise ModelError(f"found a bridge of the hybrid {family.architecture}; need the Hugging Face model itself")
+    interfaced.take_interface(plain)
+    interfaced.take_interface(cast("PreTrainedModel", model.original_model))
+    experts.show_experts(plain)
+    experts.show_experts(model.original_model)
+    experts.hook_experts(model)
+    interfaced.set_attention(plain, family.plain_kernel)
+    notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
+    copied: Sequence[tuple[str, torch.Tensor]] = ()
+    fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
+    if fused_by_head and not isinstance(model.adapter, (neox.SharedNeoxAdapter, *interfaced.SHARED)):
+        notes += (_BRIDGE_COPIES,)
+        copied = [(name, one) for name, one in plain.named_parameters() if f".{family.q}." in name]
+    checks.check_logits(model, plain=plain)
+    return LensModel(
+        bridge=model,
+        plain=plain,
+        state=state_of(Unchanged(plain, bridge=model, copied=copied), model, plain.base_model),
+        tokenizer=model.tokenizer if tokenizer is None else tokenizer,
         family=family,
-        name=name or model.config._name_or_path or family.architecture,
+        name=name or model.cfg.model_name,
+        notes=notes,
+        uneditable=checks.uneditable_sites(model, plain=plain),
     )
 
 
@@ -110,30 +123,49 @@ def assemble(
     Raises:
         ModelError: the bridge's logits differ from the plain model's.
     """
+    merged = adapters.merged_copy(plain, name=name)
+    if merged is not None:
+        plain, notes = merged.plain, (*notes, merged.note)
     interfaced.take_interface(plain)
     experts.show_experts(plain)
     if bytes_on_disk(plain):
         reason = reason_of(plain, name=name)
-        lens = _measured_only(plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes)
+        lens = _measured_only(
+            plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
+        )
         for layer in range(lens.n_layers):
             lens.layer(layer).register_forward_hook(lambda *_: give_back())
         return lens
     if family.mixer is not None:
-        return _measured_only(plain, reason="", tokenizer=tokenizer, family=family, name=name, notes=notes)
+        return _measured_only(
+            plain, reason="", tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
+        )
     if reason := _cannot_split(plain, family=family, name=name):
-        return _measured_only(plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes)
+        return _measured_only(
+            plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
+        )
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
     return LensModel(
         bridge=bridge,
         plain=plain,
+        state=_state(plain, bridge=bridge, merged=merged),
         tokenizer=tokenizer,
         family=family,
         name=name,
         notes=notes,
         uneditable=checks.uneditable_sites(bridge, plain=plain),
     )
+
+
+def _state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
+    """Note what a model is now, and on which other lenses it has to wait."""
+    parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
+    if merged is None:
+        return state_of(Unchanged(plain, bridge=bridge), *parts)
+    noted = Unchanged(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=merged.states)
+    return state_of(noted, merged.source.base_model, *parts)
 
 
 def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
@@ -158,11 +190,15 @@ def _measured_only(
     family: Family,
     name: str,
     notes: tuple[str, ...],
+    merged: adapters.Merged | None,
 ) -> LensModel:
     """A model without a bridge, for the reason given or because it is a hybrid; its notes say so."""
     bare = NoBridge(reason)
     bridge = cast("TransformerBridge", bare)
-    lens = LensModel(bridge=bridge, plain=plain.eval(), tokenizer=tokenizer, family=family, name=name, notes=notes)
+    state = _state(plain.eval(), bridge=None, merged=merged)
+    lens = LensModel(
+        bridge=bridge, plain=plain, tokenizer=tokenizer, family=family, state=state, name=name, notes=notes
+    )
     if skipped := linear_layers(lens):
         bare.reason = reason or refusal(skipped)
         notes += (f"{skipped}: they are skipped where attention is read",)
@@ -236,8 +272,8 @@ def _reloadable(
 
 
 def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the module with the same parameter objects, in eval mode, since wrapping changes a module in place."""
-    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    """A copy of the module with the same parameters and buffers, in eval mode: wrapping changes a module in place."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo).eval()
 
 

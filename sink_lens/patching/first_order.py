@@ -24,7 +24,7 @@ def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Flo
         run, source = runs.held[key].float(), runs.given[key].float()
         difference = torch.where(run == source, 0.0, source - run)  # masked scores may be infinite in both runs
         products[key] = difference * gradient.float()
-    effects = torch.zeros(len(grid), runs.run.n_sequences)
+    effects = torch.zeros(len(grid), runs.run.n_sequences, dtype=torch.float32)
     for number, part in enumerate(grid):
         for key in {place(runs.site, layer) for layer in part.layers or ()}:
             effects[number] += part.of(products[key]).flatten(1).sum(1)

@@ -380,7 +380,7 @@ def random_tokens(
     sinks: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"], generator: torch.Generator
 ) -> Bool[Tensor, "batch position"]:
     """As many other tokens of each sequence, drawn without replacement; all others where there are not as many."""
-    order = torch.rand(sinks.shape, generator=generator).masked_fill(sinks | ~valid, 2.0)
+    order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
     rank = order.argsort(1).argsort(1)
     return (rank < sinks.sum(1, keepdim=True)) & ~sinks & valid
 

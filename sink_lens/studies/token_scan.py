@@ -242,9 +242,10 @@ class _Pass:
 def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _Found:
     """Run the pass and decide which tokens are marked."""
     size = (batch.n_sequences, batch.n_positions)
-    scores = {by: torch.full(size, math.nan) for by in LEAST}
+    scores = {by: torch.full(size, math.nan, dtype=torch.float32) for by in LEAST}
     layers = {
-        name: torch.full((lens.n_layers, *size), math.nan) for name in ("received", "shares", "ratios", "kurtosis")
+        name: torch.full((lens.n_layers, *size), math.nan, dtype=torch.float32)
+        for name in ("received", "shares", "ratios", "kurtosis")
     }
     dimensions: dict[tuple[int, int], tuple[int, ...]] = {}
     outliers, maxima = [], []

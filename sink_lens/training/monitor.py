@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..activations.attention import Scores, choose_kernel, log_sum_exp
-from ..activations.forward import evaluating
 from ..arguments import check_arguments, checked
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
+from ..models.evaluating import evaluating
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast

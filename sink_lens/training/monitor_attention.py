@@ -19,8 +19,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, Cache
 
 from ..activations.attention import Scores, with_positions
-from ..activations.forward import evaluating
 from ..errors import ModelError
+from ..models.evaluating import evaluating
 from ..models.interfaced import interfaced_class
 from .monitor_documents import Documents, visible_keys
 

@@ -128,7 +128,12 @@ class KeySums:
         real = h[valid]
         self._most("max_activation", real.abs().amax() if len(real) else real.new_full((), -math.inf), layer)
         self._mean("kurtosis", column_kurtosis(real.T, chunk=max(1, len(real))), layer)
-        some = torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device).round().long().unique()
+        some = (
+            torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device, dtype=torch.float32)
+            .round()
+            .long()
+            .unique()
+        )
         some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
         self._add("coverage", torch.cat([_over(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer)

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from lenses import lens_of as lens
+from spying import spied
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.activations.record import LayerView, Reading, capture, estimate_bytes, stream
@@ -201,12 +202,8 @@ def test_a_frame_has_one_row_a_number():
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_layers_after_the_last_one_needed_do_not_run(family):
     model, ran = lens(family), []
-    handles = [
-        layer.register_forward_pre_hook(lambda module, args, index=index: ran.append(index))
-        for index, layer in enumerate(model.bridge.blocks)
-    ]
-    handles.append(model.bridge.unembed.register_forward_pre_hook(lambda module, args: ran.append("lm_head")))
-    try:
+    modules = {**dict(enumerate(model.bridge.blocks)), "lm_head": model.bridge.unembed}
+    with spied(modules, lambda name, output: ran.append(name)):
         found = stream(model, tokens(), keep("resid_post", "mass", layers=frozenset({1})))
         assert list(found.values["resid_post"]) == list(found.values["mass"]) == [1]
         assert ran == [0, 1]
@@ -216,9 +213,6 @@ def test_layers_after_the_last_one_needed_do_not_run(family):
         ran.clear()
         capture(model, tokens(), sites=["final"], layers=[])
         assert ran == [0, 1, 2]
-    finally:
-        for handle in handles:
-            handle.remove()
     assert close(found["resid_post", 1], captured(family, "plain")["resid_post", 1])
 
 

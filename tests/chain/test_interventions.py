@@ -8,6 +8,7 @@ import math
 import pandas as pd
 import pytest
 import torch
+from spying import spied
 
 from sink_lens.chain.amplification import amplification_curve, best_factor
 from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, causal_tables, effect_table
@@ -256,16 +257,12 @@ def test_what_is_finished_is_not_made_again(tiny_at, config, whole):
 
 def test_where_all_is_finished_no_model_is_run(tiny_at, config, whole):
     place, forwards = tiny_at("llama"), []
-    modules = [*place.lens.bridge.modules(), *place.lens.plain.modules()]
-    handles = [module.register_forward_pre_hook(lambda *_: forwards.append(1)) for module in modules]
-    try:
+    modules = dict(enumerate([*place.lens.bridge.modules(), *place.lens.plain.modules()]))
+    with spied(modules, lambda name, output: forwards.append(1)):
         again = made(place, config, tables=whole)
         assert (again.made, again.means, forwards) == ([], [], [])
         made(place, config, tables={name: whole[name] for name in TABLES if name != "placement"})
         assert forwards  # they are counted
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # --- nothing can be changed

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lenses import lens_of
 from rounding import MOVED, assert_close
+from spying import spied
 
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
@@ -152,15 +153,14 @@ def rows_run(engine: Engine) -> list[tuple[str, int]]:
     ran: list[tuple[str, int]] = []
     for block in engine.blocks:
         engine.run(block)  # what is known of the clean run is computed once
-    handles = [
-        module.register_forward_hook(lambda module, args, out, name=name: ran.append((name, out.shape[-2])))
+    modules = {
+        name: module
         for layer, block in enumerate(engine.lens.bridge.blocks)
         for name, module in ((f"q {layer}", block.attn.q), (f"down {layer}", block.mlp.out))
-    ]
-    for block in engine.blocks:
-        engine.run(block)
-    for handle in handles:
-        handle.remove()
+    }
+    with spied(modules, lambda name, out: ran.append((name, out.shape[-2]))):
+        for block in engine.blocks:
+            engine.run(block)
     return ran
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rounding import CLOSE, MOVED, assert_close, close
+from spying import spied
 
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.edits.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
@@ -274,16 +275,13 @@ def test_only_the_layers_from_the_first_that_is_touched_are_run(lens_of, tokens_
     engine = engine_of(lens, tokens_of(), [cell_of(zero("k", layers=[1]), name="k")], [sink_mass(0, layers=[1])])
     engine.run(engine.blocks[0])  # what is known of the baseline run is computed once
     ran = []
-    handles = [
-        module.register_forward_hook(lambda *args, name=name: ran.append(name))
+    modules = {
+        name: module
         for layer, block in enumerate(lens.bridge.blocks)
         for name, module in ((f"q {layer}", block.attn.q), (f"mlp {layer}", getattr(block.mlp, "in")))
-    ]
-    try:
+    }
+    with spied(modules, lambda name, output: ran.append(name)):
         engine.run(engine.blocks[0])
-    finally:
-        for handle in handles:
-            handle.remove()
     assert ran == ["q 1"]
 
 

@@ -506,15 +506,13 @@ def test_the_hash_changes_with_one_weight_and_not_with_the_way_of_loading(folder
 
 
 def test_the_hash_of_a_scalar_or_a_turned_weight_is_that_of_its_numbers():
-    one, two = wrap(tiny("llama")), wrap(tiny("llama"))
-    for model, weight in (
-        (one, one.layer(0).mlp.up_proj.weight.detach()),
-        (two, two.layer(0).mlp.up_proj.weight.detach()),
-    ):
-        turned = weight.T.contiguous().T if model is two else weight
-        model.layer(0).mlp.up_proj.weight = torch.nn.Parameter(turned)
-        model.layer(0).register_parameter("scalar", torch.nn.Parameter(torch.tensor(2.0)))
-    assert weights_hash(one) == weights_hash(two)
+    models = [tiny("llama"), tiny("llama")]
+    for model in models:
+        layer = model.model.layers[0]
+        weight = layer.mlp.up_proj.weight.detach()
+        layer.mlp.up_proj.weight = torch.nn.Parameter(weight if model is models[0] else weight.T.contiguous().T)
+        layer.register_parameter("scalar", torch.nn.Parameter(torch.tensor(2.0)))
+    assert weights_hash(wrap(models[0])) == weights_hash(wrap(models[1]))
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from sink_lens import TokenBatch, capture, generate, load, run_with, sweep, wrap
+from sink_lens import Reading, TokenBatch, capture, generate, load, run_with, stream, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
 from sink_lens.edits.metrics import sink_mass
@@ -123,9 +123,9 @@ def test_an_error_on_the_way_leaves_the_model_in_training():
     def fails(*args):
         raise ArithmeticError("on the way")
 
-    handle = lens.layer(1).register_forward_hook(fails)
     with pytest.raises(ArithmeticError):
-        capture(lens, batch(), sites=["z"], path="plain")
+        stream(lens, batch(), [Reading(name="fails", sites=("z",), function=fails)])
+    handle = lens.layer(1).register_forward_hook(fails)
     with pytest.raises(ArithmeticError):
         wrap(model)
     handle.remove()

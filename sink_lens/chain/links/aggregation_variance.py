@@ -60,7 +60,7 @@ def _decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statist
 
     def slope(rows: np.ndarray) -> float:
         """The slope of the mean curve."""
-        curve = torch.full((after[-1] + 1,), math.nan)
+        curve = torch.full((after[-1] + 1,), math.nan, dtype=torch.float32)
         curve[after] = torch.from_numpy(rows.mean(axis=0)).float()
         return float(decay_exponent(curve))
 

@@ -185,7 +185,9 @@ def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervent
 
     drawn = []
     for _ in range(setting.n_controls):
-        some = {layer: torch.randn(span.shape, generator=generator) for layer, span in spans.items()}
+        some = {
+            layer: torch.randn(span.shape, generator=generator, dtype=torch.float32) for layer, span in spans.items()
+        }
         drawn.append((edit_of({layer: torch.linalg.qr(one)[0] for layer, one in some.items()}, "random span"),))
     beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
     where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": RESCALED}

@@ -1,0 +1,220 @@
+"""Models with adapters of peft (LoRA and its kin) are measured as a copy into which the adapters are merged.
+
+An adapted layer adds a product of its own to its base layer's. What reads weights would read the base's, the bridge
+cannot split a fused projection that is one, and neurons in front of one would have another column than the one that
+they write. So the adapters are merged into copies of the adapted layers' weights, by peft itself; all other parameters
+are the user's own. The copy's logits are compared with the user's model. That model does not change; what of it was
+copied can no longer be followed, so a change of it is refused later (``unchanged``).
+"""
+
+import copy
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import ModelError
+from .checks import probe_tokens
+from .evaluating import evaluating
+
+_LOG = logging.getLogger(__name__)
+_ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unload() of peft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """A copy of a model with its adapters merged, and what it was made of."""
+
+    plain: PreTrainedModel
+    source: PreTrainedModel
+    """The user's own model."""
+    copied: tuple[tuple[str, Tensor], ...]
+    """Tensors of the user's model whose values went into the copy."""
+    states: Callable[[], object]
+    """Which adapters are active, and with which scale."""
+    note: str
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The Hugging Face model within a ``PeftModel``, its adapters in it; any other model as it is.
+
+    Raises:
+        ModelError: the adapter is no change of weights.
+    """
+    peft: Any = sys.modules.get("peft")  # who has such a model has imported it
+    if peft is None or not isinstance(model, (peft.PeftModel, peft.PeftMixedModel)):
+        return model
+    given: Any = model
+    config = given.peft_config[next(iter(given.active_adapters))] if given.active_adapters else None
+    if getattr(config, "is_prompt_learning", False):
+        raise ModelError(
+            f"the adapter ({_kind(config)}) puts vectors in front of the tokens or keys and changes no weight, so "
+            "there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
+        )
+    base: Any = given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
+    return base
+
+
+def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
+    """Copy a model with its adapters merged; None where it has none.
+
+    Raises:
+        ModelError: memory has no room for the copy, the adapter cannot be merged, or the copy gives other logits.
+    """
+    layers = list(_adapted(model))
+    if not layers:
+        return None
+    bases = [one for _, layer in layers for one in _base(layer).parameters()]
+    needed, free = sum(one.numel() * one.element_size() for one in bases), psutil.virtual_memory().available
+    said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {_size(needed)}"
+    if needed > free:
+        raise ModelError(f"{said}, and {_size(free)} of memory are free; need a merged model. {_ADVICE}")
+    _LOG.warning("%s more memory", said)
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    plain = copy.deepcopy(model, shared).eval()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of adapters that were merged already, and of tied weights, which are cut
+            for path, layer in list(_adapted(plain)):
+                parent, _, leaf = path.rpartition(".")
+                plain.get_submodule(parent)._modules[leaf] = _merged(layer)
+    except Exception as error:
+        raise ModelError(
+            f"the adapter of {name} cannot be merged ({str(error).splitlines()[0] or type(error).__name__}); need one "
+            f"that peft can merge into weights of 16 or 32 bit. {_ADVICE}"
+        ) from error
+    _forget_adapters(plain)
+    _check_same(plain, model, name=name)
+    copied = tuple(
+        (f"{path}.{key}", one)
+        for path, layer in layers
+        for key, one in (*layer.named_parameters(), *layer.named_buffers())
+    )
+    found = [layer for _, layer in layers]
+    kinds = sorted({_kind(one) for one in (getattr(model, "peft_config", None) or {}).values()})
+    note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
+    states = lambda: [_state(layer) for layer in found]  # noqa: E731
+    return Merged(plain=plain, source=model, copied=copied, states=states, note=note)
+
+
+def check_no_adapter(folder: Path) -> None:
+    """Refuse a folder that holds an adapter in the place of a model.
+
+    Raises:
+        ModelError: which base model it belongs to, and what to do.
+    """
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return
+    try:
+        config = dict(json.loads(file.read_text("utf-8")))
+    except (ValueError, TypeError, OSError, RecursionError):
+        config = {}
+    base = str(config.get("base_model_name_or_path") or "its base model")
+    raise ModelError(
+        f"{folder} holds an adapter ({_kind(config)}) of {base}, which is no model by itself; need the model with it. "
+        f"In Python: model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "
+        f"{str(folder)!r}), then wrap(model); or model.merge_and_unload().save_pretrained(...) and that folder"
+    )
+
+
+def _kind(config: Any) -> str:
+    """The kind of adapter that a configuration names."""
+    kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
+    return str(getattr(kind, "value", kind) or "of an unknown kind")
+
+
+def _adapted(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and module of every adapted layer that lies in no other one."""
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for key, one in list(model.named_children()):
+        here = f"{path}.{key}" if path else key
+        if isinstance(one, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+            yield here, one
+        else:
+            yield from _adapted(one, path=here)
+
+
+def _base(layer: Any) -> nn.Module:
+    """The layer that an adapter is put on."""
+    return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
+
+
+def _merged(layer: Any) -> nn.Module:
+    """An adapted layer of the copy as an ordinary one, with weights of its own."""
+    for module in _base(layer).modules():
+        for key, one in list(module._parameters.items()):
+            if one is not None:
+                module._parameters[key] = nn.Parameter(one.detach().clone(), requires_grad=one.requires_grad)
+    if getattr(layer, "disable_adapters", False):
+        if getattr(layer, "merged", False):
+            layer.unmerge()
+        return _base(layer)
+    if hasattr(layer, "unload_and_optionally_merge_module"):
+        found: nn.Module = layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        return found
+    if not getattr(layer, "merged", False):  # where some are merged, peft computes with those alone
+        layer.merge(safe_merge=False, adapter_names=None)
+    return _base(layer)
+
+
+def _forget_adapters(plain: Any) -> None:
+    """Let the copy be an ordinary model, whose embeddings are tied only where they still are."""
+    if hasattr(plain, "peft_config"):
+        del plain.peft_config
+    if getattr(plain, "_hf_peft_config_loaded", False):
+        plain._hf_peft_config_loaded = False
+    inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
+    if outer is not None and inner.weight is not outer.weight:
+        plain.config.tie_word_embeddings = False
+        if getattr(plain, "all_tied_weights_keys", None):
+            plain.all_tied_weights_keys = {}
+
+
+def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
+    """Refuse a copy that gives other logits than the user's own model.
+
+    Raises:
+        ModelError: by how much they differ.
+    """
+    ids = probe_tokens(model)
+    logits = []
+    for one in (model, plain):
+        with evaluating(one), torch.no_grad():
+            logits.append(one(ids, use_cache=False).logits.double())
+    tolerance = max(1e-5, 8 * torch.finfo(plain.dtype).eps)
+    error = ((logits[1] - logits[0]).norm(dim=-1) / logits[0].norm(dim=-1)).max().item()
+    if not error <= tolerance:
+        raise ModelError(
+            f"{name} with its adapters merged gives other logits, by {error:.1e} of their norm on {ids.shape[1]} "
+            f"tokens; need at most {tolerance:.0e}, and an adapter that is a change of weights alone. {_ADVICE}"
+        )
+
+
+def _state(layer: Any) -> tuple[object, ...]:
+    """Which adapters of a layer are active, and with which scale."""
+    scales = getattr(layer, "scaling", None) or {}
+    return (
+        tuple(getattr(layer, "active_adapters", ())),
+        bool(getattr(layer, "disable_adapters", False)),
+        tuple(getattr(layer, "merged_adapters", ())),
+        tuple(sorted(scales.items())) if isinstance(scales, dict) else scales,
+    )
+
+
+def _size(n_bytes: int) -> str:
+    """A number of bytes in words."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

@@ -1,0 +1,186 @@
+"""``running`` and ``turn``: every pass over a model's modules, one at a time, on the model that was wrapped.
+
+A pass puts hooks on modules, and for its time gives them another attention function and eval mode, so two passes at
+once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.
+
+An edit, a reading or a hook is called inside a pass. If it asked for another pass of the same model, a lock that
+belongs to a thread would wait for itself: cells run on threads of a pool, and the pool's caller holds the lock. So who
+is inside a pass is kept in a context variable, which the pool's threads inherit (``engine.threads``), and such a pass
+is refused. Between the passes of a block the same caller may run another one (an edit is made from what a baseline
+shows, a metric may look at the model), and ``alone`` keeps those of the pool's threads apart.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import getitem
+from threading import Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+
+from ..errors import InputError
+from ..modes import plainly
+from .unchanged import Unchanged
+
+if TYPE_CHECKING:
+    from .lens import LensModel
+
+
+class Turns:
+    """One model's lock, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.noted: WeakSet[Unchanged] = WeakSet()
+        """What each lens on the model has noted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """What all lenses on a model share, and what one lens noted when it was made."""
+
+    turns: Turns
+    unchanged: Unchanged
+    alone: Lock = field(default_factory=Lock)
+    """Held by each pass over these modules; a copy for a thread of the engine has its own."""
+
+
+_TURNS: WeakKeyDictionary[nn.Module, Turns] = WeakKeyDictionary()
+_NEW = Lock()
+_HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
+_INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())
+
+
+def state_of(unchanged: Unchanged, *modules: nn.Module) -> State:
+    """The state of a lens on the model that these are parts of: its decoder, its bridge, the user's own around it."""
+    turns = _turns_of(*modules)
+    turns.noted.add(unchanged)
+    return State(turns=turns, unchanged=unchanged)
+
+
+def _turns_of(*modules: nn.Module) -> Turns:
+    """The lock of the model that these are parts of."""
+    with _NEW:
+        found = next((_TURNS[one] for one in modules if one in _TURNS), None) or Turns()
+        for one in modules:
+            _TURNS[one] = found
+    return found
+
+
+def holds_views(lens: "LensModel") -> bool:
+    """Check whether a bridge of the model has parts of its parameters, whose memory is then in use as long as they."""
+    return any(one.holds_views() for one in lens.state.turns.noted)
+
+
+def note_memory(lens: "LensModel") -> None:
+    """Let all lenses on the model note where its parameters are now: they were set aside, and came back equal."""
+    for one in lens.state.turns.noted:
+        one.note_memory()
+
+
+@contextlib.contextmanager
+def turn(lens: "LensModel") -> Iterator[None]:
+    """Within the block the model is this caller's alone, and it is the model that was wrapped.
+
+    Raises:
+        ModelError: the model was changed.
+        InputError: the caller is called by a pass of the same model.
+    """
+    with _held(lens.state.turns, name=lens.name) as begins:
+        if begins:
+            lens.state.unchanged.check()
+        yield
+
+
+@contextlib.contextmanager
+def turn_to_wrap(*modules: nn.Module, name: str) -> Iterator[None]:
+    """Within the block a model is this caller's alone, although there may be no lens on it yet."""
+    with _held(_turns_of(*modules), name=name):
+        yield
+
+
+@contextlib.contextmanager
+def _held(turns: Turns, *, name: str) -> Iterator[bool]:
+    """Within the block the lock is this caller's; gives True where it was not before."""
+    if turns in _INSIDE.get():
+        raise InputError(
+            f"a pass of {name} was asked for inside another one, by an edit, a reading or a hook; need what it "
+            "computes before the run. Run the model first, and let the function use the result"
+        )
+    held = _HELD.get()
+    with plainly(), contextlib.nullcontext() if turns in held else turns.lock:
+        token = _HELD.set((*held, turns))
+        try:
+            yield turns not in held
+        finally:
+            _HELD.reset(token)
+
+
+def check_unchanged(lens: "LensModel") -> None:
+    """Refuse a model that was changed, if it is nobody's turn: one's own began with this, and another's is in the way.
+
+    Raises:
+        ModelError: the model was changed.
+    """
+    turns = lens.state.turns
+    if turns not in _HELD.get() and turns.lock.acquire(blocking=False):
+        try:
+            lens.state.unchanged.check()
+        finally:
+            turns.lock.release()
+
+
+@contextlib.contextmanager
+def inside(lens: "LensModel") -> Iterator[None]:
+    """Within the block, which the caller's turn is around, a forward runs: whom it calls may run no other."""
+    state = lens.state
+    with state.alone:
+        token = _INSIDE.set((*_INSIDE.get(), state.turns))
+        try:
+            yield
+        finally:
+            _INSIDE.reset(token)
+
+
+@contextlib.contextmanager
+def evaluated(lens: "LensModel") -> Iterator[None]:
+    """Within the block, which the caller's turn is around, no module of either path trains, and none runs compiled."""
+    modules = lens.state.unchanged.modules
+    training: list[nn.Module] = []
+    if any(map(getitem, map(vars, modules), repeat("training"))):
+        training = [module for module in modules if module.training]
+        for module in training:
+            module.training = False
+    compiled = [(vars(one), vars(one)["_compiled_call_impl"]) for one in modules if "_compiled_call_impl" in vars(one)]
+    for own, _ in compiled:
+        own["_compiled_call_impl"] = None
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for own, call in compiled:
+            own["_compiled_call_impl"] = call
+
+
+@contextlib.contextmanager
+def running(lens: "LensModel") -> Iterator[None]:
+    """Within the block, one forward of the model runs, in eval mode, in turn, on the model that was wrapped.
+
+    Raises:
+        ModelError: the model was changed.
+        InputError: the caller is called by a pass of the same model.
+    """
+    with turn(lens), inside(lens), evaluated(lens):
+        yield
+
+
+@contextlib.contextmanager
+def block_of_passes(lens: "LensModel") -> Iterator[None]:
+    """Within the block, several forwards of the model run, each ``inside``, in eval mode."""
+    with turn(lens), evaluated(lens):
+        yield

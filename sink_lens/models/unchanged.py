@@ -1,0 +1,316 @@
+"""The model as it was when it was wrapped: a lens is frozen, and refuses a model that was changed since.
+
+A lens has two paths that share one set of parameters, and facts about them that were found once: the bridge's copy of
+the modules, the family, the sites whose edits take effect. Whoever exchanges a part of the model (an adapter,
+``load_state_dict(assign=True)``, a resized embedding, another module, a hook) exchanges it on one path, so that the two
+paths are two models from then on, and each gives numbers without a word. Taking the change in would mean to wrap again,
+which drops the hooks that the user has put on the bridge. So it is refused, with what was found.
+
+**What may change.** Values in place: both paths hold the same tensors, so that a training step, ``load_state_dict``,
+``copy_`` or ``parameter.data.mul_`` reach both. Train and eval mode, gradients on and off, ``compile`` (passes run
+uncompiled), the attention kernel, special tokens and other settings that no number hangs on, gradient checkpointing.
+Hooks at the bridge's hook points, which are what the bridge is for. Hooks of the libraries that put them on a module by
+themselves and change no number (``_LIBRARIES``): accelerate's, which move weights, and those of transformers, which
+keep hidden states.
+
+**What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters:
+
+- the object under each name of ``_parameters``, ``_buffers`` and ``_modules``, whether a module has a ``forward`` of
+  its own, and the settings (numbers and names) of modules and of the configuration;
+- the address of each parameter's and buffer's memory, since ``parameter.data = ...`` keeps the object. Parts of a fused
+  projection that the bridge has as views would keep the old memory;
+- forward hooks and forward pre-hooks;
+- whether the bridge is in compatibility mode, which folds and centres its weights;
+- the values of tensors of which a path has copies (``copied``): a merged adapter, and the projections that a stock
+  bridge splits. Those cannot follow a change in place, so it is refused too. Their version counters are compared and,
+  since ``data`` goes round the counter, a sum of their bits.
+
+It is a list of (container, key, object) that is made once and compared by identity in C: walking the modules takes a
+hundred times as long. Weights that accelerate keeps on disk or elsewhere are exchanged at each forward, and so is the
+table of a rotary embedding that grows with the length: those modules are left out.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import contains, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+
+from ..errors import ModelError
+
+_LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
+_GROWING = ("dynamic", "longrope")
+"""Kinds of rotary embedding whose table is made anew for another length."""
+_FREE = frozenset({"training", "gradient_checkpointing", "n_sequences", "p", "inplace", "name_or_path", "use_cache"})
+"""Settings that change no number in eval mode."""
+_FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
+_WORD = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
+
+
+class Unchanged:
+    """What a model was; ``check`` refuses it where it is no longer that."""
+
+    def __init__(
+        self,
+        plain: nn.Module,
+        *,
+        bridge: TransformerBridge | None,
+        source: nn.Module | None = None,
+        copied: Sequence[tuple[str, Tensor]] = (),
+        states: Callable[[], object] | None = None,
+    ) -> None:
+        """Note it.
+
+        Args:
+            plain: the plain model.
+            bridge: the bridge; None where there is none.
+            source: the user's own model, where ``plain`` is a copy of it.
+            copied: names and tensors whose values a path holds in copies.
+            states: gives what else must stay equal.
+        """
+        self._containers: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        self._objects: list[object] = []
+        self._names: list[str] = []
+        self._tensors: list[Tensor] = []
+        self._tensor_names: list[str] = []
+        self._full: list[dict[str, Any]] = []
+        self._full_names: list[str] = []
+        self._bare: list[dict[int, Any]] = []
+        self._hooked: list[tuple[dict[int, Any], list[Any]]] = []
+        self._hook_names: dict[int, str] = {}
+        self._own_forward: list[dict[str, Any]] = []
+        self._forward_names: list[str] = []
+        self._known: set[int] = set()
+        self.modules: list[nn.Module] = []
+        """The modules that a pass may run, on both paths."""
+        roots: list[tuple[str, nn.Module]] = [("", plain)]
+        if bridge is not None:
+            roots += [("of the bridge, ", bridge), ("of the bridge, ", bridge.original_model)]
+            for key in ("compatibility_mode", "_weights_processed"):
+                self._note(vars(bridge), key, f"{key} of the bridge")
+        seen: set[int] = set()
+        n_plain = 0
+        for where, root in roots:
+            self.modules += self._walk(root, where=where, seen=seen)
+            n_plain = n_plain or len(self._tensors)
+        if source is not None:
+            for _ in self._walk(source, where="", seen=seen):
+                pass
+        self._n_plain = n_plain
+        self._sizes = list(map(len, self._full))
+        self._pointers = list(map(Tensor.data_ptr, self._tensors))
+        self._copied = list(copied)
+        self._values = self._values_now()
+        self._states = states
+        self._state = None if states is None else states()
+
+    def check(self) -> None:
+        """Refuse the model if it was changed; nobody's pass may be under way.
+
+        Raises:
+            ModelError: what was changed, and what to do.
+        """
+        self.check_weights()
+        if any(map(contains, self._own_forward, repeat("forward"))):
+            for own, name in zip(self._own_forward, self._forward_names, strict=True):
+                if "forward" in own:
+                    raise _changed(f"{name or 'the model'} has another forward")
+        if any(self._bare):
+            for hooks in self._bare:
+                if users := _of_user(hooks):
+                    self._refuse_hook(users[0], hooks)
+        for hooks, before in self._hooked:
+            now = _of_user(hooks)
+            if len(now) != len(before) or not all(map(is_, now, before)):
+                self._refuse_hook(next((one for one in now if one not in before), None), hooks)
+
+    def check_weights(self) -> None:
+        """Refuse the model if parameters, buffers, modules or settings were changed; hooks are not looked at.
+
+        Raises:
+            ModelError: what was changed, and what to do.
+        """
+        if not all(map(is_, map(dict.get, self._containers, self._keys), self._objects)):
+            for at, (container, key, name) in enumerate(zip(self._containers, self._keys, self._names, strict=True)):
+                _compare(container.get(key), self._objects[at], name=name)
+                self._objects[at] = container.get(key)  # equal numbers may be two objects
+        if list(map(Tensor.data_ptr, self._tensors)) != self._pointers:
+            for tensor, pointer, name in zip(self._tensors, self._pointers, self._tensor_names, strict=True):
+                if tensor.data_ptr() != pointer:
+                    raise _changed(f"{name} has other memory, with the shape {tuple(tensor.shape)}")
+        if list(map(len, self._full)) != self._sizes:
+            for container, size, name in zip(self._full, self._sizes, self._full_names, strict=True):
+                if len(container) != size:
+                    raise _changed(f"{name or 'the model'} has {len(container)} modules in the place of {size}")
+        if self._copied and self._values_now() != self._values:
+            for (name, _), before, now in zip(self._copied, self._values, self._values_now(), strict=True):
+                if before != now:
+                    raise _changed(f"{name} has other values, and what is measured is a copy that was made of it")
+        if self._states is not None and self._states() != self._state:
+            raise _changed("other adapters are active, or with other scales")
+
+    def note_memory(self) -> None:
+        """Note where the parameters' memory is now: they were set aside, and came back equal."""
+        self._pointers = list(map(Tensor.data_ptr, self._tensors))
+
+    def holds_views(self) -> bool:
+        """Check whether the bridge has parameters of its own that lie in the memory of the plain model's."""
+        plain = {one.untyped_storage().data_ptr() for one in self._tensors[: self._n_plain]}
+        return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
+
+    def _walk(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
+        """Note every module below one, each once; hook points belong to the user."""
+        waiting: list[tuple[str, Any]] = [("", root)]
+        while waiting:
+            path, module = waiting.pop()
+            if module is None or id(module) in seen or isinstance(module, HookPoint):
+                continue
+            seen.add(id(module))
+            self._note_module(module, name=where + _readable(path), settings=not where)
+            yield module
+            waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
+
+    def _note_module(self, module: nn.Module, *, name: str, settings: bool) -> None:
+        """Note one module; the settings of the bridge's own modules are TransformerLens's affair."""
+        growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
+        for kind in ("_parameters", "_modules") if growing else _WORD:
+            container: dict[str, Any] = getattr(module, kind)
+            for key, one in container.items():
+                if isinstance(one, HookPoint) or (isinstance(one, Tensor) and one.device.type == "meta"):
+                    continue
+                whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
+                self._note(container, key, whole)
+                if isinstance(one, Tensor) and id(one) not in self._known and _has_pointer(one):
+                    self._known.add(id(one))
+                    self._tensors.append(one)
+                    self._tensor_names.append(whole)
+        if module._modules:
+            self._full.append(module._modules)
+            self._full_names.append(name)
+        own = vars(module)
+        if "forward" in own:
+            self._note(own, "forward", f"the forward of {name}")
+        else:
+            self._own_forward.append(own)
+            self._forward_names.append(name)
+        if settings and not growing:
+            self._note_settings(own, name=name)
+        config = own.get("config") if settings else None
+        if config is not None and id(config) not in self._known and hasattr(config, "to_dict"):
+            self._known.add(id(config))
+            self._note_settings(vars(config), name="the configuration")
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            self._hook_names[id(hooks)] = name
+            if hooks:
+                self._hooked.append((hooks, _of_user(hooks)))
+            else:
+                self._bare.append(hooks)
+
+    def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
+        """Note the numbers and names among a module's or a configuration's attributes."""
+        for key, value in own.items():
+            free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
+            if not free and (value is None or isinstance(value, int | float | str)):
+                self._note(own, key, f"{key} of {name or 'the model'}")
+
+    def _note(self, container: dict[str, Any], key: str, name: str) -> None:
+        """Note what is in a container under a key."""
+        self._containers.append(container)
+        self._keys.append(key)
+        self._objects.append(container.get(key))
+        self._names.append(name)
+
+    def _values_now(self) -> list[tuple[int, int]]:
+        """Version and sum of the bits of each copied tensor."""
+        return [(0 if one.is_inference() else one._version, _bits(one)) for _, one in self._copied]
+
+    def _refuse_hook(self, hook: object, hooks: dict[int, Any]) -> None:
+        """Refuse a forward hook that came or went."""
+        name = self._hook_names[id(hooks)] or "the model"
+        if hook is None:
+            raise _changed(f"a forward hook of {name} was removed")
+        raise _changed(
+            f"{name} has a forward hook more ({getattr(hook, '__qualname__', type(hook).__name__)})",
+            also=". Or remove the hook, and give its function as an edit (sink_lens.edits.from_hook), or put it on a "
+            "hook point of lens.bridge",
+        )
+
+
+def _changed(found: str, *, also: str = "") -> ModelError:
+    """The error of a model that was changed."""
+    return ModelError(
+        f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
+    )
+
+
+def _compare(now: object, before: object, *, name: str) -> None:
+    """Refuse what is under a name now if it is not what was there.
+
+    Raises:
+        ModelError: what it is.
+    """
+    if now is before:
+        return
+    if name in ("compatibility_mode of the bridge", "_weights_processed of the bridge"):
+        raise ModelError(
+            "the bridge went into compatibility mode after it was wrapped, where weights are folded or centred, partly "
+            "in the user's own model; need the weights as they were loaded. Load the model again and wrap it, and give "
+            "TransformerLens's tools that ask for compatibility mode a bridge of their own "
+            "(TransformerBridge.boot_transformers)"
+        )
+    if isinstance(before, nn.Module) or isinstance(now, nn.Module):
+        kind = "gone" if now is None else f"another module, a {type(now).__module__}.{type(now).__qualname__}"
+        raise _changed(f"{name} is {kind}")
+    if isinstance(before, Tensor) or isinstance(now, Tensor):
+        kind = "buffer" if isinstance(before, Tensor) and not isinstance(before, nn.Parameter) else "parameter"
+        raise _changed(f"{name} is {'gone' if now is None else f'another {kind}'}")
+    if name.startswith("the forward of "):
+        raise _changed(f"{name.removeprefix('the forward of ')} has another forward")
+    if now != before:
+        raise _changed(f"{name} is {now!r:.60} and was {before!r:.60}")
+
+
+def _of_user(hooks: dict[int, Any]) -> list[Any]:
+    """The hooks of a module that are the user's."""
+    return [hook for hook in hooks.values() if _package(hook) not in _LIBRARIES]
+
+
+def _package(hook: Any) -> str:
+    """The package that a hook function comes from."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).partition(".")[0]
+
+
+def _has_pointer(tensor: Tensor) -> bool:
+    """Check whether a tensor has an address; some packed ones have none."""
+    try:
+        Tensor.data_ptr(tensor)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _readable(path: str) -> str:
+    """A path without what TransformerLens puts in between."""
+    return path.replace("._original_component", "").replace("_original_component.", "")
+
+
+def _bits(tensor: Tensor) -> int:
+    """Sum of a tensor's bits, which is the same for the same values on any number of threads."""
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+        whole = flat[: len(flat) // 8 * 8].view(torch.int64)
+        return int(whole.sum()) + int(flat[len(whole) * 8 :].sum())
+
+
+def copies_of(plain: nn.Module, names: Iterable[str]) -> list[tuple[str, Tensor]]:
+    """Parameters of a model by name, for ``Unchanged``."""
+    wanted = set(names)
+    return [(name, one) for name, one in plain.named_parameters() if name in wanted]

@@ -1,0 +1,37 @@
+"""Modes of torch that a caller may be in and that change numbers: they are off while something is measured.
+
+``torch.autocast`` around a pass makes its products half-precision numbers, and tensors that are made in
+``torch.inference_mode`` have no gradient, whoever asks for one. Both belong to the thread. ``lazy.exported`` puts
+``plainly`` around every public function, and ``models.running`` around every pass.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Within the block, this thread is in no autocast and in no inference mode; gradients stay off in the place of it.
+
+    The default type of new tensors belongs to the whole process, and other threads may rely on it, so it is left alone:
+    what is made here says its type.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:  # nothing is measured yet
+        yield
+        return
+    casting = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    inference = torch.is_inference_mode_enabled()
+    if not (casting or inference):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for device in casting:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        if inference:
+            stack.enter_context(torch.inference_mode(mode=False))
+            stack.enter_context(torch.no_grad())
+        yield

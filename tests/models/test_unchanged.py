@@ -1,0 +1,295 @@
+"""A lens is frozen: a model that was changed since is refused; threads take turns; torch's modes change no number."""
+
+import contextlib
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from sink_lens import Reading, TokenBatch, capture, generate, run_with, stream, sweep, wrap
+from sink_lens.edits import edit
+from sink_lens.edits.metrics import sink_mass
+from sink_lens.engine import threads
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.load import weights_hash
+from sink_lens.models.tiny import tiny
+from sink_lens.models.weights import attention_weights
+from sink_lens.patching import patch
+from sink_lens.patching.attribution import attribution_patch
+from sink_lens.records import display
+from sink_lens.sweeps import EditGrid, Grid
+
+GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1), heads=(0,)),))
+
+
+@pytest.fixture(autouse=True)
+def plain_picture(monkeypatch):
+    """Sweeps take longer to draw than to run."""
+    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
+
+
+def batch(seed=0):
+    return TokenBatch.from_tensor(torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(seed)))
+
+
+def other(model):
+    """Weights of another model of the same kind."""
+    return {name: one + 0.1 for name, one in copy.deepcopy(model.state_dict()).items()}
+
+
+def lora(model):
+    peft = pytest.importorskip("peft")
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+
+
+def down(model):
+    return model.model.layers[1].mlp.down_proj
+
+
+def exchange(model, name, value):
+    setattr(down(model), name, value)
+
+
+CHANGES = {
+    "other weights, assigned": lambda m, lens: m.load_state_dict(other(m), assign=True),
+    "another parameter": lambda m, lens: exchange(m, "weight", nn.Parameter(down(m).weight * 2)),
+    "other data": lambda m, lens: setattr(down(m).weight, "data", down(m).weight.data * 2),
+    "another module": lambda m, lens: setattr(m.model.layers[1].mlp, "down_proj", nn.Linear(80, 48, bias=False)),
+    "another activation": lambda m, lens: setattr(m.model.layers[1].mlp, "act_fn", nn.ReLU()),
+    "adapter layers": lambda m, lens: lora(m),
+    "a forward hook": lambda m, lens: m.model.layers[0].register_forward_hook(lambda *a: None),
+    "a forward pre-hook": lambda m, lens: down(m).register_forward_pre_hook(lambda *a: None),
+    "a forward of its own": lambda m, lens: exchange(m, "forward", lambda x: down(m).weight @ x),
+    "a resized embedding": lambda m, lens: m.resize_token_embeddings(310, mean_resizing=False),
+    "a pruned weight": lambda m, lens: prune.l1_unstructured(down(m), "weight", 0.5),
+    "another type": lambda m, lens: m.to(torch.float64),
+    "another buffer": lambda m, lens: setattr(m.model.rotary_emb, "inv_freq", m.model.rotary_emb.inv_freq * 2),
+    "another setting of a module": lambda m, lens: setattr(m.model.norm, "variance_epsilon", 1.0),
+    "another setting of the model": lambda m, lens: setattr(m.config, "num_hidden_layers", 2),
+    "a layer less": lambda m, lens: m.model.layers.__delitem__(2),
+    "a parameter of the bridge": lambda m, lens: setattr(
+        lens.bridge.blocks[1].mlp.out.original_component, "weight", nn.Parameter(down(m).weight * 2)
+    ),
+    "a hook within the bridge": lambda m, lens: lens.bridge.blocks[1].mlp.out.register_forward_hook(lambda *a: None),
+    "compatibility mode": lambda m, lens: lens.bridge.enable_compatibility_mode(),
+    "compatibility mode, unprocessed": lambda m, lens: lens.bridge.enable_compatibility_mode(no_processing=True),
+}
+DOORS = {
+    "run_with": lambda lens, out: run_with(lens, batch()),
+    "capture": lambda lens, out: capture(lens, batch(), sites=["z"]),
+    "capture, plain": lambda lens, out: capture(lens, batch(), sites=["z"], path="plain"),
+    "capture, bridge": lambda lens, out: capture(lens, batch(), sites=["z"], path="bridge"),
+    "stream": lambda lens, out: stream(lens, batch(), [Reading(name="size", sites=("z",), function=lambda v: v["z"])]),
+    "patch": lambda lens, out: patch(lens, batch(), batch(1), site="z", metric=sink_mass(0), progress=False),
+    "attribution_patch": lambda lens, out: attribution_patch(lens, batch(), batch(1), site="z", metric="loss"),
+    "sweep": lambda lens, out: sweep(lens, GRID, tokens=batch(), out=out, progress=False),
+    "generate": lambda lens, out: generate(lens, [5, 6, 7], max_new_tokens=2),
+    "weights_hash": lambda lens, out: weights_hash(lens),
+    "attention_weights": lambda lens, out: attention_weights(lens, layer=0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_change_of_the_model_is_refused_with_what_was_found(change):
+    model = tiny("llama")
+    lens = wrap(model)
+    run_with(lens, batch())
+    CHANGES[change](model, lens)
+    wanted = (
+        "compatibility mode" if "compatibility" in change else "the model was changed after it was wrapped: .*[Ww]rap"
+    )
+    with pytest.raises(ModelError, match=wanted):
+        run_with(lens, batch())
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_refuses_a_model_that_was_changed(door, tmp_path):
+    model = tiny("llama")
+    lens = wrap(model)
+    DOORS[door](lens, tmp_path / "before")
+    down(model).weight = nn.Parameter(down(model).weight * 2)
+    with pytest.raises(
+        ModelError, match=r"model.layers.1.mlp.down_proj.weight is another parameter; .*[Ww]rap it again"
+    ):
+        DOORS[door](lens, tmp_path / "after")
+
+
+IN_PLACE = {
+    "other weights": lambda m, lens: m.load_state_dict(other(m)),
+    "a step": lambda m, lens: down(m).weight.data.mul_(2),
+    "a buffer": lambda m, lens: m.model.rotary_emb.inv_freq.mul_(2),
+    "another mode": lambda m, lens: m.train(),
+    "gradients off": lambda m, lens: m.requires_grad_(requires_grad=False),
+    "another kernel": lambda m, lens: m.set_attn_implementation("eager"),
+    "a special token": lambda m, lens: setattr(m.config, "pad_token_id", 3),
+    "its hidden states": lambda m, lens: m(batch().tokens, output_hidden_states=True),
+    "hooks of the bridge": lambda m, lens: lens.bridge.run_with_cache(batch().tokens),
+    "checkpointing": lambda m, lens: m.gradient_checkpointing_enable(),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("change", IN_PLACE)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_change_in_place_reaches_both_paths(change, family):
+    model = tiny(family)
+    lens = wrap(model)
+    run_with(lens, batch())
+    if family == "gpt2":
+        if change == "a buffer":
+            pytest.skip("GPT-2 has no buffer")
+        if change == "a step":
+            model.transformer.h[1].attn.c_attn.weight.data.mul_(2)
+    if family == "llama" or change != "a step":
+        IN_PLACE[change](model, lens)
+    fresh = wrap(copy.deepcopy(model))
+    for path in ("plain", "bridge"):
+        found, wanted = (capture(one, batch(), sites=["z"], path=path)["z", 2] for one in (lens, fresh))
+        assert torch.equal(found, wanted)
+    assert torch.equal(run_with(lens, batch(), logits=True).logits, run_with(fresh, batch(), logits=True).logits)
+
+
+def test_a_users_hooks_on_hook_points_of_the_bridge_stay():
+    lens = wrap(tiny("llama"))
+    before = run_with(lens, batch(), logits=True).logits
+    lens.bridge.blocks[1].hook_out.add_hook(lambda x, hook: x * 2)
+    assert not torch.equal(run_with(lens, batch(), logits=True).logits, before)
+    lens.bridge.reset_hooks()
+    assert torch.equal(run_with(lens, batch(), logits=True).logits, before)
+
+
+def test_two_lenses_on_one_model_and_its_bridge_go_on():
+    model = tiny("mixtral")  # its experts are given hooks when they are wrapped
+    first, second = wrap(model), wrap(model)
+    third = wrap(wrap(tiny("llama")).bridge)
+    assert first.state.turns is second.state.turns is not third.state.turns
+    assert torch.equal(run_with(first, batch()).loss, run_with(second, batch()).loss)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_threads_take_turns(family, tmp_path):
+    lens, second = (wrap(one) for one in [tiny(family)] * 2)
+    batches = [batch(seed) for seed in range(4)]
+    double = edit("z", lambda x, at: x * 2, layers=[1])
+
+    def numbers(n):
+        tokens = batches[n % 4]
+        if n % 3 == 0:
+            return capture(lens, tokens, sites=["z"], path="plain")["z", 2]
+        if n % 3 == 1:
+            return run_with(second, tokens, double, logits=True).logits
+        return run_with(lens, tokens, logits=True).logits
+
+    wanted = [numbers(n) for n in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(numbers, range(24)))
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_threads_share_sweeps(tmp_path, monkeypatch):
+    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
+    lens = wrap(tiny("llama"))
+    wanted = sweep(lens, GRID, tokens=batch(), out=tmp_path / "0", progress=False).frame["effect"].tolist()
+    with ThreadPoolExecutor(3) as pool:
+        run = lambda n: sweep(lens, GRID, tokens=batch(), out=tmp_path / f"{n}", progress=False)  # noqa: E731
+        found = [one.frame["effect"].tolist() for one in pool.map(run, range(1, 4))]
+    assert found == [pytest.approx(wanted, abs=1e-6)] * 3
+
+
+@pytest.mark.parametrize("door", ["run_with", "stream", "sweep", "generate"])
+def test_an_edit_or_a_reading_that_runs_the_model_is_refused(door, tmp_path):
+    lens = wrap(tiny("llama"))
+
+    def again(x, at=None):
+        run_with(lens, batch())
+        return x
+
+    asking = edit("z", again, layers=[1])
+    with pytest.raises(InputError, match=r"a pass of .* was asked for inside another one, by an edit"):
+        if door == "run_with":
+            run_with(lens, batch(), asking)
+        elif door == "stream":
+            stream(lens, batch(), [Reading(name="again", sites=("z",), function=again)])
+        elif door == "generate":
+            generate(lens, [5, 6, 7], asking, max_new_tokens=2)
+        else:
+            put = lambda site, **where: edit(site, again, **where)  # noqa: E731
+            patch(lens, batch(), batch(1), site="z", put=put, metric=sink_mass(0), progress=False)
+    run_with(lens, batch())  # and nobody holds the model
+
+
+def test_a_metric_may_run_the_model():
+    lens = wrap(tiny("llama"))
+    found = patch(
+        lens, batch(), batch(1), site="z", metric=lambda run: run_with(lens, batch()).loss, layers=(0,), progress=False
+    )
+    assert found.frame["effect"].abs().max() == 0
+
+
+def test_a_pickled_lens_says_load():
+    lens = wrap(tiny("llama"))
+    for send in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(ModelError, match=r"Call load\(\.\.\.\) in the worker"):
+            send(lens)
+
+
+def numbers(lens):
+    """What the doors give."""
+    edited = edit("z", lambda x, at: x * 2, layers=[1])
+    approximate = attribution_patch(lens, batch(), batch(1), site="z", metric="loss", layers=(0,))
+    patched = patch(lens, batch(), batch(1), site="z", metric="loss", layers=(0,), progress=False)
+    return {
+        "run": run_with(lens, batch(), edited, logits=True).logits,
+        "loss": run_with(lens, batch(), edited).loss,
+        "plain": capture(lens, batch(), sites=["z"], path="plain")["z", 2],
+        "bridge": capture(lens, batch(), sites=["z"], path="bridge")["z", 2],
+        "patch": torch.tensor(patched.frame["value"].to_numpy()),
+        "attribution": torch.tensor(approximate.frame["approximation"].to_numpy()),
+    }
+
+
+@contextlib.contextmanager
+def default_type(kind):
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+MODES = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "float64 by default": lambda: default_type(torch.float64),
+    "bfloat16 by default": lambda: default_type(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_torch_change_no_number(mode, family):
+    model = tiny(family)
+    lens = wrap(model)
+    wanted = numbers(lens)
+    with MODES[mode]():
+        found = [numbers(lens), numbers(wrap(model))]
+    for one in found:
+        assert {name: value.dtype for name, value in one.items()} == {name: v.dtype for name, v in wanted.items()}
+        assert [name for name in wanted if not torch.equal(one[name], wanted[name])] == []
+
+
+def test_a_model_that_was_compiled_is_measured_uncompiled():
+    model = tiny("llama")
+    lens = wrap(model)
+    wanted = numbers(lens)
+    model.compile(backend="eager")
+    model.model.layers[1].compile(backend="eager")
+    found = numbers(lens)
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    assert model.model.layers[1]._compiled_call_impl is not None
