@@ -86,7 +86,7 @@ class Asked:
 def training(
     work: Work, asked: Asked, *, keep: Path | None = None, device: str = "cpu"
 ) -> Iterator[dict[str, float | int | str]]:
-    """One training's readings on prose and on sequences of the task that are kept apart.
+    """One training's readings on prose and on sequences of the task that are kept apart; one that diverges ends there.
 
     Args:
         work: says whether it is a tiny one.
@@ -153,10 +153,16 @@ def training(
                 row["prose"] = prose_loss(prose).item()
                 row["task"] = task_loss(*held_out).item() if asked.with_task else math.nan
             row |= sizes
+            diverged = not math.isfinite(row["prose"])
+            if diverged or step == steps:
+                row["machine"] = machine(device)
+            if diverged:
+                yield row
+                break
             if step % (4 * every) == 0 or step == steps:
                 row |= readings(model, prose=prose, task=held_out[0] if asked.with_task else None)
             if step == steps:
-                row |= at_the_end(model, prose) | {"machine": machine(device)}
+                row |= at_the_end(model, prose)
             done.rows.append(row)
             yield row
         if step == steps:

@@ -305,7 +305,8 @@ def timed(work: Any) -> Iterator[dict[str, Any]]:
 def numbers_of(table: pd.DataFrame, data: str, cost: pd.DataFrame) -> dict[str, Interval]:
     """Every number of one kind of data, over seeds, paired with softmax of the same seed; 95% t intervals."""
     finals = finals_of(table, data)
-    seeds = judged_seeds(finals, list(ARMS))
+    tried = trials_of(table, data).groupby("arm")["rate"].nunique().reindex(list(ARMS), fill_value=0)
+    seeds = judged_seeds(finals, list(ARMS)) if tried.nunique() == 1 else ()
     finals = finals[finals["seed"].isin(seeds)]
     by_turn = cost.pivot(index="turn", columns="arm", values="seconds")
     numbers: dict[str, Interval] = {}
@@ -353,8 +354,16 @@ def controls_of(table: pd.DataFrame) -> dict[str, Interval]:
 
 
 def finals_of(table: pd.DataFrame, data: str) -> pd.DataFrame:
-    """The rows of the trainings on some data that are no trials, by step."""
-    return table[(table["data"] == data) & (table["kind"] == "final")].sort_values("step")
+    """The rows of the trainings on some data that are no trials, at the best of each arm's rates so far, by step."""
+    arms = set(trials_of(table, data)["arm"])
+    best = {arm: best_rate(table, data=data, arm=arm) for arm in arms}
+    finals = table[(table["data"] == data) & (table["kind"] == "final")]
+    return finals[finals["rate"] == finals["arm"].map(best)].sort_values("step")
+
+
+def trials_of(table: pd.DataFrame, data: str) -> pd.DataFrame:
+    """The rows of the trials on some data."""
+    return table[(table["data"] == data) & (table["kind"] == "trial")]
 
 
 def draw(table: pd.DataFrame):
@@ -369,7 +378,7 @@ def draw(table: pd.DataFrame):
             ("heads with a sink", "rate_first_prose", False),
         ):
             shown.append((data, says, finals, name, paired))
-        shown.append((data, "loss, trials", table[(table["data"] == data) & (table["kind"] == "trial")], "", False))
+        shown.append((data, "loss, trials", trials_of(table, data), "", False))
     for says, name, paired in (
         ("loss minus softmax's", "prose", True),
         ("gain of layer 0", "gain_0", False),
