@@ -1,5 +1,6 @@
 """Numbers, lists, names and sets of indices as people read and write them."""
 
+import json
 import math
 import re
 import unicodedata
@@ -33,6 +34,18 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
             return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
         shown.append(piece)
     return "".join(shown)
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or is nested too deep.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def for_terminal(text: str) -> str:

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 
 from ..errors import InputError
 from ..records import display
-from ..text import visible
+from ..text import json_value, visible
 from .choice import outputs_of
 from .config import check_ending
 from .graph import Graph
@@ -97,8 +97,8 @@ def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
     try:
         if path.suffix == ".pt":
             return _of_tensors(torch.load(path, weights_only=True, map_location="cpu"), n_kv_heads)
-        return _of_json(json.loads(path.read_text("utf-8")), n_kv_heads)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError) as error:
+        return _of_json(json_value(path.read_text("utf-8")), n_kv_heads)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError) as error:
         raise InputError(
             f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt"

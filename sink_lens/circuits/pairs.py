@@ -10,7 +10,6 @@
 Prompts whose tokens do not fit (an answer or a name of several tokens, other lengths) are left out.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 
 from ..data.described import BosCondition
 from ..errors import InputError
+from ..text import json_value, visible
 from .config import ReadyTask
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
     """
     path = Path(file)
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # splitlines breaks texts at U+2028 too
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines") from None
     found = []
@@ -141,7 +141,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json_value(line)
             fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
@@ -150,17 +150,24 @@ def read_pairs(file: str | Path) -> list[Pair]:
             ) from None
         for name in ("clean", "corrupted"):
             value = fields[name]
-            if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+            if isinstance(value, list) and value and all(_is_id(one) for one in value):
                 fields[name] = tuple(value)
             elif not isinstance(value, str) or not value:
-                raise InputError(f"line {number} of {path}: {name} is {value!r}; need a text or a list of token ids")
+                said = visible(repr(value))
+                raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a list of token ids")
         for name in ("correct", "incorrect"):
-            if not isinstance(fields[name], str | int) or isinstance(fields[name], bool):
-                raise InputError(f"line {number} of {path}: {name} is {fields[name]!r}; need a text or a token id")
+            if not (isinstance(fields[name], str) or _is_id(fields[name])):
+                said = visible(repr(fields[name]))
+                raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id")
         found.append(Pair(**fields, template=str(row.get("template", ""))))
     if not found:
         raise InputError(f"{path} has no pairs; need one JSON object per line")
     return found
+
+
+def _is_id(value: object) -> bool:
+    """Check that a value of JSON can be a token id."""
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _tokens(

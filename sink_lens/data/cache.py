@@ -18,6 +18,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from sink_lens.errors import InputError, RunError, is_own_name
+from sink_lens.text import json_value
 
 MANIFEST = "manifest.json"
 """Name of the file that lists the content of a cache folder."""
@@ -117,7 +118,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest of a folder; None if there is no valid manifest."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json_value((folder / MANIFEST).read_text(encoding="utf-8"))
         names = manifest["files"]
         believed = all(
             is_own_name(name) and type(one["bytes"]) is int and type(one["sha256"]) is str

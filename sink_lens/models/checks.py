@@ -1,7 +1,6 @@
 """Checks that a model must pass before it is returned, since wrong numbers are worse than errors."""
 
 import contextlib
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError, is_own_name
+from ..text import json_value
 from .evaluating import evaluating
 from .families import TEXT_PART, Family, family_of, family_of_model
 from .headnorm import HeadNormForCausalLM
@@ -60,7 +60,7 @@ def check_folder(folder: Path) -> None:
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")
     try:
-        config = json.loads(config_file.read_text("utf-8"))
+        config = json_value(config_file.read_text("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise ModelError(
             f"{config_file} cannot be read ({error}); need the file as save_pretrained wrote it"
@@ -83,7 +83,7 @@ def _check_index(folder: Path) -> None:
     """Refuse a list of weights that names what is no file of the folder."""
     for index in folder.glob("*.safetensors.index.json"):
         try:
-            files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            files = set(json_value(index.read_text("utf-8"))["weight_map"].values())
             away = sorted(str(name) for name in files if not isinstance(name, str) or not is_own_name(name))
             lost = sorted(name for name in files if name not in away and not (folder / str(name)).is_file())
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:

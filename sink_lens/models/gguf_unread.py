@@ -9,6 +9,7 @@ import numpy as np
 from transformers import AutoConfig
 
 from ..errors import ModelError
+from ..text import json_value
 from .gguf_header import HeaderReader, entry
 
 _LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
@@ -38,7 +39,7 @@ def add_settings(gguf: Path, *, folder: Path) -> None:
     reader = HeaderReader(gguf)
     kind = entry(reader, "general.architecture")
     path = folder / "config.json"
-    config = json.loads(path.read_text("utf-8"))
+    config = json_value(path.read_text("utf-8"))
 
     def entry_of(name: str) -> Any:
         return entry(reader, f"{kind}.{name}")
@@ -88,7 +89,7 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
     held = {str(tensor.name): tensor for tensor in reader.tensors}
     scaling, factor = (entry(reader, f"{kind}.rope.scaling.{name}") for name in ("type", "factor"))
     path = folder / "config.json"
-    config = json.loads(path.read_text("utf-8"))
+    config = json_value(path.read_text("utf-8"))
     rope = config.get("rope_parameters") or {}
     of_all = rope.get("full_attention", rope)  # Gemma 3 scales its layers without a window alone
     if of_all.get("rope_type", "default") != "default":  # transformers read it

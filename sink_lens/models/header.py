@@ -1,6 +1,5 @@
 """The size of a model, read from the headers of its files: neither weights nor torch are loaded."""
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..data.described import Described
 from ..errors import InputError, ModelError
+from ..text import json_value
 from .families import TEXT_PART, Family, family_of
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
@@ -227,7 +227,7 @@ def read_folder(folder: Path) -> Header | None:
         ModelError: the architecture is not known.
     """
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json_value((folder / "config.json").read_text("utf-8"))
         inner = config.get("text_config", config)
         found: dict[str, Any] = {
             name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()

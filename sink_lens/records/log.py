@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sink_lens.errors import RunError
+from sink_lens.text import json_value
 
 LOG_FILE = "log.jsonl"
 _CLAIM = ".log.lock"
@@ -174,7 +175,7 @@ def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
         ValueError: it is no such line.
     """
     with path.open("rb") as file:
-        first = _json(file.readline())
+        first = json_value(file.readline())
     columns = first.get("columns") if isinstance(first, dict) else None
     if not isinstance(columns, dict) or not all(
         isinstance(one, dict) and one and all(dtype in _DTYPES for dtype in one.values()) for one in columns.values()
@@ -194,7 +195,7 @@ def all_lines(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, start=2):
             if not text.endswith(b"\n"):
                 return
-            found = _json(text)
+            found = json_value(text)
             line = Line(**found) if isinstance(found, dict) and set(found) == set(Line._fields) else None
             if line is None or type(line.part) is not int or type(line.at) is not int or not _is_tables(line.tables):
                 raise ValueError(f"line {number} holds no rows")
@@ -252,14 +253,6 @@ def _is_tables(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(blocks, list) and all(isinstance(one, dict) for one in blocks) for blocks in value.values()
     )
-
-
-def _json(text: bytes) -> Any:
-    """The value of a JSON text."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
 
 
 def _claim(path: Path) -> int:

@@ -34,7 +34,7 @@ from sink_lens.report.page import MAKES, about
 from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import head_name, neuron_name, token, visible
+from sink_lens.text import head_name, json_value, neuron_name, token, visible
 
 NODE_COLUMNS = (
     *("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value"),
@@ -97,7 +97,7 @@ class ChainCircuit(Drawable):
 
     def to_json(self) -> str:
         """The circuit as JSON for other tools; undefined numbers are null."""
-        frames = {name: json.loads(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
+        frames = {name: json_value(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
         return json.dumps({"format": _FORMAT, "about": self.about, **frames}, ensure_ascii=False, indent=1)
 
     @classmethod
@@ -108,7 +108,7 @@ class ChainCircuit(Drawable):
             InputError: it is no such JSON.
         """
         try:
-            held = json.loads(text)
+            held = json_value(text)
             if not isinstance(held, dict) or held.get("format") != _FORMAT:
                 raise ValueError("its format is another or missing")
             nodes, edges = _frame(held["nodes"], NODE_COLUMNS), _frame(held["edges"], EDGE_COLUMNS)

@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from sink_lens.records.display import MOST_EDGES as MOST_EDGES
+from sink_lens.records.provenance import strict
 from sink_lens.report import views
 from sink_lens.text import edge_name, visible
 
@@ -251,7 +252,7 @@ def _plain(value: Any) -> Any:
 def script(graphs: Sequence[Mapping[str, Any]]) -> str:
     """The content of the script that shows some graphs; a content policy allows it and ``bundle()`` by their hashes."""
     packed = [
-        base64.b64encode(gzip.compress(json.dumps(graph, separators=(",", ":")).encode(), 6, mtime=0)).decode()
+        base64.b64encode(gzip.compress(json.dumps(strict(graph), separators=(",", ":")).encode(), 6, mtime=0)).decode()
         for graph in graphs
     ]
     return views.unpacking(bundle(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});")

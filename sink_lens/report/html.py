@@ -27,7 +27,7 @@ from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable,
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, chain_steps, first_numbers, link_rows, traced
-from sink_lens.report.style import svg, thinned
+from sink_lens.report.style import UNWRITABLE, svg, thinned
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
 from sink_lens.text import capital, listed, plural, visible, words
 
@@ -319,7 +319,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     graphs, unexplored = _explored(parts)
     exploring = explorer.script(graphs) if graphs else ""
     template = explorer.templates().get_template("page.html")
-    return template.render(
+    text = template.render(
         parts=parts,
         beside=beside,
         leads=[key for key in _LEADS if beside is None and parts[0].chained],
@@ -340,6 +340,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
             script, *((vis, views.bundle()) if vis else ()), *((exploring, explorer.bundle()) if graphs else ())
         ),
     )
+    return UNWRITABLE.sub("\ufffd", text)
 
 
 def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:

@@ -72,6 +72,8 @@ _SIGNED = "RdBu_r"
 """Colours of values of either sign."""
 WORDS = {"layer": "layer", "position": "position", "head": "head", "key": "key position"}
 """Swept column -> its word at an axis."""
+UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Characters that neither XML nor a page can hold."""
 _MOST_LABELS = 40
 _MOST_POINTS = 20_000
 """Points of all lines of a figure, above which they are thinned."""
@@ -137,7 +139,8 @@ def file_of(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | No
             figure.savefig(buffer, format=form, dpi=dpi or "figure", metadata={date: None} if date else None)
         finally:
             fonts.setLevel(level)
-    return buffer.getvalue()
+    content = buffer.getvalue()
+    return UNWRITABLE.sub("\ufffd", content.decode()).encode() if form == "svg" else content
 
 
 FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
@@ -424,7 +427,7 @@ def svg(figure: Figure, *, name: str) -> str:
         dpi = figure.dpi
         FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)  # savefig would draw twice
         figure.set_dpi(dpi)
-    root = ElementTree.fromstring(buffer.getvalue())
+    root = ElementTree.fromstring(UNWRITABLE.sub("\ufffd", buffer.getvalue()))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         for key, value in list(element.attrib.items()):

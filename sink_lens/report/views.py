@@ -24,6 +24,7 @@ import numpy as np
 from sink_lens.arguments import value_text
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run
+from sink_lens.records.provenance import strict
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patterns import ends_of_ranking, kept_patterns
 from sink_lens.text import head_name, neuron_name, number, plural, token
@@ -275,7 +276,7 @@ def script(views: Mapping[str, View]) -> str:
     drawn = [
         [_id(name), view.kind, {key: _plain(one) for key, one in view.props.items()}] for name, view in views.items()
     ]
-    data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(strict(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return unpacking(bundle(), name="CircuitsVis", then=_DRAW % data)
 
 

@@ -1,6 +1,5 @@
 """Many models in one table: a row per model, or per folder of a card or a trace, and the columns that are chosen."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -14,7 +13,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
-from ..text import interval, number, visible
+from ..text import interval, json_value, number, visible
 from .config import CardConfig, TableFormat, is_run
 from .model_card import card
 
@@ -144,7 +143,7 @@ def _of_trace(run: Run) -> dict[str, Cell]:
 def _of_card(run: Run) -> dict[str, Cell]:
     """One model's row from its card."""
     try:
-        card = json.loads((run.folder / "card.json").read_text(encoding="utf-8"))
+        card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
         row = {
             "sentence": Cell(value=card["sentence"]),

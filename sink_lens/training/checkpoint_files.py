@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
+from ..text import json_value
 
 KEPT, LATEST = "checkpoint-", "latest-"
 LOG = "log.parquet"
@@ -89,7 +90,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         RunError: a file is missing or changed.
     """
     try:
-        listed = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        listed = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))
         files, step, facts = listed["files"], listed["step"], listed["facts"]
         if type(step) is not int or not all(math.isfinite(float(facts[name])) for name in ("since_row", "seconds")):
             raise ValueError("its step or its facts are no numbers")
@@ -134,7 +135,7 @@ def tidy(folder: Path, *, finished: bool) -> None:
 def _sizes_fit(folder: Path) -> bool:
     """Check whether a checkpoint can be gone on from, as far as the sizes of its files say."""
     try:
-        files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
@@ -145,7 +146,7 @@ def _without_state(folder: Path) -> None:
     state = [path for pattern in _STATE for path in folder.glob(pattern)]
     if not state or not _sizes_fit(folder):
         return
-    listed = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    listed = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))
     gone = {path.name for path in state}
     listed["files"] = {name: entry for name, entry in listed["files"].items() if name.split("/")[0] not in gone}
     _write(folder, listed)

@@ -1,6 +1,5 @@
 """Checkpoints that ``sink-lens train`` did not write: folders of them, and lists of models, by the step of each."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..errors import InputError, RunError
+from ..text import json_value
 
 Checkpoints = str | Path | Sequence[str | Path] | Mapping[int, str | Path | PreTrainedModel]
 """A folder of checkpoints, names or paths that end in their step, or step -> what ``load`` takes."""
@@ -48,7 +48,7 @@ def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> in
     if step_tokens is not None:
         return step * step_tokens
     try:
-        state = json.loads((Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8"))
+        state = json_value((Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     seen = state.get("num_input_tokens_seen") if isinstance(state, dict) else None

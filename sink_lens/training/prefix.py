@@ -38,6 +38,7 @@ from ..models import checks
 from ..models.families import Family
 from ..models.interfaced import take_interface
 from ..models.sites import SITES, read_site
+from ..text import json_value
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """What PEFT calls the two files of an adapter."""
@@ -431,7 +432,7 @@ def _sizes(config: Any) -> dict[str, int]:
 def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
     """Read the configuration of an adapter for a model of this class."""
     try:
-        saved = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        saved = json_value((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} has no {CONFIG_FILE} that can be read; need the folder that save_pretrained wrote. For a "

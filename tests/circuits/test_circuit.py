@@ -22,6 +22,7 @@ from sink_lens.circuits.choice import connected, greedy, largest, random_like
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.curve import area
 from sink_lens.circuits.exact import exact_scores
+from sink_lens.circuits.files import read as read_file
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.pairs import read_pairs
 from sink_lens.circuits.tasks import task_of
@@ -516,3 +517,35 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     assert {one: sum(n for name, n in n_scored if name == one) for one in settings} == dict.fromkeys(settings, 16)
     assert not list(out.glob("shard-*"))
     assert circuits.run_shard(lens, out=out, shard="3/3", **fields) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[" * 200_000, "nested too deep"),
+        (json.dumps({"clean": [10**30, 2], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [1000"),
+        (json.dumps({"clean": [1, 2], "corrupted": [1, 2], "correct": 10**30, "incorrect": 2}), "correct is 1000"),
+        (json.dumps({"clean": [1, True], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [1, True]"),
+        (json.dumps({"clean": [-1, 2], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [-1, 2]"),
+    ],
+)
+def test_lines_that_are_no_pair_are_refused(line, says, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(line)
+    with pytest.raises(InputError) as refused:
+        read_pairs(tmp_path / "pairs.jsonl")
+    assert "line 1 of" in str(refused.value)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", "a\x0bb", "a\u2029b"])
+def test_a_text_of_a_pair_may_hold_any_line_separator_but_a_new_line(text, tmp_path):
+    row = {"clean": text, "corrupted": text, "correct": " x", "incorrect": " y"}
+    line = json.dumps(row, ensure_ascii=False)
+    (tmp_path / "pairs.jsonl").write_text(f"\ufeff{line}\r\n{line}\n", "utf-8")
+    assert [one.clean for one in read_pairs(tmp_path / "pairs.jsonl")] == [text, text]
+
+
+def test_a_circuit_of_others_is_refused_in_a_line(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(InputError, match="nested too deep"):
+        read_file(tmp_path / "deep.json")
