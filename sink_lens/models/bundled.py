@@ -27,7 +27,6 @@ from ..data.cache import (
     write_manifest,
 )
 from ..errors import ModelError
-from ..records import write_whole
 from ..schema import DEFAULT_MODEL
 from .conversion import check_magic, convert
 
@@ -155,6 +154,8 @@ def _note(folder: Path, source: Mapping[str, Any]) -> None:
         manifest = _read_manifest(folder)
         if manifest is not None:
             content = {**manifest, "source": {**source, "sha256": folder.name}}
+            from ..records import write_whole  # which imports pandas: a dry run reads no more than headers
+
             write_whole(folder / MANIFEST, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
 
 

@@ -82,11 +82,9 @@ class AblateConfig(StudyConfig):
 
 def is_run(model: Any) -> bool:
     """Check whether a model is given by the folder of a run, and not by that of its weights."""
-    from ..records import RUN_FILE  # which imports pandas: --help does without
-
     if not isinstance(model, str | Path):
         return False
-    return (Path(model) / RUN_FILE).is_file() and not (Path(model) / "config.json").is_file()
+    return (Path(model) / "run.json").is_file() and not (Path(model) / "config.json").is_file()
 
 
 TableFormat = Literal["terminal", "csv", "latex", "markdown"]
