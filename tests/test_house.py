@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from jaxtyping import TypeCheckError
 
 import sink_lens
 from sink_lens.axes import AXES
+from sink_lens.cli import app
 from sink_lens.measures.attention import sink_mass
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +126,13 @@ def test_the_tree_of_the_documentation_is_the_real_one():
     packages = {f"{path.parent.relative_to(ROOT)}/" for path in MODULES} - {"sink_lens/"}
     top = {name(path) for path in MODULES if path.parent.name == "sink_lens" and path.name != "__init__.py"}
     assert {*packages, *top, "tests/", "tools/", "analyses/", "examples/", "docs/", "benchmarks/"} - named == set()
+
+
+def test_the_table_of_the_readme_has_every_command_once_with_one_sentence():
+    table = readme().partition("| command | who needs it, for what |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+\.) \|$", table, flags=re.M))
+    assert set(rows) == set(typer.main.get_group(app).commands)
+    assert len(rows) == len(table.splitlines()) == 19
 
 
 def test_every_make_command_in_the_readme_exists():
