@@ -198,8 +198,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
         """Effective rank of the states, with and without the studied position."""
         x, valid = _sample(view, "resid_post", positions)
         place = int((positions == sink_positions[0]).nonzero())
-        found = [rank.effective_rank(x, valid=valid, without=without) for without in (None, place)]
-        return torch.stack(found, dim=-1)
+        return rank.effective_ranks(x, valid=valid, without=(None, place))
 
     return [
         Reading(
@@ -217,18 +216,24 @@ def output_readings(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> list[Reading]:
     """Value-norm ratio of each sink position after W_O, and stable rank of each head's update, at sampled positions."""
+    places = [int((positions == sink).nonzero()) for sink in sink_positions]
+
+    @functools.lru_cache(maxsize=1)
+    def factor(layer: int) -> Tensor:
+        """Return the triangular factor of a layer's W_O, which both readings take, one layer after the other."""
+        return outputs.triangular_factor(attention_weights(lens, layer=layer).w_o)
 
     def value_norm_ratio(view: LayerView) -> Tensor:
         """Norm of each sink's value after W_O over the mean of the others'."""
-        w_o = attention_weights(lens, layer=view.layer).w_o
         v, valid = _at(view, "v", positions)
-        places = [int((positions == sink).nonzero()) for sink in sink_positions]
-        return torch.stack([outputs.value_norm_ratio(v, w_o=w_o, valid=valid, key=place) for place in places], dim=-1)
+        norms = outputs.value_norms(v, factor=factor(view.layer))
+        return torch.stack([outputs.norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
 
     def stable_rank(view: LayerView) -> Tensor:
         """Stable rank of each head's outputs."""
         z, valid = _at(view, "z", positions)
-        return outputs.stable_rank(z, w_o=attention_weights(lens, layer=view.layer).w_o, valid=valid)
+        w_o = attention_weights(lens, layer=view.layer).w_o
+        return outputs.stable_rank(z, w_o=w_o, valid=valid, factor=factor(view.layer))
 
     return [
         Reading(name="value_norm_ratio", sites=("v",), function=value_norm_ratio),

@@ -38,19 +38,40 @@ def value_norm_ratio(
 
     Reference: arXiv 2606.08105.
     """
-    check_position(key, n_positions=v.shape[1])
-    n_kv_heads, n_heads = v.shape[2], w_o.shape[0]
+    return norm_ratio(value_norms(v, factor=triangular_factor(w_o)), valid=valid, key=key)
+
+
+def value_norms(
+    v: Float[Tensor, "batch position kv_head d_head"], *, factor: Float[Tensor, "head sample d_head"]
+) -> Float[Tensor, "batch head position"]:
+    """Norm of every value vector after each head's W_O, given its ``triangular_factor``.
+
+    Raises:
+        InputError: the heads do not divide.
+    """
+    n_kv_heads, n_heads = v.shape[2], factor.shape[0]
     if n_heads % n_kv_heads != 0:
         raise InputError(
             f"{n_heads} query heads over {n_kv_heads} key-value heads; need a multiple. "
             "Pass the values and W_O of one layer, heads unmerged."
         )
     v = widen(v)
-    factor = _triangular_factor(w_o).to(v.dtype)
+    factor = factor.to(v.dtype)
     grouped = factor.reshape(n_kv_heads, n_heads // n_kv_heads, *factor.shape[1:])
     written = einsum(v, grouped, "batch key kv_head d, kv_head group e d -> batch key kv_head group e")
-    norms = torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
-    others = valid & (torch.arange(v.shape[1], device=v.device) != key)
+    return torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
+
+
+def norm_ratio(
+    norms: Float[Tensor, "batch head position"], *, valid: Bool[Tensor, "batch position"], key: int
+) -> Float[Tensor, "batch head"]:
+    """Norm at the key over its mean at the other real positions; nan if the key is padding or the only one.
+
+    Raises:
+        InputError: `key` is outside the sequence.
+    """
+    check_position(key, n_positions=norms.shape[2])
+    others = valid & (torch.arange(norms.shape[2], device=norms.device) != key)
     ratio = norms[..., key] / mean_where(norms, where=others[:, None], dim=-1)
     return ratio.masked_fill(~valid[:, key, None], math.nan)
 
@@ -60,6 +81,7 @@ def stable_rank(
     *,
     w_o: Float[Tensor, "head d_head d_model"],
     valid: Bool[Tensor, "batch position"] | None = None,
+    factor: Float[Tensor, "head sample d_head"] | None = None,
 ) -> Float[Tensor, "batch head"]:
     """Stable rank of a head's update U = z W_O over a sequence: |U|_F^2 / |U|_2^2.
 
@@ -70,13 +92,14 @@ def stable_rank(
         z: input of W_O.
         w_o: each head's part of the output projection.
         valid: True at real positions; by default all are real.
+        factor: its ``triangular_factor``; computed if None.
 
     Reference: arXiv 2606.08105.
     """
-    z = z.double()
+    z, factor = z.double(), triangular_factor(w_o) if factor is None else factor
     if valid is not None:
         z = torch.where(valid[..., None, None], z, 0.0)
-    update = einsum(z, _triangular_factor(w_o).double(), "batch position head d, head e d -> batch head position e")
+    update = einsum(z, factor.double(), "batch position head d, head e d -> batch head position e")
     gram = update.mT @ update
     finite = gram.isfinite().all(-1).all(-1)
     gram = torch.where(finite[..., None, None], gram, 0.0)
@@ -99,7 +122,7 @@ def label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
     return "no-op" if ratio <= threshold else "broadcast"
 
 
-def _triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
+def triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
     """The factor R of W_O^T = Q R, so that |x W_O| = |R x|; unlike the Gram matrix, it does not square W_O."""
     return torch.linalg.qr(widen(w_o).mT, mode="r").R
 
@@ -122,6 +145,6 @@ def head_output_norms(
     Reference: arXiv 2504.03889 (scores of inactive heads; the division by the layer's mean is the score's user's).
     """
     written = einsum(
-        widen(z), _triangular_factor(w_o).to(widen(z).dtype), "batch position head d, head e d -> batch position head e"
+        widen(z), triangular_factor(w_o).to(widen(z).dtype), "batch position head d, head e d -> batch position head e"
     )
     return mean_where(torch.linalg.vector_norm(written, dim=-1), where=valid[..., None], dim=1)

@@ -1,6 +1,7 @@
 """The number of directions that the hidden states of one sequence use."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,14 +34,31 @@ def effective_rank(
 
     Reference: arXiv 2605.06611; Roy and Vetterli 2007.
     """
+    return effective_ranks(x, valid=valid, without=(without,))[..., 0]
+
+
+def effective_ranks(
+    x: Float[Tensor, "*batch position d_model"],
+    *,
+    valid: Bool[Tensor, "*batch position"] | None = None,
+    without: Sequence[int | None],
+) -> Float[Tensor, "*batch sample"]:
+    """Compute ``effective_rank`` without each of some positions (None leaves out nothing), from one Gram matrix."""
     n_positions, d_model = x.shape[-2:]
-    if without is not None:
-        check_position(without, n_positions=n_positions)
-        # A row of zeros adds a singular value of 0, and 0 log 0 = 0, so the row has no effect.
-        others = torch.arange(n_positions, device=x.device) != without
-        valid = others if valid is None else valid & others
+    for position in without:
+        if position is not None:
+            check_position(position, n_positions=n_positions)
     x = x.double() if valid is None else torch.where(valid[..., None], x, 0.0).double()
-    gram = x @ x.mT if n_positions <= d_model else x.mT @ x
+    grams, whole = [], x @ x.mT if n_positions <= d_model else None
+    for position in without:
+        # A row of zeros adds a singular value of 0, and 0 log 0 = 0, so the row has no effect.
+        kept = torch.arange(n_positions, device=x.device) != (-1 if position is None else position)
+        if whole is None:
+            own = torch.where(kept[:, None], x, 0.0)
+            grams.append(own.mT @ own)
+        else:
+            grams.append(whole if position is None else torch.where(kept[:, None] & kept, whole, 0.0))
+    gram = torch.stack(grams, dim=-3)
     finite = gram.isfinite().all(-1).all(-1)  # if the states are
     gram = torch.where(finite[..., None, None], gram, 0.0)
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
