@@ -116,6 +116,7 @@ def configured(
         last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, annotation=Json, default=False)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         signature = inspect.Signature([first, *shown, *by_file, *own, last])
+        run.configuration = kind  # type: ignore[attr-defined]  # what its options are made from
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}

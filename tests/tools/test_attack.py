@@ -23,7 +23,6 @@ CATEGORIES = (
     "monitors",
     "outputs",
     "templates",
-    "facts and batches",
 )
 """All but kills, pages in a browser and many processes at once, which take seconds each."""
 

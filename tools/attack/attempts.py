@@ -7,28 +7,26 @@ import random
 import shutil
 import signal
 import tarfile
+import tomllib
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import bad_calls
+import options
 import pages
 import trainings
-import typer.main
 import workspace
-from bad_values import NUMBERS, TEXTS, change_bytes, change_file, change_some_file
+from bad_values import change_bytes, change_file, change_some_file
 from child import Outcome, attempt, begun
 
 from analyses.texts import packages
-from sink_lens.cli import app
 from sink_lens.data.cache import sha256_of
 from sink_lens.models.load import load
 from sink_lens.records.reading import RUN_FILE
 
 _NAMES = ("a\u202eb", "=1+1", "[red]x[/red]", "\x1b[31mx", "two words", "日本", "-x", "x" * 200, "a\nb", "\u200b")
-_NUMERIC = ("N", "F", "T", "M", "N-N", "F,F", "N,N", "0-4")
 _ENCODINGS = ("utf-8", "utf-8", "utf-8", "ascii", "cp1252")
 
 
@@ -55,24 +53,6 @@ class Attempt:
     """What is counted besides the category, such as the signal."""
 
 
-def commands() -> dict[str, Any]:
-    """Every command of the program by its words."""
-    found = {}
-
-    def walk(group: Any, words: tuple[str, ...]) -> None:
-        for name, one in group.commands.items():
-            if hasattr(one, "commands"):
-                walk(one, (*words, name))
-            else:
-                found[" ".join((*words, name))] = one
-
-    walk(typer.main.get_command(app), ())
-    return found
-
-
-_COMMANDS = commands()
-
-
 def warm(template: Path, folder: Path) -> None:
     """Import here what every attempt needs, so that none imports it again."""
     shutil.copytree(template, folder, symlinks=True)
@@ -80,7 +60,7 @@ def warm(template: Path, folder: Path) -> None:
     for one in (
         "report runs/sweep",
         "cache",
-        "patch --quiet --out warm " + " ".join(workspace.COMMANDS["patch"][:1]),
+        "patch --quiet --out warm MODEL",
     ):
         held = attempt(lambda one=one: workspace.invoke(one.split()), folder)  # noqa: F841  # in a child, for its errors
     import sink_lens.chain.trace
@@ -96,48 +76,26 @@ def warm(template: Path, folder: Path) -> None:
     os.chdir(folder.parent)
 
 
-def _bad_text(rng: random.Random, option: Any) -> str:
-    numeric = str(getattr(option, "metavar", "")) in _NUMERIC
-    pool: Sequence[str] = NUMBERS if numeric and rng.random() < 0.7 else TEXTS
-    return rng.choice(pool)
-
-
 def _command_line(rng: random.Random, folder: Path) -> Attempt:
-    """A command with options from its own list, and values that are bad, or absent, or given twice."""
-    name = rng.choice(list(_COMMANDS))
-    words = list(workspace.COMMANDS.get(name, ("MODEL",)))
-    options = [one for one in _COMMANDS[name].params if one.opts and one.name != "help"]
-    given: list[str] = []
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        if not options or rng.random() < 0.1:
-            given.append(rng.choice(TEXTS))
-            continue
-        one = rng.choice(options)
-        if one.param_type_name == "argument":
-            bad = _bad_text(rng, one)
-            if words and rng.random() < 0.7:
-                words[rng.randrange(len(words))] = bad
-            else:
-                words.append(bad)
-        elif one.is_flag:
-            given.append(rng.choice([*one.opts, *one.secondary_opts]))
-        else:
-            given += [rng.choice(one.opts), _bad_text(rng, one)]
+    """A command with options from its configuration, and values that are bad, or absent, or given twice."""
+    name = rng.choice(list(options.COMMANDS))
+    words = options.small(name)
+    given = options.bad_options(name, words, rng)
     if rng.random() < 0.05:
         given += ["--set", rng.choice(["a=b", "=", "lr=x", "seed=nan", "x"])]
     out = None
-    if any("--out" in one.opts for one in options) and "--out" not in given and name != "report":
+    if options.takes_out(name) and "--out" not in given and name != "report":
         out = rng.choice(["new", "deep/new", f"runs/{name}", "runs/sweep", "MODEL"])
         given += ["--out", out]
-    line = [*name.split(), *(words + given if rng.random() < 0.9 else given + words)]
-    if "cache" in line:
-        line.append("--yes") if "--clear" in line else None
+    line = [name, *(words + given if rng.random() < 0.9 else given + words)]
+    if "cache" in line and "--clear" in line:
+        line.append("--yes")
     return Attempt(
         label=" ".join(map(repr, line)),
         action=lambda: workspace.invoke(line),
         encoding=rng.choice(_ENCODINGS),
         out=out,
-        may_fail=name.split()[0] in ("data", "sweep"),
+        may_fail=name == "sweep",
     )
 
 
@@ -148,8 +106,7 @@ def _hostile_names(rng: random.Random, folder: Path) -> Attempt:
     (folder / name).parent.mkdir(exist_ok=True)
     if kind == "model":
         (folder / "MODEL").rename(folder / name)
-        line = ["patch", "--", *workspace.COMMANDS["patch"]]
-        line = ["patch", *workspace.COMMANDS["patch"][1:], "--out", "new", "--", name]
+        line = ["patch", *options.small("patch")[1:], "--out", "new", "--", name]
     elif kind == "run":
         (folder / "runs/sweep").rename(folder / name)
         line = ["report", "--", name]
@@ -191,9 +148,9 @@ def _run_folder(rng: random.Random, folder: Path) -> Attempt:
         ["report", f"runs/{run}", "runs/sweep"],
     ]
     if run in ("train", "other"):
-        lines += [["compare", "runs/train", "runs/other", "--out", "new"], ["watch", *workspace.COMMANDS["watch"]]] * 2
-    if run in workspace.COMMANDS:
-        again = [run, *workspace.COMMANDS[run], "--out", f"runs/{run}", "--quiet"]
+        lines += [["compare", "runs/train", "runs/other", "--out", "new"], ["watch", *options.small("watch")]] * 2
+    if run in options.COMMANDS:
+        again = [run, *options.small(run), "--out", f"runs/{run}", "--quiet"]
         lines += [again, [*again, "--overwrite"]]
     line = rng.choice(lines)
     return Attempt(
@@ -219,17 +176,15 @@ def _model(rng: random.Random, folder: Path) -> Attempt:
             )
             done += ", an index that leads away"
     if rng.random() < 0.3:
-        line = ["patch", name, *workspace.COMMANDS["patch"][1:], "--out", "new"]
+        line = ["patch", name, *options.small("patch")[1:], "--out", "new"]
         return Attempt(label=f"{done}: {' '.join(line)}", action=lambda: workspace.invoke(line), out="new")
     return Attempt(label=f"{done}: load", action=lambda: load(name, device="cpu") and None, call=True)
 
 
 def _settings(rng: random.Random, folder: Path) -> Attempt:
-    """A damaged file of settings."""
+    """A damaged file of settings, as TOML or as JSON."""
     command, file = rng.choice([("sweep", "SWEEP.toml"), ("train", "TRAIN.toml"), ("trace", "TRACE.toml")])
-    if rng.random() < 0.4:
-        import tomllib
-
+    if rng.random() < 0.7:
         path = folder / file.replace("toml", "json")
         path.write_text(json.dumps(tomllib.loads((folder / file).read_text())))
         file = path.name
@@ -309,7 +264,7 @@ def _archive(rng: random.Random, folder: Path) -> Attempt:
 def _killed(rng: random.Random, folder: Path) -> Attempt:
     """A run that is killed, and the same command again: it must end as the run that was never killed."""
     name = rng.choice(workspace.MADE)
-    line = [name, *workspace.COMMANDS[name], "--out", "new", "--quiet"]
+    line = [name, *options.small(name), "--out", "new", "--quiet"]
     at = [rng.uniform(0.0, 2.5) for _ in range(rng.choice([1, 1, 2]))]
     by = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 
@@ -362,29 +317,7 @@ def _monitor(rng: random.Random, folder: Path) -> Attempt:
     return Attempt(label=label, action=act, call=True, patience=60)
 
 
-_TARGETS = ("MODEL/config.json", "MODEL/model.safetensors", "MODEL", "runs/sweep/run.json", "runs/trace/report.html")
-_TARGETS += (
-    "runs/sweep",
-    "text.txt",
-    "SWEEP.toml",
-    "model.gguf",
-    "script.py",
-    "mine.csv",
-    "mine.md",
-    "mine.tex",
-    "mine.html",
-)
-_TARGETS += (
-    "link.csv",
-    "/dev/full",
-    "runs",
-    "cache",
-    "missing/below/x.csv",
-    "text.txt/x.csv",
-    "new.csv",
-    "new.md",
-    ".",
-)
+_TARGETS = ("link.csv", "/dev/full", "missing/below/x.csv", "text.txt/x.csv", "new.csv", "new.md", ".")
 
 
 def _output(rng: random.Random, folder: Path) -> Attempt:
@@ -392,25 +325,24 @@ def _output(rng: random.Random, folder: Path) -> Attempt:
     for name in ("script.py", "mine.csv", "mine.md", "mine.tex", "mine.html"):
         (folder / name).write_text("mine")
     (folder / "link.csv").symlink_to("MODEL/config.json")
-    where = rng.choice(_TARGETS)
-    made = [name for name in workspace.COMMANDS if any("--out" in one.opts for one in _COMMANDS[name].params)]
-    name = rng.choice([*made, "table", "table", "report", "figures"])
-    if name == "table":
-        line = ["table", "runs/trace", "--format", rng.choice(["csv", "latex", "markdown"]), "--out", where]
-    elif name == "report":
+    there = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    where = rng.choice([*_TARGETS, *rng.choices(there, k=12)])
+    made = [name for name in options.COMMANDS if options.takes_out(name)]
+    name = rng.choice([*made, "card", "card", "report", "figures"])
+    if name == "report":
         line = ["report", rng.choice(["runs/sweep", "runs/trace"]), "--out", where]
     elif name == "figures":
         line = ["report", "runs/trace", "--figures", where]
     else:
-        line = [*name.split(), *workspace.COMMANDS[name], "--out", where]
-    out = where if name not in ("table", "report", "figures") else "runs/trace/report.html"
+        line = [name, *options.small(name), "--out", where]
+    out = where if name not in ("report", "figures") else "runs/trace/report.html"
     new = not (folder / where).exists() or (name == "report" and where.endswith(".html"))  # a page is drawn again
     return Attempt(
         label=" ".join(line),
         action=lambda: workspace.invoke(line),
         keeps=True,
         out=where if new else out,
-        may_fail=name.split()[0] in ("data", "sweep"),
+        may_fail=name == "sweep",
         patience=10,
     )
 
@@ -431,7 +363,7 @@ def _template(rng: random.Random, folder: Path) -> Attempt:
         (folder / name / "chat_template.jinja").write_text(rng.choice(_TEMPLATES))
     if rng.random() < 0.3:
         change_file(folder / "OTHER/tokenizer_config.json", rng)
-    line = ["card", "MODEL", "OTHER", *workspace.SMALL, "--out", "new"]
+    line = ["card", "MODEL", "OTHER", *options.small("card")[1:], "--out", "new"]
     return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
 
 
@@ -454,7 +386,7 @@ def _together(rng: random.Random, folder: Path) -> Attempt:
     """Several processes at once: on an empty cache, in one run folder, or at one page."""
     kind = rng.choice(["cache", "folder", "page"])
     name = rng.choice(workspace.MADE)
-    again = [name, *workspace.COMMANDS[name], "--out", "new", "--quiet"]
+    again = [name, *options.small(name), "--out", "new", "--quiet"]
 
     def run(folder: Path) -> Outcome:
         if kind == "cache":

@@ -1,5 +1,6 @@
 """Every public function with one argument that it cannot take, from its own signature."""
 
+import dataclasses
 import inspect
 import math
 import random
@@ -155,6 +156,8 @@ def drawn(rng: random.Random) -> tuple[str, Any, dict[str, Any]]:
             elif one.default is one.empty:
                 given[one.name] = _good(one.name, hints.get(one.name), rng)
     named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        named += _fields(hints.get("config"))
     for key in rng.sample(named, k=min(len(named), rng.choice([1, 1, 2]))):
         given[key] = rng.choice(BAD)
     if "out" in named and "out" not in given:
@@ -167,6 +170,12 @@ def _hints(function: Any) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError):
         return {}
+
+
+def _fields(hint: Any) -> list[str]:
+    """The fields of the configuration that a function takes as keywords too."""
+    kinds = [one for one in typing.get_args(hint) if dataclasses.is_dataclass(one)]
+    return [field.name for kind in kinds for field in dataclasses.fields(kind)]
 
 
 def _good(name: str, hint: Any, rng: random.Random) -> Any:

@@ -1,7 +1,6 @@
 """Trainings with a monitor that something happens to: they must end as without it, and keep what was read."""
 
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 
 from sink_lens.models.tiny import tiny
 from sink_lens.records import read_run
-from sink_lens.training import SinkMonitor, SinkMonitorCallback
+from sink_lens.training import SinkMonitor
 from sink_lens.training.monitor_keys import KeySums
 
 FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss", "headnorm_sink", "opt")
@@ -169,108 +168,8 @@ def _ended_and_resumed(rng: random.Random, family: str) -> None:
     _like_the_other(rng, family, watch=watch)
 
 
-def _folder_taken(rng: random.Random, family: str) -> None:
-    """The folder is a file, another run, damaged, or not to be written."""
-    how = rng.choice(["file", "run", "damaged log", "device", "long", "missing above"])
-    folder = {"run": "runs/sweep", "device": "/dev/full", "long": "x" * 300, "missing above": "text.txt/monitor"}.get(
-        how, "monitor"
-    )
-    if how == "file":
-        Path(folder).write_text("mine")
-    if how == "damaged log":
-        with SinkMonitor(tiny(family), every=1, folder=folder):
-            pass
-        log = Path(folder) / "log.jsonl"
-        log.write_bytes(
-            rng.choice([b"", b"\n", b"x\n" * 9, log.read_bytes() + b"{}\n", rng.randbytes(500), b"[" * 10**5])
-        )
-
-    def watch(loop: Loop) -> None:
-        with SinkMonitor(loop.model, every=1, folder=folder) as monitor:
-            loop.run(monitor)
-            found = sorted(set(monitor.frame()["step"]))
-            assert loop.nan_at is not None or found == loop.readable, f"readings are missing: {found}"
-
-    _like_the_other(rng, family, watch=watch)
-
-
-def _threads(rng: random.Random, family: str) -> None:
-    family = rng.choice(["llama", "gemma2", "gpt_oss"])  # without dropout, whose random numbers threads would share
-    loops = [Loop(random.Random(seed), family) for seed in range(3) for _ in range(2)]
-    failed: list[BaseException] = []
-
-    def train(loop: Loop) -> None:
-        try:
-            with SinkMonitor(loop.model, every=1) as monitor:
-                loop.run(monitor)
-        except BaseException as error:  # noqa: BLE001  # told below
-            failed.append(error)
-
-    threads = [threading.Thread(target=train, args=(loop,)) for loop in loops[::2]]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    if failed:
-        raise failed[0]
-    for watched, plain in zip(loops[::2], loops[1::2], strict=True):
-        plain.run(None)
-        pairs = zip(plain.losses, watched.losses, strict=True)
-        assert all(a == b or a != a or abs(a - b) <= 1e-3 * abs(a) for a, b in pairs), "a thread changed another"
-
-
-def _compiled(rng: random.Random, family: str) -> None:
-    model = tiny("llama").train()
-    call = torch.compile(model, backend="eager")
-    with SinkMonitor(rng.choice([model, call]), every=1) as monitor:
-        for length in rng.choices([1, 5, 8, 9, 20], k=3):
-            tokens = torch.randint(3, 300, (2, length))
-            call(input_ids=tokens, labels=tokens).loss.backward()
-            monitor.step()
-    assert not monitor.stopped, "the monitor stopped"
-
-
-def _trainer(rng: random.Random, family: str) -> None:
-    """The Trainer of transformers, whose loss fails at a step; another one resumes."""
-    from transformers import Trainer, TrainingArguments
-
-    class Breaking(Trainer):
-        def compute_loss(self, *given: Any, **named: Any) -> Any:
-            if self.state.global_step == self.ends_at:
-                raise OwnError
-            return super().compute_loss(*given, **named)
-
-    rows = torch.randint(3, 300, (16, rng.choice([4, 12])), generator=torch.Generator().manual_seed(0))
-    ends = rng.randrange(1, STEPS)
-    for ends_at in (ends, None):
-        args = TrainingArguments(
-            output_dir="out",
-            max_steps=STEPS,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=rng.choice([1, 2]) if ends_at is None else 1,
-            save_steps=1,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        watch = SinkMonitorCallback(every=1, folder="monitor")
-        data: Any = [{"input_ids": row, "labels": row} for row in rows]
-        trainer = Breaking(model=tiny(family), args=args, train_dataset=data, callbacks=[watch])
-        trainer.ends_at = ends_at  # type: ignore[attr-defined]
-        try:
-            trainer.train(resume_from_checkpoint=ends_at is None)
-        except OwnError:
-            assert ends_at is not None
-    assert sorted(set(read_run("monitor").tables["monitor"]["step"])) == list(range(STEPS)), "readings are missing"
-
-
 _KINDS: dict[str, Callable[[random.Random, str], None]] = {
     "any batch": _any_batch,
     "an error of the monitor's": _error_of_its_own,
     "ended and resumed": _ended_and_resumed,
-    "a folder that is taken": _folder_taken,
-    "threads": _threads,
-    "compiled": _compiled,
-    "the Trainer": _trainer,
 }

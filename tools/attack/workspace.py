@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gguf_files
+from options import small
 
 from sink_lens.cli import main
 from sink_lens.models.tiny import tiny, tiny_tokenizer
@@ -52,27 +53,6 @@ tokenizer = "MODEL"
 device = "cpu"
 """
 TRACE = 'model = "MODEL"\nlength = 20\nsequences = 3\ninterventions = false\nrandom_init = false\ndevice = "cpu"\n'
-SMALL = ("--sequences", "3", "--length", "20", "--device", "cpu")
-UNTRAINED = "gpt2,n_layers=2,d_model=16,n_heads=2,vocab_size=60,n_context=32"
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "trace": ("MODEL", *SMALL, "--no-random-init", "--no-interventions"),
-    "isolate": ("MODEL", *SMALL),
-    "amplify": ("MODEL", *SMALL),
-    "ablate": ("MODEL", *SMALL),
-    "quantise": ("MODEL", *SMALL),
-    "tokens": ("MODEL", *SMALL),
-    "patch": ("MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", "0", "--device", "cpu"),
-    "sweep": ("SWEEP.toml",),
-    "train": ("TRAIN.toml",),
-    "watch": ("runs/train", "--sequences", "2", "--length", "16", "--device", "cpu"),
-    "compare": ("runs/train", "runs/other"),
-    "preference": ("--untrained", UNTRAINED, "--sequences", "4", "--length", "16", "--device", "cpu"),
-    "contraction": ("--untrained", UNTRAINED, "--sequences", "64", "--length", "16", "--device", "cpu"),
-    "fingerprint": ("MODEL", "MODEL", "--sequences", "60", "--device", "cpu"),
-    "report": ("runs/sweep",),
-    "cache": (),
-}
-"""Command -> what makes a small run of it; a command that is not here is tried on the model."""
 MADE = ("sweep", "train", "patch", "trace")
 """What every workspace holds a run of; a long attack has one of the others too."""
 _MORE = ("tokens", "isolate", "amplify", "ablate", "quantise", "preference", "contraction", "fingerprint")
@@ -114,7 +94,7 @@ def build(folder: Path, *, long: bool) -> None:
 def _made(command: str, *options: str, refused: bool = False) -> None:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = invoke([*command.split(), *COMMANDS[command], *options])
+        code = invoke([*command.split(), *small(command), *options])
     if code and not (refused and code == 2):  # a study may find nothing to study in a random model
         raise RuntimeError(f"{command} ended with {code} on good input: {said.getvalue()}")
 
