@@ -480,7 +480,7 @@ def pairs(lens: Any, *, count: int, length: int) -> tuple[Any, Any]:
 
 
 def step_of(lens: Any) -> int:
-    """Of a large model one layer in so many is taken, so that a run takes seconds."""
+    """Take one layer in so many of a large model, so that a run takes seconds."""
     return 4 if lens.d_model > 1000 else 1
 
 

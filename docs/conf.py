@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from typer.main import get_command
 import sink_lens
 from sink_lens.cli import app as commands
 from sink_lens.engine.named_edits import KINDS
+from sink_lens.lazy import names_of
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
@@ -185,15 +187,24 @@ def _public() -> str:
             rooms.append((name, thing))
             rows.append((f"{{py:mod}}`{name} <{thing.__name__}>`", _first_sentence(thing)))
         else:
-            rows.append(_named(name, thing, home=f"sink_lens.{sink_lens._NAMES[name]}"))
+            rows.append(_named(name, thing, home=_home(name, sink_lens)))
     parts = [_rows(("name", "what it is"), rows)]
     for room, module in rooms:
         inner = [
-            _named(name, getattr(module, name), home=f"{module.__name__}.{getattr(module, '_NAMES', {}).get(name, '')}")
+            _named(name, getattr(module, name), home=_home(name, module))
             for name in sorted(module.__all__, key=str.lower)
         ]
         parts.append(_rows((f"in `{room}`", "what it is"), inner))
     return "\n\n".join(parts)
+
+
+def _home(name: str, module: ModuleType) -> str:
+    """The module that defines a name of a namespace."""
+    file = Path(str(module.__file__))
+    if not file.with_suffix(".pyi").exists():
+        return module.__name__
+    place = names_of(str(file))[name]
+    return resolve_name(f".{place.partition(':')[0]}", module.__name__)
 
 
 def _named(name: str, thing: Any, *, home: str) -> tuple[str, str]:

@@ -26,5 +26,6 @@ AXES = {
     "edge": "edges of a circuit's graph",
     "circuit": "sets of edges",
     "span": "named sets of positions",
+    "document": "documents that a batch packs into its rows",
 }
 """Axis word -> meaning."""

@@ -1,8 +1,14 @@
-"""Names that a package reads from its modules when they are first used, so that importing the package loads nothing."""
+"""Names that a package reads from its modules when they are first used, so that importing the package loads nothing.
 
+They stand in the stub beside its ``__init__.py``, where type checkers read them too. The package lazy_loader reads
+stubs as well, but knows no renamed import and none from a sister package, and checks no arguments.
+"""
+
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -10,23 +16,40 @@ from .arguments import checked
 from .gone import check_public_name
 
 
-def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``.
+def names_of(init: str) -> dict[str, str]:
+    """Public name -> ``module:name`` (``module:`` for a module) of each import in the stub beside ``__init__.py``.
+
+    A module that begins with a dot lies beside the package.
+    """
+    places = {}
+    for node in ast.parse(Path(init).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                outside = "." * (node.level - 1)
+                place = f"{outside}{node.module}:{one.name}" if node.module else f"{outside}{one.name}:"
+                places[one.asname or one.name] = place
+    return places
+
+
+def exported(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """A package's ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Args:
         package: the package, ``__name__``.
-        names: public name -> module of the package that defines it; ``module:name`` where it has another name there,
-            ``module:`` for the module itself. A module that begins with a dot is looked for beside the package.
+        init: its ``__init__.py``, ``__file__``.
     """
+    names = names_of(init)
 
     def get(name: str) -> Any:
         """Import a name when it is first used."""
         if name not in names:
             check_public_name(package, name)
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
-        where, colon, own = names[name].partition(":")
+        where, _, own = names[name].partition(":")
         module = import_module(f".{where}", package)
-        value = module if colon and not own else getattr(module, own or name)
+        value = getattr(module, own, None) if own else module
+        if value is None:  # a module of that package
+            value = import_module(f".{where}.{own}", package)
         if isinstance(value, FunctionType):
             value = checked(value)
         return vars(sys.modules[package]).setdefault(name, value)
@@ -35,4 +58,4 @@ def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], An
         """The names of the package."""
         return sorted({*vars(sys.modules[package]), *names})
 
-    return get, known
+    return get, known, sorted(names)

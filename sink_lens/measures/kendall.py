@@ -47,8 +47,8 @@ def tau_b(
 
 
 def tau_b_matrix(
-    x: Float[Tensor, "dimension value"], y: Float[Tensor, "other_dimension value"]
-) -> Float[Tensor, "dimension other_dimension"]:
+    x: Float[Tensor, "dimension sample"], y: Float[Tensor, "value sample"]
+) -> Float[Tensor, "dimension value"]:
     """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
     x, y = widen(x), widen(y)
     rows, others = _numpy(x), _numpy(y)

@@ -101,7 +101,7 @@ class SinkMonitor:
             every: steps between readings.
             tokens: a small fixed batch without padding to read instead of the training batch.
             sequences: how many sequences of the training batch (of its first forward in a step, on each process) are
-                read. Of a packed batch, documents: the first ones of two tokens or more.
+                read; documents of two tokens or more in a packed batch.
             threshold: of the sink score, in (0, 1).
             extras: keys that are read on request.
             folder: run folder for the readings and alarms, which the first process writes. A training that goes on

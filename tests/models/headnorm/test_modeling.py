@@ -313,7 +313,7 @@ def sizes_by_hand(model, length, sequences=200):
 
 @pytest.mark.parametrize("more", [{}, {"attention": "sigmoid"}, {"attention": "gate_headwise"}], ids=str)
 def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
-    """Of the model of the same seed, with grouped heads; a shared gain at the mean over the heads."""
+    """Gains of models of one seed, with grouped heads; a shared gain is the mean over the heads."""
     per_head = of_seed(value_norm="per_head", value_norm_init="matched", **more)
     shared = of_seed(value_norm="shared", value_norm_init="matched", **more)
     plain = of_seed(**more)

@@ -1,0 +1,12 @@
+"""The public names, each from the module that defines it: `__init__.py` reads this file."""
+
+from .circuit import Circuit as Circuit
+from .circuit import find as find
+from .config import CircuitConfig as CircuitConfig
+from .curve import Curve as Curve
+from .files import SavedCircuit as SavedCircuit
+from .files import read as read
+from .graph import Graph as Graph
+from .record import run as run
+from .record import run_shard as run_shard
+from .tasks import Task as Task
