@@ -27,5 +27,6 @@ AXES = {
     "circuit": "sets of edges",
     "span": "named sets of positions",
     "document": "documents that a batch packs into its rows",
+    "packed": "positions of a row into which documents are packed",
 }
 """Axis word -> meaning."""

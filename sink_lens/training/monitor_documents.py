@@ -27,7 +27,7 @@ class Documents:
     """Where its tokens stand in that row; at padding any place that the row has."""
     valid: Bool[Tensor, "document position"]
     """True at its tokens."""
-    segment: Int[Tensor, "row length"]
+    segment: Int[Tensor, "batch packed"]
     """Number of the document that each token of these rows is of; -1 where it is of none that is read."""
 
     @property
@@ -40,15 +40,15 @@ class Documents:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
         return Documents(**moved)
 
-    def states(self, h: Float[Tensor, "row length ..."]) -> Float[Tensor, "document position ..."]:
+    def states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
         """A tensor by row and position, by document."""
         return h[self.row[:, None], self.position]
 
-    def heads(self, by_head: Float[Tensor, "row head length ..."]) -> Float[Tensor, "document head position ..."]:
+    def heads(self, by_head: Float[Tensor, "batch head packed ..."]) -> Float[Tensor, "document head position ..."]:
         """Queries, keys or sink logits, by document."""
         return self.states(by_head.transpose(1, 2)).transpose(1, 2)
 
-    def mask(self, additive: Float[Tensor, "#row #head length length"]) -> Tensor:
+    def mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
         """An additive mask, by document; padding is seen by itself alone."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
@@ -56,7 +56,7 @@ class Documents:
         hidden = ~(self.valid[:, None, None, :] | own)
         return found.masked_fill(hidden, -torch.inf)
 
-    def are_apart(self, visible: Bool[Tensor, "#row #head length length"]) -> bool:
+    def are_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
         """Check that no token of these documents sees a token outside its own."""
         known = self.segment >= 0
         other = known[:, None, :, None] & (self.segment[:, None, :, None] != self.segment[:, None, None, :])
