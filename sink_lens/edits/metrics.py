@@ -221,7 +221,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
                 f"the metric is {type(metric).__name__}; need a Metric, as sink_mass(0), or a function of an Outcome"
             )
         name = getattr(metric, "__name__", "metric")
-        if _takes_logits(metric):
+        if takes_logits(metric):
             return Metric(name=name, function=lambda run: metric(run.logits), layers=(), logits=True)
         return Metric(name=name, function=_of_outcome(metric, name), loss=True, logits=True)
     for layer in metric.layers or ():
@@ -260,7 +260,7 @@ def _of_outcome(function: Callable[..., Any], name: str) -> Callable[[Outcome], 
     return told
 
 
-def _takes_logits(function: Callable[..., Any]) -> bool:
+def takes_logits(function: Callable[..., Any]) -> bool:
     """Check whether the first open parameter of a function is called after logits, or annotated as a tensor."""
     try:
         first = next(iter(signature(function).parameters.values()), None)

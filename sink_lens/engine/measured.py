@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ..data.batch import TokenBatch
-from ..edits.metrics import Metric, as_metric
+from ..edits.metrics import Metric, as_metric, takes_logits
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
+from .code_identity import code_of
 from .named_metrics import MetricSpec
 
 Measured = MetricSpec | Metric | Callable[[Outcome], Any]
@@ -39,13 +40,15 @@ def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch
 
 
 def metric_config(metric: Measured) -> dict[str, Any]:
-    """A metric as plain values, for ``run.json``."""
+    """A metric as plain values, for ``run.json``, with a hash of the code of a function."""
     if isinstance(metric, MetricSpec):
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):
-        return {"name": getattr(metric, "__name__", "metric"), "holds": _holds(metric)}
+        kind = "logits" if takes_logits(metric) else "outcome"
+        name = getattr(metric, "__name__", "metric")
+        return {"name": name, "takes": kind, "holds": _holds(metric), "code": code_of(metric)}
     found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name != "function"}
-    return found | {"holds": _holds(metric.function)}
+    return found | {"holds": _holds(metric.function), "code": code_of(metric.function)}
 
 
 def _holds(function: Callable[..., Any]) -> dict[str, Any]:

@@ -35,9 +35,11 @@ from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where
 from ..engine.cells import Cell
+from ..engine.code_identity import code_of
 from ..engine.effect_table import effect_table
 from ..engine.engine import Engine
 from ..engine.forward import run_with
+from ..engine.measured import metric_config
 from ..engine.plan import Plan
 from ..engine.references import References
 from ..engine.trust import make_engine
@@ -45,7 +47,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
-from ..records import RunWriter, display
+from ..records import RunWriter, check_known, display
 from ..records.shards import in_shard, remove_shards, take_parts
 from ..stats import strongest
 from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
@@ -199,7 +201,7 @@ def patch(
     request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     if out is None:
         return request.result(None, progress=progress)
-    with request.open(Path(out), overwrite=overwrite) as writer:
+    with request.open(Path(out), code=request.code(), overwrite=overwrite) as writer:
         take_parts(writer)
         result = request.finish(writer, progress=progress)
     remove_shards(writer.folder)
@@ -246,6 +248,8 @@ def patch_shard(
         RunError: the shard is being computed by another process; or what ``patch`` raises, also for another division.
     """
     request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
+    code = request.code()
+    check_known(code)
     plans: list[Plan | None] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -262,7 +266,7 @@ def patch_shard(
     return in_shard(
         shard,
         Path(out),
-        opened=partial(request.open, reopen=True),
+        opened=partial(request.open, code=code, reopen=True),
         begin=begin,
         compute=compute,
         finish=lambda writer: request.finish(writer, progress=False),
@@ -281,10 +285,19 @@ class _Request:
     given: tuple[Edit, ...]
     controls: list[list[Part]]
     approximations: list[float] | None
+    own_metric: Metric | Callable[[Outcome], Any] | None
+    """The metric that was given, if not by its name."""
 
-    def open(self, folder: Path, **how: Any) -> RunWriter:
+    def code(self) -> dict[str, Any]:
+        """Hashes of the functions that were given: what a run that goes on trusts of them."""
+        found: dict[str, Any] = {"metric": metric_config(self.own_metric)} if self.own_metric is not None else {}
+        found |= {"put": code_of(self.put)} if callable(self.put) else {}
+        return found | ({"edits": [code_of(one) for one in self.given]} if self.given else {})
+
+    def open(self, folder: Path, *, code: Mapping[str, Any], **how: Any) -> RunWriter:
         """Open the run folder of the patch, or of a part of it."""
-        own = {"put": label_of(self.put)} if callable(self.put) else {}
+        own: dict[str, Any] = {"code": code} if code else {}
+        own |= {"put": label_of(self.put)} if callable(self.put) else {}
         own |= {"edits": [one.label for one in self.given]} if self.given else {}
         lens, metric = self.runs.lens, self.runs.metric
         return open_run(folder, lens, self.pair, config=self.config, metric=metric, own=own, **how)
@@ -358,6 +371,7 @@ def _request(
         given=given,
         controls=[drawn_parts(part, **at, draws=settings.controls, seed=settings.seed) for part in grid],
         approximations=approximations,
+        own_metric=None if isinstance(metric, str) else metric,
     )
 
 

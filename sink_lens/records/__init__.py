@@ -9,7 +9,16 @@ reused. Nothing in this package loads torch.
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run, read_table
-from sink_lens.records.writing import RunWriter, add_to_run, check_free, create_run, state_of, write_whole
+from sink_lens.records.writing import (
+    UNKNOWN,
+    RunWriter,
+    add_to_run,
+    check_free,
+    check_known,
+    create_run,
+    state_of,
+    write_whole,
+)
 
 __all__ = [
     "CIRCUMSTANCE",
@@ -17,12 +26,14 @@ __all__ = [
     "LOG_FILE",
     "PAGE_FILE",
     "RUN_FILE",
+    "UNKNOWN",
     "Run",
     "RunLog",
     "RunWriter",
     "Tables",
     "add_to_run",
     "check_free",
+    "check_known",
     "check_not_of_run",
     "compare_runs",
     "create_run",

@@ -22,6 +22,8 @@ from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_name
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
 
+UNKNOWN = "cannot be known: "
+"""Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
 _LOCK_FILE = ".lock"
 _PART = ".part"
 _REPLACED = ".replaced"
@@ -302,6 +304,19 @@ def create_run(
     return writer
 
 
+def check_known(config: Mapping[str, Any]) -> None:
+    """Refuse code that cannot be compared with that of another process.
+
+    Raises:
+        RunError: the configuration has some.
+    """
+    for why in _unknown(config):
+        raise RunError(
+            f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
+            "Run without shards."
+        )
+
+
 def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
     """Refuse, before anything is computed, a folder that no run can be written to; ``create_run`` refuses the rest.
 
@@ -410,6 +425,11 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
+    for why in () if earlier["status"] == "finished" and not reopen else _unknown(record["config"]):
+        raise RunError(
+            f"{folder} holds a run, and whether its functions are these cannot be known: {why}; need functions of "
+            "plain code and values to go on with a run. Give out another name, or overwrite=True to replace it."
+        )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if earlier["status"] == "finished" and not reopen:
         text = _taken_text(folder, earlier) + draw
@@ -420,6 +440,14 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
             f"{folder} holds a run that differs in {listed}. Repeat that one, choose another "
             "folder, or overwrite=True (--overwrite) to replace it."
         )
+
+
+def _unknown(value: Any) -> list[str]:
+    """The reasons for which code in a configuration cannot be known."""
+    if isinstance(value, str):
+        return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [why for part in parts for why in _unknown(part)]
 
 
 def _now() -> str:

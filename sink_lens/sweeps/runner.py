@@ -22,6 +22,7 @@ from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
+from ..engine.code_identity import code_of
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, metrics_on
 from ..engine.named_metrics import MetricSpec
@@ -32,7 +33,7 @@ from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import RunWriter, create_run, display, read_table
+from ..records import RunWriter, check_known, create_run, display, read_table
 from ..records.reading import damaged_file
 from ..records.shards import holder, in_shard, remove_shards, take_parts
 from ..schema import MEANS
@@ -144,6 +145,7 @@ def sweep_shard(
     asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
     where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
     check_engine(**where, what=asked.what, metrics=asked.metrics)
+    check_known(asked.config)
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -181,17 +183,10 @@ class _Asked:
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
     ) -> RunWriter:
         """Open the run folder of the sweep, or of a part of it."""
-        cells, _ = self.cells
-        config = {
-            "grid": _plain(self.what.config()) if isinstance(self.what, Grid) else [cell.identity for cell in cells],
-            "metrics": [metric_config(one) for one in self.metrics],
-            "mode": "exact",  # runs of 0.2 have it
-            "interval_seed": self.seed,
-        }
         return create_run(
             folder,
             kind="sweep",
-            config=config | dict(part or {}),
+            config=self.config | dict(part or {}),
             provenance=self.provenance | ({"holder": holder()} if part else {}),
             expects=() if part else FILES,
             overwrite=overwrite,
@@ -246,6 +241,19 @@ class _Asked:
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             writer.write_bytes("effects.png", display.image(result.figure(), "png"))
         return result
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What is asked, as plain values; what functions are is read once, before any of them is called."""
+        own: dict[str, Any] = {}
+        if isinstance(self.what, Grid):
+            own["grid"] = _plain(self.what.config())
+        else:
+            cells, _ = self.cells
+            own["grid"] = [cell.identity for cell in cells]
+            own["code"] = code_of([cell.make for cell in cells])
+        metrics = [metric_config(one) for one in self.metrics]
+        return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.seed}  # runs of 0.2 have the mode
 
     @cached_property
     def cells(self) -> tuple[list[Cell], list[Cell]]:

@@ -1,0 +1,409 @@
+"""What a resumed run trusts of a function: not its name but what it does, as a hash that other processes get too.
+
+A notebook redefines a metric, or a helper that it calls, under the same name; the numbers that a run folder holds are
+then another function's. ``code_of`` hashes
+
+- the code of a function and of the functions within it, its defaults, and what its closure holds;
+- what it reads by global name, the same way: functions, classes, numbers, arrays, and attributes of your own modules;
+- of callable objects, bound methods and ``functools.partial`` the class and what they hold;
+- tensors and arrays by their values, a model by its weights, a tokenizer by its vocabulary and rules.
+
+Python, installed packages and this one are trusted by their version. Comments, names of files, places in them and
+docstrings do not count. Nothing hangs on where an object lies in memory, on its ``repr``, or on Python's hash seed.
+
+Some things cannot be known: what a function reads from an open file or a generator, evaluates from text, or takes from
+a module of yours by a name that is computed. ``code_of`` then says so, and a run with it is not resumed.
+"""
+
+import builtins
+import copyreg
+import dis
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from ..models.lens import LensModel
+from ..models.load import weights_hash
+from ..records import UNKNOWN
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...), type(NotImplemented))
+_OPEN_ENDED = frozenset({"eval", "exec", "compile", "globals", "locals", "vars", "open", "input", "__import__"})
+"""Built-in functions whose result is not in the code."""
+_CHECKERS = frozenset({"jaxtyping", "typeguard", "beartype"})
+"""Packages whose wrappers only check types."""
+_OF_CLASSES = frozenset({"__module__", "__dict__", "__weakref__", "__doc__", "__qualname__", "__annotations__"})
+_OF_CLASSES |= {
+    "__slotnames__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__dataclass_fields__",
+    "__dataclass_params__",
+}
+_OF_CLASSES |= {"__abstractmethods__", "_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+_C_FUNCTIONS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+
+
+def code_of(thing: Any) -> str:
+    """Hash a function, or anything else that decides a run's numbers; ``UNKNOWN`` and why where it cannot be."""
+    reader = _Reader()
+    try:
+        return reader.digest(thing).hex()
+    except _UnknownError as error:
+        return f"{UNKNOWN}{error}"
+    except RecursionError:
+        return f"{UNKNOWN}it holds itself many times over"
+
+
+class _UnknownError(Exception):
+    """Something whose effect on the numbers cannot be told from its code and values."""
+
+
+class _Reader:
+    """Hashes of objects, each made of the hashes of what the object holds."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.done: dict[int, bytes] = {}
+        self.begun: list[int] = []
+        self.names: list[str] = []
+        """The functions and names that led here."""
+        self.kept: list[Any] = []
+        """What has a hash, so that nothing else gets its address."""
+
+    def digest(self, value: Any) -> bytes:
+        """Hash a value.
+
+        Raises:
+            _UnknownError: it holds something that cannot be known.
+        """
+        if type(value) in _PLAIN:
+            return _hash(type(value).__name__, repr(value))
+        key = id(value)
+        if key in self.done:
+            return self.done[key]
+        if key in self.begun:
+            return _hash("itself", len(self.begun) - self.begun.index(key))
+        self.begun.append(key)
+        self.kept.append(value)
+        found = _hash(type(value).__qualname__, *self.parts(value))
+        self.begun.pop()
+        self.done[key] = found
+        return found
+
+    def parts(self, value: Any) -> Iterator[Any]:
+        """What a value is made of: texts, numbers and hashes."""
+        if isinstance(value, types.FunctionType):
+            yield from self.function(value)
+        elif isinstance(value, types.MethodType):
+            yield from (self.digest(value.__func__), self.digest(value.__self__))
+        elif isinstance(value, _C_FUNCTIONS):
+            yield from self.c_function(value)
+        elif isinstance(value, type):
+            yield from self.of_class(value)
+        elif isinstance(value, types.ModuleType):
+            yield self.module(value, [])
+        elif isinstance(value, types.CodeType):
+            yield from self.code(value, {}, doc=None)
+        elif type(value) in (tuple, list):
+            yield from map(self.digest, value)
+        elif type(value) is dict or isinstance(value, types.MappingProxyType):
+            yield from self.pairs(value.items())
+        elif type(value) in (set, frozenset):
+            yield from sorted(_Reader().digest(one) for one in value)
+        elif isinstance(value, functools.partial):
+            yield from map(self.digest, (value.func, value.args, dict(value.keywords)))
+        elif isinstance(value, staticmethod | classmethod):
+            yield self.digest(value.__func__)
+        elif isinstance(value, property):
+            yield from map(self.digest, (value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.cached_property):
+            yield self.digest(value.func)
+        elif hasattr(value, "cache_parameters") and hasattr(value, "__wrapped__"):  # of functools.cache
+            yield self.digest(value.__wrapped__)
+        else:
+            yield from self.of_data(value)
+
+    def of_data(self, value: Any) -> Iterator[Any]:
+        """Tensors, arrays, models and tokenizers; everything else as it would be sent to another process."""
+        if isinstance(value, Tensor):
+            yield from _tensor(value)
+        elif isinstance(value, np.ndarray | np.generic):
+            yield from (value.dtype.str, str(value.dtype.descr), str(value.shape))
+            yield self.digest(value.tolist()) if value.dtype.hasobject else value.tobytes()
+        elif isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
+            yield from (value.__name__, _version("numpy"))
+        elif isinstance(value, torch.Generator):
+            yield from _tensor(value.get_state())
+        elif isinstance(value, LensModel):
+            yield from (weights_hash(value), str(value.dtype))
+        elif isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+            yield from self.neural(value)
+        elif isinstance(value, PreTrainedTokenizerBase) and value.is_fast:
+            rules = json.loads(value.backend_tokenizer.to_str())  # type: ignore[attr-defined]  # of fast tokenizers
+            kept = {name: entry for name, entry in rules.items() if name not in ("truncation", "padding")}
+            yield from (json.dumps(kept, sort_keys=True), json.dumps(value.special_tokens_map, default=str))
+        else:
+            yield from self.reduced(value)
+
+    def function(self, function: types.FunctionType) -> Iterator[Any]:
+        """A function of Python: its code, what it was made with, and what it reads by name."""
+        names, owner = function.__globals__, str(function.__globals__.get("__name__", ""))
+        wrapped = getattr(function, "__wrapped__", None)
+        compiled = getattr(function, "_torchdynamo_orig_callable", None)
+        if compiled is not None or (wrapped is not None and owner.partition(".")[0] in _CHECKERS):
+            yield self.digest(compiled or wrapped)
+            return
+        with _named(self.names, function.__name__):
+            yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                with _named(self.names, name):
+                    yield from (name, _in_cell(cell, self.digest))
+            if _is_installed(owner):
+                yield from (owner, _version(owner), function.__code__.co_qualname, function.__code__.co_code)
+            else:
+                yield from self.code(function.__code__, names, doc=function.__doc__)
+                yield from self.pairs(sorted(function.__dict__.items()))
+
+    def code(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
+        """Code, without its place in a file: instructions, constants, and what it reads by global name."""
+        yield from (code.co_code, code.co_exceptiontable, code.co_flags)
+        yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+        yield from (" ".join(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
+        for at, constant in enumerate(code.co_consts):
+            if isinstance(constant, types.CodeType):
+                yield from self.code(constant, names, doc=None)
+            elif at or doc is None or constant != doc:
+                yield self.digest(constant)
+        for chain in _reads(code):
+            with _named(self.names, chain[0]):
+                yield from (chain[0], self.read(chain, names))
+        for module, taken in _imports(code, str(names.get("__package__") or "")):
+            with _named(self.names, module):
+                yield self.imported(module, taken)
+
+    def read(self, chain: list[str], names: Mapping[str, Any]) -> bytes:
+        """What a global name stands for; of a module, the attribute that is read of it."""
+        name, *rest = chain
+        if name in names:
+            value = names[name]
+            return self.module(value, rest) if isinstance(value, types.ModuleType) else self.digest(value)
+        if not hasattr(builtins, name):
+            return _hash("undefined")
+        if name in _OPEN_ENDED:
+            raise self.unknown(f"calls {name}()")
+        return _hash("built-in", name)
+
+    def module(self, value: Any, rest: list[str]) -> bytes:
+        """An attribute of a module; an installed one is trusted whole."""
+        if not isinstance(value, types.ModuleType):
+            return self.digest(value)
+        if _is_installed(value.__name__):
+            return _hash("module", value.__name__, _version(value.__name__))
+        if not rest:
+            raise self.unknown(f"takes the module {value.__name__} whole")
+        name, *rest = rest
+        if not hasattr(value, name):
+            return _hash("undefined")
+        with _named(self.names, name):
+            return self.module(getattr(value, name), rest)
+
+    def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
+        """What a function imports itself: names of a module."""
+        if _is_installed(name):
+            return _hash("module", name, _version(name))
+        value = sys.modules.get(name)
+        if value is None or not taken or not all(hasattr(value, one) for one in taken):
+            raise self.unknown(f"imports the module {name} itself")
+        return _hash(*(self.module(value, [one]) for one in taken))
+
+    def c_function(self, value: Any) -> Iterator[Any]:
+        """A function that is not written in Python: its name, and what it is bound to."""
+        yield from (str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", value.__name__)))
+        yield _version(str(getattr(value, "__module__", None) or "builtins"))
+        owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            yield self.digest(owner)
+
+    def of_class(self, value: type) -> Iterator[Any]:
+        """A class: an installed one by its name, another by its bases and what its body defines."""
+        yield value.__name__
+        if _is_installed(value.__module__):
+            yield from (value.__module__, value.__qualname__, _version(value.__module__))
+            return
+        with _named(self.names, value.__name__):
+            yield from map(self.digest, (type(value), value.__bases__))
+            body = {name: entry for name, entry in vars(value).items() if name not in _OF_CLASSES}
+            slots = (types.MemberDescriptorType, types.GetSetDescriptorType)
+            yield from self.pairs((name, entry) for name, entry in body.items() if not isinstance(entry, slots))
+
+    def neural(self, value: nn.Module) -> Iterator[Any]:
+        """A module of torch: its classes, tensors, hooks and settings."""
+        for path, part in value.named_modules():
+            own = {name: entry for name, entry in vars(part).items() if name not in ("_modules", "_parameters")}
+            hooks = {name: list(own.pop(name).values()) for name in list(own) if name.endswith("_hooks") and own[name]}
+            if _is_installed(type(part).__module__):
+                own = {name: entry for name, entry in own.items() if type(entry) in _PLAIN}
+            yield from (path, self.digest(type(part)))
+            yield from self.pairs(sorted((own | hooks).items()))
+            yield from self.pairs([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
+
+    def reduced(self, value: Any) -> Iterator[Any]:
+        """Any other object, as ``pickle`` would take it apart."""
+        try:
+            taken_apart = copyreg.dispatch_table.get(type(value))
+            made = value.__reduce_ex__(4) if taken_apart is None else taken_apart(value)
+        except Exception as error:  # whatever a class raises that cannot be sent elsewhere
+            raise self.unknown(f"holds a {type(value).__qualname__}") from error
+        self.kept.append(made)
+        if isinstance(made, str):
+            yield from (type(value).__module__, made)
+            return
+        parts: list[Any] = [*made, None, None, None]
+        function, arguments, state, items, pairs = parts[:5]
+        states: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        with _named(self.names, type(value).__name__):
+            yield from map(self.digest, (type(value), function, arguments))
+            for one in states:
+                if isinstance(one, dict) and all(isinstance(name, str) for name in one):
+                    yield from self.pairs(sorted(one.items()))  # the order of attributes means nothing
+                else:
+                    yield self.digest(one)
+            yield from map(self.digest, items or ())
+            yield from self.pairs(pairs or ())
+
+    def pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+        """Hash keys and values."""
+        for name, entry in items:
+            with _named(self.names, name if isinstance(name, str) else None):
+                yield from (self.digest(name), self.digest(entry))
+
+    def unknown(self, what: str) -> _UnknownError:
+        """The error for something that cannot be known, with the names that led to it."""
+        names = [name for at, name in enumerate(self.names) if name not in self.names[:at]]
+        return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
+
+
+class _named:  # noqa: N801  # reads as a verb
+    """Remember a name while what it stands for is read; it stays where that cannot be known."""
+
+    def __init__(self, names: list[str], name: str | None) -> None:
+        """Take a name, or none."""
+        self.names, self.name = names, name
+
+    def __enter__(self) -> None:
+        """Add it."""
+        if self.name is not None:
+            self.names.append(self.name)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Take it off."""
+        if self.name is not None and kind is None:
+            self.names.pop()
+
+
+def _hash(*parts: Any) -> bytes:
+    """Hash texts, numbers and bytes, each with its length."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
+        found.update(len(content).to_bytes(8, "little"))
+        found.update(content)
+    return found.digest()
+
+
+def _in_cell(cell: types.CellType, digest: Callable[[Any], bytes]) -> bytes:
+    """Hash what a closure holds under a name."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _hash("empty")
+    return digest(value)
+
+
+def _tensor(tensor: Tensor) -> Iterator[Any]:
+    """The type, shape and values of a tensor."""
+    try:
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise _UnknownError(f"holds a tensor without values here ({tensor.layout}, {tensor.device})") from error
+    yield from (str(tensor.dtype), str(tuple(tensor.shape)), values)
+
+
+def _reads(code: types.CodeType) -> list[list[str]]:
+    """The global names that code reads, each with the attributes that are read of it at once."""
+    found: dict[tuple[str, ...], None] = {}
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
+    for at, step in enumerate(steps):
+        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            continue
+        chain = [str(step.argval)]
+        for other in steps[at + 1 :]:
+            if other.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                break
+            chain.append(str(other.argval))
+        found[tuple(chain)] = None
+    return [list(chain) for chain in found]
+
+
+def _imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    """The modules that code imports itself, and the names that it takes of each."""
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    for at, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level, taken = steps[at - 2].argval, steps[at - 1].argval
+            above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+            yield ".".join([*above, *filter(None, [str(step.argval)])]), taken
+
+
+@functools.cache
+def _places() -> tuple[Path, ...]:
+    """The folders of Python's own modules."""
+    found = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return tuple(Path(one).resolve() for one in found if one)
+
+
+def _is_installed(name: str) -> bool:
+    """Check whether a module is Python's, this package's, or of an installed one."""
+    top = name.partition(".")[0]
+    if top in ("builtins", "sink_lens", "__main__"):
+        return top != "__main__"  # a notebook, even where the program that runs it is installed
+    module = sys.modules.get(name) or sys.modules.get(top)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return top in sys.stdlib_module_names
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(installed) or any(path.resolve().is_relative_to(place) for place in _places())
+
+
+@functools.cache
+def _version(name: str) -> str:
+    """The version of an installed module, or of Python."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "builtins":
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(top), "__version__", ""))
