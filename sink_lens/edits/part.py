@@ -75,6 +75,11 @@ class Part:
         return Where(**chosen)  # type: ignore[typeddict-item]  # its keys are those of Where
 
     @property
+    def tokens(self) -> int:
+        """Tokens that a sequence must have for the part to exist in it: one more than its last position and key."""
+        return 1 + max((*(self.positions or ()), *(self.keys or ())), default=-1)
+
+    @property
     def words(self) -> str:
         """Return what is chosen, in words; empty if everything is."""
         chosen = {axis: indices for axis in AXES if (indices := self.indices_on(axis)) is not None}

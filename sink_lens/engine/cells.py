@@ -34,6 +34,8 @@ class Cell:
     """Group of the cell: cells of a group share their controls. None means no controls."""
     drawn: tuple[int, ...] = ()
     """The cell's indices on the axis on which controls are drawn."""
+    tokens: int = 0
+    """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
 
 
 def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
@@ -41,7 +43,7 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
 
     Args:
         edits: made together.
-        name: what tells it from the others; resuming trusts it, so a changed function needs another name.
+        name: what tells it from the others.
         **columns: more columns of the table.
 
     Raises:
@@ -54,7 +56,14 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
     identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
     touches, begin = cone(given)
     columns = {"name": name} | columns
-    return Cell(columns=columns, identity=identity, touches=touches, begin=begin, make=lambda references: given)
+    return Cell(
+        columns=columns,
+        identity=identity,
+        touches=touches,
+        begin=begin,
+        make=lambda references: given,
+        tokens=max(one.part.tokens for one in given),
+    )
 
 
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:

@@ -17,28 +17,31 @@ def effect_table(
     """One row per cell: baseline, value, effect and its interval, controls, and the effect above them.
 
     Args:
-        values: the metric under each cell, shape (cells, sequences); nan where it is undefined.
+        values: the metric under each cell, shape (cells, sequences); nan where it is undefined, such as in a sequence
+            without the cell's position. The baseline and the controls of the cell leave these sequences out too.
         before: the metric of the baseline run, by sequence.
         controls: for each cell the metric under its random controls, shape (controls, sequences); empty for none.
         generator: of the bootstrap.
     """
     nothing = np.full(len(before), np.nan)
     beside, spreads, counts = [], [], []
+    ran = ~np.isnan(values).all(axis=1, keepdims=True)
+    early = np.where(np.isnan(values) & ran, np.nan, before)
     with np.errstate(invalid="ignore"):
-        for given in controls:
+        for given, at in zip(controls, early, strict=True):
             drawn = given[~np.isnan(given).all(axis=1)] if len(given) else given
             beside.append(drawn.mean(axis=0) if len(drawn) else nothing)
-            effects = _means(drawn - before) if len(drawn) else []
+            effects = _means(drawn - at) if len(drawn) else []
             spreads.append(float(np.std(effects, ddof=1)) if len(effects) > 1 else np.nan)
             counts.append(len(drawn))
     control = np.stack(beside) if beside else values
     effect = paired_differences(values, before[None], generator=generator) if len(values) else []
     above = paired_differences(values, control, generator=generator) if len(values) else []
     frame = pd.DataFrame(index=range(len(values)))
-    frame["baseline"] = float(np.nanmean(before)) if not np.isnan(before).all() else np.nan
+    frame["baseline"] = _means(early)
     frame["value"] = _means(values)
     _add(frame, effect, names=("effect", "ci_low", "ci_high"))
-    frame["control_effect"] = _means(control - before)
+    frame["control_effect"] = _means(control - early)
     frame["control_sd"] = np.array(spreads, dtype=np.float64)
     frame["n_controls"] = np.array(counts, dtype=np.int64)
     _add(frame, above, names=("over_control", "over_low", "over_high"))

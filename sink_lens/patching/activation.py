@@ -55,7 +55,7 @@ from .config import PatchConfig
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
-from .parts import cells, check_put, drawn_parts, identity_of, index_of, put_spec
+from .parts import cells, check_put, drawn_parts, identity_of, index_of, open_whole_axes, put_spec
 from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:
@@ -379,8 +379,8 @@ def _screen_cells(runs: "RunPair", grid: Sequence[Part], *, most: int, steps: in
     """The cells with the largest effects to first order, in the order of the grid, and these effects."""
     found = first_order(runs, grid, steps=steps).double()
     by_sequence = len(runs.baseline) == runs.run.n_sequences
-    effects = found[:, ~runs.baseline.isnan()].mean(1) if by_sequence else found.sum(1)
-    best = sorted(effects.abs().argsort(descending=True, stable=True)[:most].tolist())
+    effects = found[:, ~runs.baseline.isnan()].nanmean(1) if by_sequence else found.sum(1)
+    best = sorted(effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:most].tolist())
     return [grid[number] for number in best], effects[best].tolist()
 
 
@@ -502,6 +502,11 @@ class RunPair:
         """Check whether the two runs have different values in a part."""
         return differs(part, run=self.held, source=self.given)
 
+    def defined(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
+        """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
+        short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
+        return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
+
     def maker(self, config: PatchConfig) -> MakesEdit | None:
         """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
         if config.put == "source":
@@ -532,7 +537,9 @@ class RunPair:
             batch_size: sequences per forward pass.
             progress: show a bar.
         """
-        found = {name: Measured(values=self.baseline.clone(), changed=False) for name in parts}
+        found = {
+            name: Measured(values=self.defined(part, self.baseline), changed=False) for name, part in parts.items()
+        }
         able = self.changes if make is None else self.reads
         todo = [part for part in parts.values() if able(part)]
         if make is None:
@@ -570,7 +577,8 @@ class RunPair:
                     rows.extend(before)
                     bar.update(len(block.cells))
                 for name, sequence, value, did in rows:
-                    found[name].values[sequence] = value
+                    if not found[name].values[sequence].isnan():  # the sequence has the part, and a metric
+                        found[name].values[sequence] = value
                     found[name].changed |= bool(did)
                 rows.clear()
         return found
@@ -626,13 +634,14 @@ def _result(
         generator=np.random.default_rng(seed),
     )
     baseline, source = (float(one.double().nanmean()) for one in (runs.baseline, runs.source))
-    span = float((runs.source.double() - runs.baseline.double()).nanmean())
+    apart = (runs.source.double() - runs.baseline.double()).expand(values.shape)
+    spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
     frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
     frame = frame.join(effects)
     frame.insert(
         frame.columns.get_loc("n"),  # type: ignore[arg-type]  # one column has this name
         "normalised_effect",
-        frame["effect"] / span if span != 0 else math.nan,
+        frame["effect"] / np.where(spans == 0, np.nan, spans),
     )
     frame.insert(frame.columns.get_loc("n"), "changed", [found[identity_of(part)].changed for part in grid])  # type: ignore[arg-type]
     every = torch.cat([runs.baseline[None], runs.source[None], values]).double()

@@ -198,9 +198,9 @@ def _result(
     frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
     undefined = runs.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
     kept = per_sequence.double()[:, ~undefined]
-    frame["approximation"] = (kept.mean(1) if by_sequence else kept.sum(1)).numpy()
+    frame["approximation"] = (kept.nanmean(1) if by_sequence else kept.sum(1)).numpy()
     frame["changed"] = [runs.differs(part) for part in grid]
-    frame["n"] = int((~runs.baseline.isnan()).sum())
+    frame["n"] = (~kept.isnan()).sum(1).numpy() if by_sequence else 1 - int(runs.baseline.isnan().sum())
     return AttributionResult(
         frame=frame,
         site=runs.site,

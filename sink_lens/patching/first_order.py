@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
-    """Compute (x' - x) . dm/dx for each cell, by sequence; with several steps, the gradient's mean over them."""
+    """Compute (x' - x) . dm/dx for each cell, by sequence; with several steps, the gradient's mean over them.
+
+    It is nan in a sequence that is too short to have the cell's position.
+    """
     gradients = _gradients(runs, steps=steps)
     products = {}
     for key, gradient in gradients.items():
@@ -28,6 +31,7 @@ def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Flo
     for number, part in enumerate(grid):
         for key in {place(runs.site, layer) for layer in part.layers or ()}:
             effects[number] += part.of(products[key]).flatten(1).sum(1)
+        effects[number] = runs.defined(part, effects[number])
     return effects
 
 

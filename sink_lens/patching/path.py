@@ -153,7 +153,6 @@ def path_patch(
     ending, receiving = _grounds(lens, run, receiver=end, edits=edits, metric=measured)
     baseline = evaluate(measured, ending.read(ending.needs)).double()
     wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
-    span = float((wanted - baseline).nanmean())
     key = _place(end)
     batches = len(ending.prompts)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
@@ -165,7 +164,10 @@ def path_patch(
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome).double()
+        short = run.lengths < max(start.tokens, end.tokens)  # they lack a position of the path
+        values = values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
         effects = values - baseline
+        span = float((wanted - baseline)[~effects.isnan()].mean())
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = start.heads[0] if start.heads is not None and len(start.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan

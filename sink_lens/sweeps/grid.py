@@ -250,6 +250,7 @@ def _cell(spec: EditSpec, *, axis: str | None) -> "EngineCell":
         make=partial(_make_edits, spec),
         group=None if axis is None else _group(spec, axis=axis),
         drawn=() if axis is None else spec.part.indices_on(axis) or (),
+        tokens=spec.part.tokens,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.part import AXES
 from ..engine.cells import Cell
@@ -28,7 +29,8 @@ class SweepResult:
 
     folder: Path
     frame: pd.DataFrame = field(repr=False)
-    """One row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over sequences),
+    """One row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the sequences that
+    have all its positions),
     ``effect`` (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd``
     (mean and standard deviation over the cell's random controls), ``over_control`` (effect - control_effect) with its
     interval; ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
@@ -92,6 +94,22 @@ def by_cell(numbers: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     found = numbers.loc[keep, ["cell", "sequence", "metric", "value"]]
     found = pd.DataFrame(found).assign(cell=[index[cell] for cell in found["cell"].tolist()])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
+
+
+def leave_out_short(numbers: pd.DataFrame, cells: Sequence[Cell], *, tokens: TokenBatch) -> pd.DataFrame:
+    """The numbers, undefined where a sequence has no token at a position or key of the cell.
+
+    A metric with one number for all sequences is undefined if one of them has none.
+    """
+    lengths = tokens.lengths.numpy()
+    needed = {cell.identity: cell.tokens for cell in cells}
+    if max(needed.values(), default=0) <= int(lengths.min()):
+        return numbers
+    sequences = numbers["sequence"].to_numpy()
+    each = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy() == len(lengths)
+    found = np.where(each, lengths[sequences], lengths.min())
+    short = found < np.array([needed.get(cell, 0) for cell in numbers["cell"].tolist()])
+    return numbers.assign(value=numbers["value"].mask(short))
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:

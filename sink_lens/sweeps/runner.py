@@ -40,7 +40,7 @@ from ..schema import MEANS
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import Grid
-from .results import SweepResult, by_cell, cell_name, failed_cells, tables
+from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
 from .timed_estimate import cost_of, in_words
 
 log = logging.getLogger(__name__)
@@ -218,6 +218,7 @@ class _Asked:
         numbers = pd.concat(parts, ignore_index=True)
         identities = [cell.identity for cell in own.cells]
         numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
+        numbers = leave_out_short(numbers, own.cells, tokens=self.batch)
         frame, drawn = tables(
             cells,
             controls,

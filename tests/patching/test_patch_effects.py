@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import sys
 from typing import get_args
 
 import numpy as np
@@ -259,3 +260,67 @@ def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path, me
     assert [name in title or name.capitalize() in title for title in titles] == [True] * 4
     assert not any("sink mass at position 0" in said for said in [*titles, *part.headline])
     assert drawn.about["metric"] == name
+
+
+def test_pairs_without_a_patched_position_are_left_out_of_it():
+    clean, corrupted = ((torch.tensor([[5, at, 7, 8, 9, other, 6, 4]] * 3)) for at, other in ((10, 11), (12, 13)))
+    lengths = torch.tensor([8, 4, 8])
+    both = [TokenBatch.from_tensor(one, lengths=lengths) for one in (clean, corrupted)]
+    result = patching.patch(lens(), *both, metric="kl", layers=[1], positions=[1, 5], progress=False)
+    alone = [TokenBatch.from_tensor(one[:1]) for one in (clean, corrupted)]
+    long = patching.patch(lens(), *alone, metric="kl", layers=[1], positions=[1, 5], progress=False)
+    assert result.frame["n"].tolist() == [3, 2]
+    for name in ("baseline", "effect", "normalised_effect"):
+        assert result.frame[name][1] == pytest.approx(long.frame[name][1], rel=1e-4)
+    assert torch.equal(result.values[1].isnan(), lengths == 4)
+    near = patching.attribution_patch(lens(), *both, metric="kl", layers=[1], positions=[1, 5])
+    alike = patching.attribution_patch(lens(), *alone, metric="kl", layers=[1], positions=[1, 5])
+    assert near.frame["n"].tolist() == [3, 2]
+    assert near.frame["approximation"][1] == pytest.approx(alike.frame["approximation"][1], rel=1e-4)
+    whole = patching.patch(lens(), *both, metric="kl", by=("layer",), progress=False)
+    assert (whole.frame["n"] == 3).all()
+
+
+# --- functions of one's own under the same name
+
+
+def in_notebook(text):
+    """The function f of a notebook."""
+    found = {"__name__": "__main__", "open_file": sys.stderr, "edits": edits}
+    exec(text, found)
+    return found["f"]
+
+
+OWN = {
+    "metric": ("def g(run): return run.loss * {}\ndef f(run): return g(run)", lambda f: {"metric": f}),
+    "put": ("def f(site, **where): return edits.scale(site, {}, **where)", lambda f: {"put": f, "site": "z"}),
+    "edits": (
+        "def g(x): return x * {}\ndef f(x, at): return g(x)",
+        lambda f: {"edits": edits.edit("z", f, layers=[1])},
+    ),
+}
+
+
+@pytest.mark.parametrize("of", OWN)
+def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_path, monkeypatch, of):
+    text, options = OWN[of]
+    calls = []
+
+    def stopped(*given, **more):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return mapped(*given, **more)
+
+    mapped = Engine.map
+    for name, own in (("a", text), ("b", text.replace(" return", " open_file; return"))):
+        calls.clear()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Engine, "map", stopped)
+            patched(out=tmp_path / name, batch_size=1, **options(in_notebook(own.format(2.0))))
+    with pytest.raises(RunError, match="differs in code: "):
+        patched(out=tmp_path / "a", batch_size=1, **options(in_notebook(text.format(3.0))))
+    again = patched(out=tmp_path / "a", batch_size=1, **options(in_notebook(text.format(2.0))))
+    assert again.frame.equals(patched(out=tmp_path / "c", batch_size=1, **options(in_notebook(text.format(2.0)))).frame)
+    with pytest.raises(RunError, match=r"cannot be known: .*open_file holds a .*Give out another name, or overwrite"):
+        patched(out=tmp_path / "b", batch_size=1, **options(in_notebook(own.format(2.0))))

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from rounding import CLOSE, close
 import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
-from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
+from sink_lens.edits.metrics import Metric, evaluate, logit_difference, loss, sink_mass
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.engine.engine import Engine
@@ -33,7 +34,7 @@ from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep, runner
 from sink_lens.sweeps import timed_estimate as estimation
-from sink_lens.sweeps.runner import dry_run, sweep
+from sink_lens.sweeps.runner import dry_run, sweep, sweep_shard
 from sink_lens.sweeps.timed_estimate import cost_of, in_words
 
 LENGTHS = (12, 9, 5, 12)
@@ -557,6 +558,13 @@ def test_a_sweep_that_is_killed_three_times_gives_the_table_of_one_that_was_not(
 # --- cells that fail
 
 
+class Luck(dict):
+    """Of a machine, such as free memory: no part of what a cell does."""
+
+    def __reduce_ex__(self, protocol):
+        return Luck, ()
+
+
 def fragile(state, *, name="fragile"):
     def change(x, at):
         if state["broken"]:
@@ -586,7 +594,7 @@ def test_cells_that_fail_are_recorded_with_their_error_and_the_others_are_fine(t
 
 
 def test_failed_cells_alone_are_computed_again_and_only_when_that_is_asked(tmp_path, ran):
-    state = {"broken": True}
+    state = Luck(broken=True)
     cells = some_cells(state)
     first = swept(tmp_path / "a", what=cells)
     state["broken"] = False
@@ -611,7 +619,7 @@ def test_cells_that_fail_again_stay_failed(tmp_path, ran):
 
 
 def test_a_retry_that_was_stopped_before_its_tables_does_not_leave_the_old_ones(tmp_path, monkeypatch):
-    state = {"broken": True}
+    state = Luck(broken=True)
     cells = some_cells(state)
     swept(tmp_path, what=cells)
     state["broken"] = False
@@ -785,3 +793,88 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_written(tmp_path, ca
     with pytest.raises(InputError, match=text):
         call(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_sequences_without_a_cells_position_are_left_out_of_it(tmp_path):
+    ragged = sequences(lengths=(12, 6, 12, 8))
+    late, early = (cell_of(scale("z", 3.0, layers=[0], positions=[at]), name=str(at)) for at in (9, 3))
+    keys = cell_of(scale("pattern", 0.0, layers=[0], keys=[7]), name="key")
+    total = Metric(name="total", function=lambda run: run.loss.sum(), loss=True, layers=())
+    for what, rows in (
+        ([early, late, keys], {"3": [0, 1, 2, 3], "9": [0, 2], "key": [0, 2, 3]}),
+        (Grid.of(EditGrid(kind="scale", site="z", layers=[0], positions=[3, 9], factors=[3.0]), controls=2), None),
+    ):
+        out = tmp_path / ("own" if rows else "grid")
+        result = swept(out, what=what, tokens=ragged, metrics=[loss(), total])
+        before = run_with(llama(), ragged).loss.double().numpy()
+        for cell, (_, row) in enumerate(result.frame[result.frame["metric"] == "loss"].iterrows()):
+            kept = rows[row["name"]] if rows else ([0, 1, 2, 3] if cell == 0 else [0, 2])
+            one = (early, late, keys)[cell].make(None)
+            after = run_with(llama(), ragged, one).loss.double().numpy()
+            assert row["n"] == len(kept)
+            assert row["baseline"] == pytest.approx(before[kept].mean(), rel=1e-6)
+            assert row["value"] == pytest.approx(after[kept].mean(), rel=1e-6)
+            assert row["effect"] == pytest.approx((after - before)[kept].mean(), rel=1e-4)
+            values = result.values.query("metric == 'loss' and cell == @cell").set_index("sequence")["value"]
+            assert values.dropna().index.tolist() == kept
+        whole = result.frame[result.frame["metric"] == "total"]
+        assert whole["n"].tolist() == [1, 0, 0][: len(whole)]
+        if not rows:
+            drawn = result.frame[(result.frame["metric"] == "loss")].iloc[1]
+            controls = result.controls[result.controls["metric"] == "loss"]
+            assert drawn["n_controls"] == 2
+            assert len(controls) >= 2
+
+
+# --- functions of one's own under the same name
+
+
+def in_notebook(text):
+    """The function f of a notebook."""
+    found = {"__name__": "__main__", "open_file": sys.stderr}
+    exec(text, found)
+    return found["f"]
+
+
+READS = "def g(run): return {}\ndef f(run): return g(run)"
+EDITS = "def g(x): return {}\ndef f(x, at): return g(x)"
+
+
+def of_metric(folder, text, **options):
+    return sweep(llama(), FEW, tokens=sequences(), metrics=in_notebook(text), out=folder, progress=False, **options)
+
+
+def of_cell(folder, text, **options):
+    cell = cell_of(edit("z", in_notebook(text), layers=[1]), name="mine")
+    return sweep(llama(), [cell], tokens=sequences(), out=folder, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("again", "text", "parts", "found"),
+    [(of_metric, READS, ("run.loss", "-run.loss"), "metrics"), (of_cell, EDITS, ("x * 0", "x * 2"), "code")],
+)
+def test_a_function_whose_helper_was_redefined_is_another_run(tmp_path, again, text, parts, found):
+    first = again(tmp_path / "a", text.format(parts[0]))
+    assert_same(first, again(tmp_path / "a", text.format(parts[0])))  # defined again, as it was
+    with pytest.raises(RunError, match=f"differs in {found}: "):
+        again(tmp_path / "a", text.format(parts[1]))
+    other = again(tmp_path / "b", text.format(parts[1]))
+    assert other.frame["effect"].tolist() != first.frame["effect"].tolist()
+    again(tmp_path / "a", text.format(parts[1]), overwrite=True)
+
+
+@pytest.mark.parametrize(("again", "text"), [(of_metric, READS), (of_cell, EDITS)])
+def test_a_function_that_cannot_be_known_runs_and_is_not_gone_on_with(tmp_path, again, text):
+    text = text.replace("return {}", "open_file; return {}").format("run.loss" if again is of_metric else "x * 0")
+    assert len(again(tmp_path / "a", text).frame)
+    with pytest.raises(RunError, match=r"cannot be known: .*open_file holds a .*Give out another name, or overwrite"):
+        again(tmp_path / "a", text)
+    again(tmp_path / "a", text, overwrite=True)
+    what = {"what": FEW, "metrics": in_notebook(text)} if again is of_metric else {"what": [own_cell(text)]}
+    with pytest.raises(RunError, match="shards compare their functions, and one cannot be known"):
+        sweep_shard(llama(), **what, tokens=sequences(), shard="1/2", out=tmp_path / "c", progress=False)
+    assert not (tmp_path / "c").exists()
+
+
+def own_cell(text):
+    return cell_of(edit("z", in_notebook(text), layers=[1]), name="mine")
