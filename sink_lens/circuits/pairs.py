@@ -174,7 +174,7 @@ def _tokens(
     pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
 ) -> tuple[list[int], list[int], int, int] | None:
     """Ids of a pair; None where lengths differ, both are equal, or an answer is not one token."""
-    from ..data.bos import prompt_ids, word_ids
+    from ..data.bos import answer_id, ids_behind, prompt_ids
 
     prompts = []
     for prompt in (pair.clean, pair.corrupted):
@@ -185,14 +185,18 @@ def _tokens(
     answers = []
     for answer in (pair.correct, pair.incorrect):
         if pair.goes_on:
-            (whole,) = prompt_ids([f"{pair.clean}{answer}"], tokenizer, bos=bos)
-            n = len(prompts[0])
-            ids = whole[n : n + 1] if whole[:n] == prompts[0] else []
-        else:
-            ids = [answer] if isinstance(answer, int) else word_ids(answer, tokenizer)
-        if len(ids) != 1:
+            ids = ids_behind(str(pair.clean), str(answer), tokenizer)
+            if not ids:
+                return None
+            answers.append(ids[0])
+            continue
+        try:
+            first, second = (answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted))
+        except InputError:  # not one token behind these prompts
             return None
-        answers.append(int(ids[0]))
+        if first != second:
+            return None
+        answers.append(first)
     if len(prompts[0]) != len(prompts[1]) or prompts[0] == prompts[1] or answers[0] == answers[1]:
         return None
     return prompts[0], prompts[1], answers[0], answers[1]

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
-from ..edits.metrics import Metric, as_metric, evaluate
+from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
 from ..edits.outcome import Outcome
 from ..engine.gradients import hooked_outcome
 from ..errors import InputError
@@ -95,6 +95,7 @@ class Runs:
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=bos)
+        metric = on_tokens(metric, pair.clean, pair.corrupted)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
         check_metric(read)
         empty = torch.full((pair.clean.n_sequences,), torch.nan, dtype=torch.float32)

@@ -63,16 +63,68 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a text as it stands behind other text.
+def ids_behind(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
+    """Token ids of a text behind another text; None if the other's tokens are not the beginning of both texts' tokens.
 
-    A tokenizer as Mistral's puts a space of its own before a text that stands alone, so that " Paris" has two there.
+    A tokenizer as Llama 2's puts a space of its own before a text that stands alone, and gives other tokens for it.
     """
-    ids = text_ids(text, tokenizer)
-    if len(ids) == 1 or not text.startswith(" "):
-        return ids
-    before, whole = (text_ids(f"a{one}", tokenizer) for one in ("", text))
-    return whole[len(before) :] if whole[: len(before)] == before else ids
+    first, whole = text_ids(before, tokenizer), text_ids(before + text, tokenizer)
+    return whole[len(first) :] if whole[: len(first)] == first else None
+
+
+def text_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The text of a prompt's tokens without BOS, or of its last ones; None if the tokens of the text would be others.
+
+    A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
+    """
+    own = list(ids[1:] if ids and ids[0] == bos_id(tokenizer) else ids)
+    for n in (len(own), 32, 8, 2):
+        text = str(tokenizer.decode(own[-n:], clean_up_tokenization_spaces=False)) if own else ""
+        if n <= len(own) and text_ids(text, tokenizer) == own[-n:]:
+            return text
+    return None
+
+
+def answer_id(
+    answer: str | int,
+    prompt: str | Sequence[int],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    what: str = "the token",
+) -> int:
+    """The token that an answer is behind a prompt: token n of both texts' tokens, if the prompt's n are the first.
+
+    Args:
+        answer: the text of one token as it goes on from the prompt, mostly with a space first; or an id.
+        prompt: its text, or its token ids.
+        tokenizer: reads the texts; an id needs none.
+        what: name of the answer in errors.
+
+    Raises:
+        InputError: the answer is not one token there, or the prompt's own tokens change with it.
+    """
+    if isinstance(answer, bool) or not isinstance(answer, str | int):
+        raise InputError(f"{what} is {answer!r}; need an id, or the text of one token")
+    if isinstance(answer, int):
+        return answer
+    if tokenizer is None:
+        raise InputError(f"{what} is the text {answer!r}; need a tokenizer to read it, or its id")
+    text = prompt if isinstance(prompt, str) else text_of(prompt, tokenizer)
+    if text is None:
+        raise InputError(
+            f"the prompt's tokens are not those of its text, behind which {what} {answer!r} is; give its id"
+        )
+    ids = ids_behind(text, answer, tokenizer)
+    if ids is None:
+        raise InputError(
+            f"{what} {answer!r} changes the tokens of the prompt that it goes on from ({text[-40:]!r}); need a text "
+            "that leaves them, mostly with a space first and none at the prompt's end, or the token's id"
+        )
+    if len(ids) != 1:
+        raise InputError(
+            f"{what} {answer!r} is {len(ids)} tokens behind {text[-40:]!r}; need one. A word mostly begins with a space"
+        )
+    return ids[0]
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
@@ -145,15 +197,3 @@ def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return whole[:1] if whole[:1] == [bos_id(tokenizer)] else []
     starts = (start for start in range(len(whole)) if whole[start : start + len(alone)] == alone)
     return whole[: next(starts, 0)]
-
-
-def single_id(text: str, tokenizer: PreTrainedTokenizerBase, *, what: str) -> int:
-    """The token id of a text that is exactly one token where it stands behind other text.
-
-    Raises:
-        InputError: the text has no token, or more than one.
-    """
-    ids = word_ids(text, tokenizer)
-    if len(ids) != 1:
-        raise InputError(f"{what} {text!r} is {len(ids)} tokens; need one. A word mostly begins with a space")
-    return ids[0]

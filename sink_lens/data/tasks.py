@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import InputError
+from .bos import ids_behind
 
 _NOUNS = (
     "key keys|cabinet cabinets|dog dogs|house houses|teacher teachers|book books|road roads|window windows|car cars|"
@@ -149,8 +150,7 @@ def pad_prompts(
     """
     rows = []
     for prompt, answer in pairs:
-        before = tokenizer(prompt)["input_ids"]
-        after = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        before, after = tokenizer(prompt)["input_ids"], _behind(prompt, answer, tokenizer)
         rows.append((before + after, [-100] * len(before) + after))
     longest = max(len(ids) for ids, _ in rows)
     batch = torch.full((3, len(rows), longest), 0)
@@ -193,7 +193,7 @@ def answer_examples(
     found: dict[tuple[int, str], float] = {}
     for start in range(0, len(examples), size):
         some = list(enumerate(examples))[start : start + size]
-        ids = [[tokenizer(choice, add_special_tokens=False)["input_ids"] for choice in one.choices] for _, one in some]
+        ids = [[_behind(one.prompt, choice, tokenizer) for choice in one.choices] for _, one in some]
         if all(len(each) == 1 for choices in ids for each in choices):
             batch = pad_prompts([(one.prompt, one.answer) for _, one in some], tokenizer, device=device)
             last = batch["attention_mask"].sum(1) - 2  # the prompt's last token
@@ -214,6 +214,14 @@ def answer_examples(
         best = all(of[one.answer] < loss for choice, loss in of.items() if choice != one.answer)  # a tie is wrong
         rows.append({"example": at, "loss": of[one.answer], "right": int(best)})
     return pd.DataFrame(rows)
+
+
+def _behind(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of an answer behind its prompt; refuses one that changes the prompt's own."""
+    ids = ids_behind(prompt, answer, tokenizer)
+    if not ids:
+        raise InputError(f"the answer {answer!r} changes the tokens of {prompt[-40:]!r}; need one that leaves them")
+    return ids
 
 
 def _logits(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ attribution patching requires. Negative positions count back from the last real 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..arguments import checked, value_text
-from ..data.bos import single_id
+from ..data.bos import answer_id
+from ..data.tokens import TokenBatch
 from ..edits.outcome import Outcome
 from ..errors import InputError, noted
 from ..measures.dimensions import dominance_ratio
@@ -63,6 +64,10 @@ class Metric:
     """Whether the metric reads the stream at the positions; its last layer must then be run to the end."""
     scored: int | None = None
     """The single position at which the metric reads logits; None means every position."""
+    on: "Callable[[TokenBatch], Metric] | None" = None
+    """Makes the metric for some sequences, if it hangs on their tokens, as the token of an answer does."""
+    answers: tuple[tuple[int, ...], ...] = ()
+    """The tokens that texts of answers are behind these sequences."""
 
     def over(self, n_layers: int) -> tuple[int, ...]:
         """The layers that the metric reads."""
@@ -94,27 +99,103 @@ def logit_difference(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     position: int = -1,
+    prompt: str | Sequence[str] | None = None,
 ) -> Metric:
     """Logit of one token minus that of another at a position: ``logit_difference(" Paris", " Madrid", tokenizer)``.
 
     Args:
         correct: the token whose logit counts positively, an id or the text of one token, or one for each sequence.
         incorrect: the token whose logit is subtracted, likewise.
-        tokenizer: reads the texts; ids need none.
+        tokenizer: reads the texts; ids need none. A text is the token that it is behind the sequence's own tokens.
         position: the position at which the next token is predicted.
+        prompt: the text behind which texts are read, or one for each sequence; None takes the sequences of the sweep,
+            patch or circuit. ``evaluate`` on an outcome needs it.
 
     Raises:
-        InputError: a text is no single token, or there is no tokenizer to read it.
+        InputError: a text is not one token behind the prompt, or there is no tokenizer to read it.
     """
-    correct, incorrect = (_token_ids(one, tokenizer) for one in (correct, incorrect))
+    both = correct, incorrect
+    for one in both:
+        for answer in [one] if isinstance(one, str | int) else one:
+            if isinstance(answer, int) or tokenizer is None:
+                answer_id(answer, (), tokenizer)
+    if any(isinstance(answer, str) for one in both for answer in ([one] if isinstance(one, str | int) else one)):
+        if prompt is None:
+            return _of_texts(both, tokenizer, position=position)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        return _of_prompts(both, prompts, tokenizer, position=position)
+    plus, minus = (one if isinstance(one, int) else [int(each) for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
         """The difference of the two logits."""
         found = run.logits_at(_at(run, position)).float()
         rows = torch.arange(len(found))
-        return found[rows, _ids(correct, run, found)] - found[rows, _ids(incorrect, run, found)]
+        return found[rows, _ids(plus, run, found)] - found[rows, _ids(minus, run, found)]
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
+
+
+def _of_texts(both: Sequence[Token | Sequence[Token]], tokenizer: Any, *, position: int) -> Metric:
+    """The difference of the logits of texts, which are tokens once the sequences are known."""
+
+    def unread(run: Outcome) -> Tensor:
+        """An outcome has no tokens."""
+        raise InputError(
+            "a logit difference of texts was read of an outcome, which has no prompt; need "
+            "logit_difference(..., prompt=TEXT), or token ids"
+        )
+
+    def on(tokens: TokenBatch) -> Metric:
+        """The metric for these sequences."""
+        lengths = tokens.lengths.tolist()
+        ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in lengths]
+        prompts = [row[: max(0, end)].tolist() for row, end in zip(tokens.tokens, ends, strict=True)]
+        return _of_prompts(both, prompts, tokenizer, position=position)
+
+    found = {"unit": "logits", "layers": (), "logits": True, "scored": position}
+    return Metric(name="logit difference", function=unread, on=on, **found)
+
+
+def _of_prompts(
+    both: Sequence[Token | Sequence[Token]], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
+) -> Metric:
+    """The difference of the logits of the tokens that texts are behind prompts."""
+    n = max([len(prompts), *(len(one) for one in both if not isinstance(one, str | int))])
+    known: dict[tuple[Any, ...], int] = {}
+    answers = []
+    for one in both:
+        given = [one] * n if isinstance(one, str | int) else list(one)
+        behind = list(prompts) * n if len(prompts) == 1 else list(prompts)
+        if len(given) != n or len(behind) < n:
+            raise InputError(f"{len(given)} answers were given for {len(prompts)} prompts; need one, or one for each")
+        ids = []
+        for answer, prompt in zip(given, behind, strict=False):
+            key = (answer, prompt if isinstance(prompt, str) else tuple(prompt))
+            known[key] = known[key] if key in known else answer_id(answer, prompt, tokenizer)
+            ids.append(known[key])
+        answers.append(tuple(ids))
+    ids = [found[0] if len(set(found)) == 1 else found for found in answers]
+    made = logit_difference(*ids, position=position)
+    if all(isinstance(one, int) for one in ids):
+        names = [str(tokenizer.convert_ids_to_tokens(one)) for one in ids]
+        made = replace(made, name=f"{made.name} ({names[0]} − {names[1]})")
+    return replace(made, answers=tuple(answers))
+
+
+def on_tokens(metric: Any, *batches: TokenBatch) -> Any:
+    """The metric for the sequences of a run; the same for every batch of it, such as clean and corrupted ones.
+
+    Raises:
+        InputError: a text is no token there, or another behind the one batch than behind the other.
+    """
+    if not isinstance(metric, Metric) or metric.on is None:
+        return metric
+    first, *others = (metric.on(batch) for batch in batches)
+    if any(one.answers != first.answers for one in others):
+        raise InputError(
+            "the text of an answer is one token behind clean prompts, another behind corrupted ones; give ids"
+        )
+    return first
 
 
 @checked
@@ -292,28 +373,6 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             f"({n},), or a single number. Take the mean over the other axes"
         )
     return found.float().reshape(-1)
-
-
-def _token_ids(given: Token | Sequence[Token], tokenizer: PreTrainedTokenizerBase | None) -> int | list[int]:
-    """The ids of tokens that are given as text or ids."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return [single_token(one, tokenizer) for one in given]
-    return single_token(given, tokenizer)
-
-
-def single_token(given: Any, tokenizer: PreTrainedTokenizerBase | None, *, what: str = "the token") -> int:
-    """The id of a token that is given by its id or its text.
-
-    Raises:
-        InputError: a text is no single token, or there is no tokenizer to read it.
-    """
-    if isinstance(given, str):
-        if tokenizer is None:
-            raise InputError(f"{what} is the text {given!r}; need a tokenizer to read it, or its id")
-        return single_id(given, tokenizer, what=what)
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise InputError(f"{what} is {given!r}; need an id, or the text of one token")
-    return given
 
 
 def _check_chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..data.batch import TokenBatch
-from ..edits.metrics import Metric, as_metric, takes_logits
+from ..edits.metrics import Metric, as_metric, on_tokens, takes_logits
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -27,7 +27,7 @@ def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch
         InputError: one that cannot be used, or two that are the same.
     """
     made = [one.metric(lens, tokens) if isinstance(one, MetricSpec) else one for one in given]
-    found = [as_metric(one, lens=lens, n_positions=tokens.n_positions) for one in made]
+    found = [as_metric(on_tokens(one, tokens), lens=lens, n_positions=tokens.n_positions) for one in made]
     names = [one.name for one in found]
     for index, one in enumerate(given):
         if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:
@@ -47,8 +47,8 @@ def metric_config(metric: Measured) -> dict[str, Any]:
         kind = "logits" if takes_logits(metric) else "outcome"
         name = getattr(metric, "__name__", "metric")
         return {"name": name, "takes": kind, "holds": _holds(metric), "code": code_of(metric)}
-    found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name != "function"}
-    return found | {"holds": _holds(metric.function), "code": code_of(metric.function)}
+    found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
+    return found | {"holds": _holds(metric.function), "code": code_of((metric.function, metric.on))}
 
 
 def _holds(function: Callable[..., Any]) -> dict[str, Any]:

@@ -100,10 +100,13 @@ def _loss(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | N
 
 def _logit_difference(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
     """The right token's logit minus the wrong one's."""
-    from ..edits.metrics import logit_difference, single_token
+    from ..edits.metrics import logit_difference
 
-    correct, incorrect = (single_token(options[name], lens.tokenizer) for name in ("correct", "incorrect"))
-    return logit_difference(correct, incorrect, position=whole(options, "position", -1))
+    position = whole(options, "position", -1)
+    for one in ("correct", "incorrect"):
+        if isinstance(options[one], bool) or not isinstance(options[one], str | int):
+            raise InputError(f"{one} of a metric is {options[one]!r}; need an id, or the text of one token")
+    return logit_difference(options["correct"], options["incorrect"], lens.tokenizer, position=position)
 
 
 def _norm(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":

@@ -31,7 +31,7 @@ from transformer_lens.patching import PatchingResult
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.metrics import Metric, as_metric, evaluate
+from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where
 from ..engine.cells import Cell
@@ -418,6 +418,7 @@ def prepare_runs(
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
     run, source = pair.run_and_source(config.direction)
     read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
+    read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
     grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)

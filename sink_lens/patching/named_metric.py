@@ -32,12 +32,12 @@ def named_metric(lens: "LensModel", pair: "PromptPair", *, config: PatchConfig) 
     return spec_of(config, token=partial(_token, lens)).metric(lens, pair.clean)
 
 
-def spec_of(config: PatchConfig, *, token: Callable[..., int] = lambda text, *, option: 0) -> MetricSpec:
+def spec_of(config: PatchConfig, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
     """The metric that ``config.metric`` names, with its options.
 
     Args:
         config: what is patched.
-        token: gives the id of a text; without it every text has the id 0.
+        token: gives the text or id of an option's text; without it every text has the id 0.
 
     Raises:
         InputError: a layer or token that the metric needs was not given.
@@ -68,10 +68,8 @@ def _check_unread(config: PatchConfig) -> None:
             check_unread(config, name, reader=f"metric {' and '.join(readers)}")
 
 
-def _token(lens: "LensModel", text: str, *, option: str) -> int:
-    """The id of the one token that an option gives."""
-    from ..edits.metrics import single_token
-
+def _token(lens: "LensModel", text: str, *, option: str) -> str:
+    """The text that an option gives, which is a token behind the prompts."""
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)")
-    return single_token(text, lens.tokenizer, what=f"--{option}")
+    return text

@@ -32,7 +32,7 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import check_edits
-from ..edits.metrics import Metric, as_metric, evaluate
+from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
 from ..edits.outcome import Outcome
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
@@ -127,6 +127,7 @@ def path_patch(
     lens = as_lens(lens)
     pair = pair_prompts(lens, clean, corrupted, bos=bos)
     run, source = pair.run_and_source(direction)
+    metric = on_tokens(metric, pair.clean, pair.corrupted)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
     given_senders = sender if isinstance(sender, list) else [sender]
     senders = [_part(lens, given, n_positions=run.n_positions) for given in given_senders]

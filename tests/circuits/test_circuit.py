@@ -27,7 +27,7 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.pairs import read_pairs
 from sink_lens.circuits.tasks import task_of
 from sink_lens.cli.circuit import _table
-from sink_lens.data.bos import text_ids, word_ids
+from sink_lens.data.bos import answer_id, text_ids
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.header import read_header
@@ -415,7 +415,7 @@ def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
     mary = f" {pairs._NAMES[0]}"
     assert len(text_ids(mary, tokenizer)) == 2
-    assert tokenizer.convert_ids_to_tokens(word_ids(mary, tokenizer)) == [f"▁{pairs._NAMES[0]}"]
+    assert tokenizer.convert_ids_to_tokens(answer_id(mary, "a", tokenizer)) == f"▁{pairs._NAMES[0]}"
     options = {"d_vocab": len(words), "generator": np.random.default_rng(0), "file": None, "bos": "without"}
     found = pairs.pairs_that_fit("ioi", tokenizer, pairs=4, **options)
     assert len(found) == 8

@@ -1,11 +1,17 @@
 """Metrics: the number that each gives, checked by hand, and what is refused."""
 
+import functools
 import math
 
 import pytest
 import torch
 from lenses import lens_of
+from tokenizers import Regex, Tokenizer, decoders, normalizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
+from sink_lens.data.tasks import pad_prompts
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.metrics import Metric, as_metric, evaluate
@@ -171,3 +177,39 @@ def test_a_metric_of_logits_under_another_name_says_what_it_was_given():
 
     with pytest.raises(TypeError, match="of its own"):
         as_metric(other, lens=lens, n_positions=4).function(Outcome.__new__(Outcome))
+
+
+def as_llama_2():
+    """A tokenizer as Llama 2's: a space of its own before a text, words with and without one, digits alone."""
+    words = ["?", "▁", "▁gave", "▁to", "▁Mary", "▁John", "Mary", "John", "▁year", "1", "7", "5", "=", "."]
+    known = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
+    known.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    known.pre_tokenizer = Split(Regex("▁?[A-Za-z]+|▁|[0-9]|[=.]"), "isolated")
+    known.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
+
+
+def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
+    tokenizer = as_llama_2()
+    of = functools.partial(metrics.logit_difference, tokenizer=tokenizer)
+    for prompt, answers, read in (
+        ("gave to", (" Mary", " John"), ("▁Mary", "▁John")),
+        ("year 1", ("7", "5"), ("7", "5")),
+        ("year", ("=", "."), ("=", ".")),
+        ("year ", ("7", "5"), ("7", "5")),
+    ):
+        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+        for found in (of(*answers, prompt=prompt), of(*answers).on(from_tensor(torch.tensor([ids, ids])))):
+            assert found.name == f"logit difference ({read[0]} − {read[1]})"
+            assert [tokenizer.convert_ids_to_tokens(one[0]) for one in found.answers] == list(read)
+    with pytest.raises(InputError, match=r"'Mary' changes the tokens of the prompt .*\('gave to'\)"):
+        of("Mary", "John", prompt="gave to")
+    with pytest.raises(InputError, match="'17' is 2 tokens behind 'year '; need one"):
+        of("17", "5", prompt="year ")
+
+
+def test_answers_of_tasks_are_tokens_behind_their_prompts():
+    tokenizer = as_llama_2()
+    made = pad_prompts([("gave to", " Mary"), ("year 1", "7")], tokenizer)
+    labels = [[one for one in row.tolist() if one != -100] for row in made["labels"]]
+    assert [tokenizer.convert_ids_to_tokens(row) for row in labels] == [["▁Mary"], ["7"]]

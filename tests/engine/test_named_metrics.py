@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sink_lens import TokenBatch, run_with
-from sink_lens.edits.metrics import kl_to, logit_difference, loss, sink_mass
+from sink_lens.edits.metrics import kl_to, logit_difference, loss, on_tokens, sink_mass
 from sink_lens.engine.measured import metric_config, metrics_on
 from sink_lens.engine.named_metrics import METRICS
 from sink_lens.engine.needs import Needs
@@ -27,7 +27,7 @@ def llama():
 
 
 def metric(name, **options):
-    return MetricSpec(name=name, options=options).metric(llama())
+    return on_tokens(MetricSpec(name=name, options=options).metric(llama()), EIGHT)
 
 
 def test_every_metric_by_name_is_the_metric_of_these_options():
@@ -66,8 +66,9 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
     by_text = MetricSpec(name="logit_difference", options={"correct": " the", "incorrect": "a"})
     ids = [llama().tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" the", "a")]
     assert [len(one) for one in ids] == [1, 1]
-    by_id = MetricSpec(name="logit_difference", options={"correct": ids[0][0], "incorrect": ids[1][0]})
-    assert metric_config(by_text.metric(llama())) == metric_config(by_id.metric(llama()))
+    found = on_tokens(by_text.metric(llama()), EIGHT)
+    assert found.answers == tuple(map(tuple, ids))
+    assert metrics_on([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (Ġthe − a)"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,9 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
         (
             "logit_difference",
             {"correct": "two words", "incorrect": 1},
-            r"the token 'two words' is \d+ tokens; need one",
+            r"the token 'two words' is \d+ tokens behind .*; need one",
         ),
-        ("logit_difference", {"correct": "", "incorrect": 1}, "the token '' is 0 tokens; need one"),
+        ("logit_difference", {"correct": "", "incorrect": 1}, "the token '' is 0 tokens behind .*; need one"),
         ("logit_difference", {"correct": True, "incorrect": 1}, "is True; need an id, or the text of one token"),
     ],
 )

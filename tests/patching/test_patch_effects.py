@@ -147,13 +147,22 @@ def test_a_function_of_logits_is_a_metric():
 
 
 def test_words_are_tokens():
-    tokenizer = lens().tokenizer
-    first, second = (tokenizer.convert_tokens_to_ids(one) for one in ("a", "b"))
-    words, ids = metrics.logit_difference("a", "b", tokenizer), metrics.logit_difference(first, second)
-    run = run_with(lens(), pair()[0], logits=True)
-    assert torch.equal(words.function(run), ids.function(run))
-    several = metrics.logit_difference(["a", "b", "a", "b"], ["b", "a", "b", "a"], tokenizer)
+    tokenizer, texts = lens().tokenizer, ["x y", "y x"]
+    first, second = (tokenizer.convert_tokens_to_ids(one) for one in ("!", "?"))
+    tokens = TokenBatch.from_prompts(texts, tokenizer)
+    run = run_with(lens(), tokens, logits=True)
+    ids = metrics.logit_difference(first, second)
+    words = metrics.logit_difference("!", "?", tokenizer)
+    with pytest.raises(InputError, match=r"which has no prompt; need logit_difference\(\.\.\., prompt=TEXT\)"):
+        metrics.evaluate(words, run)
+    for read in (words.on(tokens), metrics.logit_difference("!", "?", tokenizer, prompt="the cat")):
+        assert torch.equal(read.function(run), ids.function(run))
+        assert read.name == "logit difference (! − ?)"
+    several = metrics.logit_difference(["!", "?"], ["?", "!"], tokenizer).on(tokens)
     assert torch.equal(several.function(run).abs(), ids.function(run).abs())
+    other = TokenBatch.from_tensor(tokens.tokens.flip(0))
+    found = patching.patch(lens(), tokens, other, metric=words, layers=[1], positions=[1], progress=False)
+    assert found.metric == "logit difference (! − ?)"
     with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
         metrics.logit_difference("a", "b")
 
