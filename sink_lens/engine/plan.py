@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path as FilePath
 from typing import Any, Literal, get_args
 
@@ -41,6 +41,8 @@ class Plan:
     """Whether positions before the first edited one are skipped; a forward then takes more cells."""
     lanes: int = 1
     """Forwards side by side on the cores of a CPU, see ``threads``."""
+    n_compared: int | None = field(default=None, compare=False)
+    """Number of cells that were compared with the bridge, besides the baseline; None before that."""
 
     def as_json(self, *, deviation: float) -> str:
         """The plan as a run keeps it, with its largest deviation from the bridge."""

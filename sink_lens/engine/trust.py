@@ -1,10 +1,9 @@
 """Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ."""
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +24,8 @@ TOLERANCE = 1e-5
 """Largest allowed deviation from the bridge, relative to a metric's largest magnitude."""
 _CHECKED = 2
 """Cells that are compared with passes of the bridge."""
+_TRIED = 8
+"""Cells that are tried where some cannot be compared, since they fail."""
 
 
 def check_plan(
@@ -32,10 +33,11 @@ def check_plan(
 ) -> tuple[Plan, float]:
     """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
 
-    The given plan is taken if it is within ``TOLERANCE``. Where it is not, forwards side by side, later beginnings,
-    shared forwards and the bridge's blocks with eager attention are given up in turn, down to one forward of the bridge
-    per cell. A deviation of 0 says that the compared cells were equal to the last bit here: that depends on the CPU and
-    its libraries, so no family promises it and nothing hangs on it.
+    The given plan is taken if it is within ``TOLERANCE``. Where it is not, or where every cell that was tried failed, so
+    that none was compared, other ways are taken: forwards side by side, later beginnings, shared forwards and the
+    bridge's blocks with eager attention are given up in turn, down to one forward of the bridge per cell. A deviation
+    of 0 says that the compared cells were equal to the last bit here: that depends on the CPU and its libraries, so no
+    family promises it and nothing hangs on it.
     """
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
@@ -44,8 +46,9 @@ def check_plan(
     ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
     for last in dict.fromkeys(ways):
         engine = Engine(lens, batch, cells, metrics, plan=last)
-        worst, allowed = _deviation(engine), _allowed_deviation(engine)
-        if worst <= allowed:
+        compared, allowed = _compare(engine), _allowed_deviation(engine)
+        worst, last = compared.deviation, replace(last, n_compared=compared.n_cells)
+        if worst <= allowed and compared.error is None:
             if (last.pack, last.cut, last.path) != (plan.pack, plan.cut, plan.path):
                 log.warning(
                     "cells that share a forward or begin at a later layer would be off by %.1e here (allowed: %.1e): "
@@ -54,6 +57,14 @@ def check_plan(
                     allowed,
                 )
             return last, worst
+        if compared.error is not None and worst <= allowed:
+            log.warning(
+                "no cell could be compared with the bridge, since all that were tried failed (%s: %s): this run takes "
+                "one forward of the bridge for each cell, which takes longer",
+                type(compared.error).__name__,
+                compared.error,
+            )
+            return replace(ways[-1], n_compared=0), worst
         first = worst if math.isnan(first) else first
     log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
     return last, worst
@@ -82,6 +93,7 @@ def make_ground(
     worst = max([engine.baseline_deviation(), *map(engine.deviation, range(len(cells)))])
     if worst <= _allowed_deviation(engine):
         baseline_run.deviation = worst
+        baseline_run.plan = replace(plan, n_compared=len(cells))
         return baseline_run
     plan, worst = check_plan(lens, batch, cells, metrics, plan=plan)
     return BaselineRun(lens, batch, plan=plan, needs=needs, deviation=worst)
@@ -119,16 +131,37 @@ def make_engine(
     return Engine(lens, batch, cells, metrics, plan=plan)
 
 
-def _deviation(engine: Engine) -> float:
-    """Largest deviations of the baseline run and of some cells that begin at different layers and positions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """What a comparison with the bridge found."""
+
+    deviation: float
+    """The largest, of the baseline run too."""
+    n_cells: int
+    """Cells that were compared."""
+    error: Exception | None
+    """Why no cell was, where some were tried."""
+
+
+def _compare(engine: Engine) -> _Compared:
+    """Compare the baseline run, and some cells that begin at different layers and positions."""
     found = [engine.baseline_deviation()]
     able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
     starts = {block.first: block for block in able}
-    for place, block in enumerate(list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED]):
-        number = block.cells[(len(block.cells) - 1) * (_CHECKED - place) // _CHECKED]
-        with contextlib.suppress(Exception):  # a cell that fails is recorded with its error when it is its turn
+    chosen = [
+        block.cells[(len(block.cells) - 1) * (_CHECKED - place) // _CHECKED]
+        for place, block in enumerate(list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED])
+    ]
+    others = (number for block in able for number in block.cells)
+    failed: Exception | None = None
+    for number in list(dict.fromkeys([*chosen, *others]))[:_TRIED]:
+        try:
             found.append(engine.deviation(number))
-    return max(found)
+        except Exception as error:  # noqa: BLE001  # it is recorded when it is the cell's turn
+            failed = failed or error
+        if len(found) > len(chosen):
+            break
+    return _Compared(deviation=max(found), n_cells=len(found) - 1, error=failed if len(found) == 1 else None)
 
 
 def _allowed_deviation(engine: Engine) -> float:

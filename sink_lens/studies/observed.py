@@ -161,7 +161,7 @@ class Observed:
     @cached_property
     def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
         """``attention`` (fair shares) and ``norm`` (over the sequence's median) -> score of each token."""
-        assert self.core
+        _ = self.core  # the pass that fills what is read below
         valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
         pairs = list(zip(valid, self._received, self._norms, strict=True))
         return {

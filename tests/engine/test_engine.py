@@ -1,6 +1,7 @@
 """A sweep gives what ``run_with`` gives for one cell alone on one batch of prompts, but for rounding."""
 
 import functools
+import json
 from dataclasses import replace
 
 import pytest
@@ -412,3 +413,29 @@ def test_a_block_is_one_row_a_sequence_and_metric(lens_of, tokens_of, engine_of)
     assert frame.columns.tolist() == ["cell", "sequence", "metric", "value", "changed", "error"]
     assert frame["sequence"].tolist() == [0, 1, 2, 3]
     assert set(frame["metric"]) == {"loss"}
+
+
+def failing(name, layer):
+    def fail(values, at):
+        raise RuntimeError("of the edit")
+
+    return cell_of(edit("z", fail, layers=[layer]), name=name)
+
+
+def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine_of, caplog):
+    cells = [failing(str(number), layer=number % 2) for number in range(12)]
+    engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=4)
+    plan, _ = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    assert (plan.path, plan.pack, plan.lanes, plan.cut, plan.n_compared) == ("bridge", 1, 1, False, 0)
+    (said,) = [line for line in caplog.messages if "no cell could be compared" in line]
+    assert "of the edit" in said
+
+
+def test_cells_that_fail_leave_others_to_be_compared(lens_of, tokens_of, engine_of, caplog):
+    cells = [*(failing(str(number), layer=0) for number in range(3)), cell_of(zero("z", layers=[0]), name="whole")]
+    engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=1)
+    plan, _ = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    assert plan == engine.plan
+    assert plan.n_compared == 1
+    assert json.loads(plan.as_json(deviation=0.0))["n_compared"] == 1
+    assert caplog.messages == []
