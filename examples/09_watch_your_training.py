@@ -57,13 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    watch = SinkMonitorCallback(every=every, folder=Path(asked.out) / "monitor")  # the second line
-    trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=[watch])
+    trainer = Trainer(model=model, args=args, train_dataset=rows)
+    folder = Path(asked.out) / "monitor"
+    trainer.add_callback(SinkMonitorCallback(every=every, trainer=trainer, folder=folder))  # the second line
     trainer.train()
     for entry in trainer.state.log_history:
         if "sinks/mass_first" in entry:
             names = ("mass_first", "rate_first", "max_activation", "max_logit")
-            print(f"step {entry['step']}: " + ", ".join(f"{name} {entry[f'sinks/{name}']:.3f}" for name in names))
+            print(
+                f"step {entry['sinks/step']:.0f}: "
+                + ", ".join(f"{name} {entry[f'sinks/{name}']:.3f}" for name in names)
+            )
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def check_plan(
 ) -> tuple[Plan, float]:
     """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
 
-    The given plan is taken if it is within ``TOLERANCE``. Where it is not, or where every cell that was tried failed, so
-    that none was compared, other ways are taken: forwards side by side, later beginnings, shared forwards and the
+    The given plan is taken if it is within ``TOLERANCE``. Where it is not, or where every cell that was tried failed,
+    so that none was compared, other ways are taken: forwards side by side, later beginnings, shared forwards and the
     bridge's blocks with eager attention are given up in turn, down to one forward of the bridge per cell. A deviation
     of 0 says that the compared cells were equal to the last bit here: that depends on the CPU and its libraries, so no
     family promises it and nothing hangs on it.

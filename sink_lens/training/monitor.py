@@ -191,6 +191,11 @@ class SinkMonitor:
             self._readings.close(error, finished=finished)
 
     @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return self._step
+
+    @property
     def due(self) -> bool:
         """Check whether the step that comes is read."""
         return self._step % self._every == 0 and not self.stopped

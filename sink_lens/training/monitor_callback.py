@@ -1,12 +1,10 @@
 """``SinkMonitorCallback``: the monitor in the Hugging Face Trainer, with one line and without a model argument."""
 
-import inspect
 import logging
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_callback import CallbackHandler
 
 from ..arguments import checked
 from .monitor import SinkMonitor, check_options
@@ -15,26 +13,35 @@ from .monitor_alarms import alarms_for_trackers
 __all__ = ["SinkMonitorCallback"]
 
 _LOGGER = logging.getLogger(__name__)
+STEP = "sinks/step"
+"""Key of a logged reading: the number of steps that made its weights."""
 
 
 class SinkMonitorCallback(TrainerCallback):
     """Watches sinks and outliers in a ``transformers.Trainer``: ``Trainer(..., callbacks=[SinkMonitorCallback()])``.
 
-    Each reading is an entry of its own in the Trainer's log history, and goes to its trackers (TensorBoard, W&B and
-    the others of ``report_to``); the losses are logged as before, and nothing more is printed. A reading of step N is
-    of the weights that N steps have made. A model that cannot be watched is a warning, and is trained.
+    Each reading is an entry of its own in the Trainer's log history; the losses are logged as before, and nothing more
+    is printed. To have the readings in its trackers too (TensorBoard, W&B and the others of ``report_to``), give it
+    the trainer: ``trainer.add_callback(SinkMonitorCallback(trainer=trainer))``. A reading is of the weights before the
+    step at which it is logged: ``sinks/step`` is the number of steps that made them. A model that cannot be watched is
+    a warning, and is trained.
     """
 
     @checked
-    def __init__(self, every: int = 50, **options: Any) -> None:
-        """Watch every so many steps; the options are those of ``SinkMonitor``.
+    def __init__(self, every: int = 50, *, trainer: Trainer | None = None, **options: Any) -> None:
+        """Watch every so many steps.
+
+        Args:
+            every: steps between readings.
+            trainer: whose trackers get the readings; None keeps them in the log history and the folder.
+            **options: those of ``SinkMonitor``.
 
         Raises:
             InputError: an option that there is not, or out of its range.
         """
         check_options(every=every, **options)
         self._every, self._options = every, options
-        self._trackers: list[TrainerCallback] = []
+        self._trainer = trainer
         self._refused = False
         self.monitor: SinkMonitor | None = None
         """The monitor of the training that runs, or of the last one; None where the model cannot be watched."""
@@ -52,7 +59,12 @@ class SinkMonitorCallback(TrainerCallback):
             return
         self.monitor.compiled = args.torch_compile
         self.monitor.open()
-        self._trackers = _trackers()
+        if self._trainer is None and args.report_to:
+            _LOGGER.warning(
+                "the sink monitor: its readings go into the log history alone, and not to %s; for those too use "
+                "trainer.add_callback(SinkMonitorCallback(trainer=trainer))",
+                ", ".join(args.report_to),
+            )
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -70,14 +82,16 @@ class SinkMonitorCallback(TrainerCallback):
         logs = dict(reading) | alarms_for_trackers(self.monitor.alarms[before:])
         if state.epoch is not None:
             logs["epoch"] = state.epoch
-        step = state.global_step
-        state.global_step = step - 1  # the trackers' axis: the weights before this step
-        state.log_history.append({**logs, "step": step - 1})
-        try:
-            for tracker in self._trackers:
-                self._tell(tracker, args, state, control, logs=dict(logs), **given)
-        finally:
-            state.global_step = step
+        logs[STEP] = float(self.monitor.steps - 1)
+        state.log_history.append({**logs, "step": state.global_step})
+        for tracker in self._trackers():
+            self._tell(tracker, args, state, control, logs=dict(logs), **given)
+
+    def _trackers(self) -> list[TrainerCallback]:
+        """The trackers of the trainer."""
+        kinds = tuple(INTEGRATION_TO_CALLBACK.values())
+        callbacks = [] if self._trainer is None else self._trainer.callback_handler.callbacks
+        return [one for one in callbacks if isinstance(one, kinds)]
 
     def _tell(self, tracker: TrainerCallback, *given: Any, **named: Any) -> None:
         """Give a tracker a reading; where it raises, the training goes on, and the other trackers have the reading."""
@@ -96,12 +110,3 @@ class SinkMonitorCallback(TrainerCallback):
         """Close the monitor if it was opened."""
         if self.monitor is not None:
             self.monitor.close(finished=finished)
-
-
-def _trackers() -> list[TrainerCallback]:
-    """The trackers beside this callback: a callback is not told the Trainer, but what calls it has the list of all."""
-    kinds = tuple(INTEGRATION_TO_CALLBACK.values())
-    frame = inspect.currentframe()
-    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
-        frame = frame.f_back
-    return [] if frame is None else [one for one in frame.f_locals["self"].callbacks if isinstance(one, kinds)]

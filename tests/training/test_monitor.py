@@ -474,6 +474,9 @@ def trained(folder, callbacks, **options):
     )
     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
     trainer.remove_callback(type(trainer.callback_handler.callbacks[-1]))  # the printer
+    for one in callbacks:
+        if isinstance(one, SinkMonitorCallback):
+            one._trainer = trainer
     trainer.train()
     return trainer
 
@@ -486,9 +489,14 @@ def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
     tracker, callback = Tracker(), SinkMonitorCallback(every=2)
     watched, plain = trained(tmp_path / "a", [tracker, callback], **options), trained(tmp_path / "b", [], **options)
     history = [entry for entry in watched.state.log_history if "sinks/rate_first" in entry]
-    assert [entry["step"] for entry in history] == [0, 2, 4]
+    assert [entry["step"] for entry in history] == [1, 3, 5]
+    assert [entry["sinks/step"] for entry in history] == [0, 2, 4]
     assert all(0 <= entry["sinks/mass_first/layer_1"] <= 1 for entry in history)
-    assert [step for step, logs in tracker.seen if "sinks/rate_first" in logs] == [0, 2, 4]
+    assert [(step, logs["sinks/step"]) for step, logs in tracker.seen if "sinks/rate_first" in logs] == [
+        (1, 0),
+        (3, 2),
+        (5, 4),
+    ]
     json.dumps(watched.state.log_history)
     losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (watched, plain)]
     assert losses[0] == losses[1]
@@ -562,7 +570,7 @@ def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
     assert found.found == found.births
 
 
-def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
+def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog, monkeypatch):
     found = Alarm(rule="sink_born", step=3, layers=(1,), sentence="sink born")
     alarms, sent = [], []
 
@@ -571,12 +579,13 @@ def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
         return {"sinks/rate_first": 0.5}
 
     callback = SinkMonitorCallback(every=1)
-    callback.monitor = SimpleNamespace(alarms=alarms, finish=finish)
+    callback.monitor = SimpleNamespace(alarms=alarms, finish=finish, steps=4)
     good = SimpleNamespace(on_log=lambda args, state, control, logs: sent.append(logs))
-    callback._trackers = [SimpleNamespace(on_log=lambda *given, **named: 1 / 0), good]  # one fails: the other has it
+    fails = SimpleNamespace(on_log=lambda *given, **named: 1 / 0)
+    monkeypatch.setattr(callback, "_trackers", lambda: [fails, good])  # one fails: the other has it
     state = SimpleNamespace(global_step=4, epoch=None, log_history=[])
     callback.on_step_end(None, state, None)
     assert state.global_step == 4
     assert ["ZeroDivisionError" in one.getMessage() for one in caplog.records] == [True]
-    assert sent == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0}]
-    assert state.log_history == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "step": 3}]
+    assert sent == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "sinks/step": 3}]
+    assert state.log_history == [{**sent[0], "step": 4}]
