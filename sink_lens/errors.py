@@ -93,6 +93,20 @@ def check_name(path: str | os.PathLike[str], *, what: str) -> None:
         )
 
 
+def check_home(path: str | os.PathLike[str], *, what: str) -> None:
+    """Refuse to write to a folder named ``~``: a shell reads it as the home folder, and Python does not.
+
+    Raises:
+        InputError: the path begins with it.
+    """
+    text = os.fspath(path)
+    if text.startswith("~"):
+        raise InputError(
+            f"{what} is {text[:200]}, which would be in a folder named {Path(text).parts[0]}; need the path of the "
+            "home folder itself. Write Path(...).expanduser()"
+        )
+
+
 def is_own_name(name: str) -> bool:
     """Check whether a listed name is a plain file name, and no path that leads out of the folder."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()

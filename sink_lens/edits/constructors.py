@@ -7,7 +7,6 @@ that were read earlier keep their values.
 The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choose the part, as ``edits.Part`` says.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Unpack
@@ -21,7 +20,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.memory import sent
 from ..models.sites import SITES, no_site
 from ..models.weights import mlp_weights
-from .part import Indices, Part, Where, in_range
+from .part import Indices, Part, Where, in_range, indices_of
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -102,7 +101,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
     label = where.pop("label", "") or site
     chosen: dict[str, Indices] = {}
     for name, given in where.items():
-        indices = None if given is None else tuple(operator.index(one) for one in given)  # type: ignore[attr-defined]  # a sequence
+        indices = indices_of(name, given)
         if indices is not None and not indices:
             raise InputError(f"the edit {label!r} chooses no {name}; need at least one, or None for all")
         if indices is not None and len(set(indices)) < len(indices):

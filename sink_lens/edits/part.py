@@ -6,10 +6,11 @@ the last axis of an activation (neurons, dimensions of the stream, dimensions of
 of ``scores`` and ``pattern``.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 from zlib import crc32
 
 import numpy as np
@@ -42,6 +43,22 @@ class Where(TypedDict, total=False):
     label: str
 
 
+def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
+    """The indices that an edit's keyword argument chooses; None is all.
+
+    Raises:
+        InputError: it is not a set of whole numbers.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Iterable):
+        raise InputError(f"{name} is {given!r}; need a list of numbers. Write {name}=[{given!r}]")
+    try:
+        return tuple(operator.index(one) for one in given)
+    except TypeError as error:
+        raise InputError(f"{name} is {given!r}; need a list of whole numbers") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A part of a site; None on an axis is all of it."""
@@ -55,9 +72,13 @@ class Part:
 
     @classmethod
     def at(cls, site: str, where: Where) -> "Part":
-        """The part that an edit's keyword arguments choose."""
+        """The part that an edit's keyword arguments choose.
+
+        Raises:
+            InputError: one of them is not a set of numbers.
+        """
         chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
-        return cls(site=site, **{name: None if given is None else tuple(given) for name, given in chosen.items()})
+        return cls(site=site, **{name: indices_of(name, given) for name, given in chosen.items()})
 
     def indices_on(self, axis: str) -> Indices:
         """The indices on one of ``AXES``."""

@@ -18,7 +18,7 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_name
+from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_home, check_name
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
 
@@ -264,6 +264,7 @@ def create_run(
     """
     folder = Path(folder)
     check_name(folder, what="the folder of the run")
+    check_home(folder, what="the folder of the run")
     record = {
         "kind": kind,
         "status": "running",
@@ -328,6 +329,7 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
         return
     folder = Path(folder)
     check_name(folder, what="the folder of the run")
+    check_home(folder, what="the folder of the run")
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if there.is_file():
         raise RunError(f"{there} is a file; need a folder for the run. Choose another name.")

@@ -528,7 +528,9 @@ def check_options(**options: Any) -> None:
     Raises:
         InputError: what was found and needed.
     """
-    inspect.signature(SinkMonitor).bind_partial(**options)  # a TypeError where there is no such option
+    known = list(inspect.signature(SinkMonitor).parameters)[1:]
+    if others := sorted(set(options) - set(known)):
+        raise InputError(f"SinkMonitor has no option {', '.join(others)}; need some of {', '.join(known)}")
     check_arguments(SinkMonitor.__init__, options)
     for name in ("every", "sequences"):
         if options.get(name, 1) < 1:

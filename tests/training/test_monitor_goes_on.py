@@ -437,5 +437,5 @@ def test_options_are_refused_before_the_training(options, says):
 def test_what_is_no_model_or_no_option_is_refused():
     with pytest.raises(ModelError, match="was given a Linear; need a Hugging Face model"):
         SinkMonitor(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="treshold"):
+    with pytest.raises(InputError, match="treshold"):
         SinkMonitorCallback(treshold=0.2)
