@@ -185,7 +185,7 @@ class RunCollector:
         self.logits: list[Tensor] = []
         self.early_logits: Tensor | None = None
         self.bad: list[Tensor] = []
-        """Of each pass, whether a value at its end was nan."""
+        """Whether, in each pass, a value at its end was nan."""
 
     def places(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor

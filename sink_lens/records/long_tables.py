@@ -1,7 +1,8 @@
 """Some rows of a table that is too long for a page, read piece by piece so that the whole is never in memory.
 
 Where a table has a column ``step`` of many steps, whole steps are kept: evenly spaced ones, the first, and the last
-ones. Of any other, evenly spaced rows, and those with the largest and the smallest numbers of each column.
+ones. From any other table, evenly spaced rows are kept, and those with the largest and the smallest numbers of each
+column.
 """
 
 import io
@@ -17,7 +18,7 @@ from sink_lens.records.log import log_lines, read_log
 __all__ = ["Shortened", "read_some"]
 
 _LAST = 25
-"""Of the last steps all are kept, as many as a page's table shows."""
+"""The last steps are all kept, as many as a page's table shows."""
 _EXTREMES = 500
 _PIECE = 131_072
 _CHUNK = 50_000

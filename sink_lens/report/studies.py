@@ -99,8 +99,8 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
 
     Args:
         ablations: step, kind, removed_share, ci_low, ci_high; what, where there is one: a set of which only the entries
-            to the outlier dimension are taken away (scalar) has a line of its own. Of very many steps the first are
-            drawn.
+            to the outlier dimension are taken away (scalar) has a line of its own. Only the first of very many steps
+            are drawn.
     """
     if "what" in ablations.columns:
         entries = np.array([what == "scalar" for what in ablations["what"].tolist()])

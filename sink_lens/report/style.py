@@ -389,7 +389,7 @@ def thinned(figure: Figure) -> str:
             points = np.asarray(line.get_xydata(), dtype=float)
             if len(points) > each:
                 line.set_data(*points[_extremes(points[:, 1], most=each)].T)
-        said += " Of its lines the smallest and largest value of each stretch are drawn."
+        said += " Its lines show the smallest and largest value of each stretch."
     for marks in figure.findobj(Collection):
         if (
             isinstance(marks, Collection)

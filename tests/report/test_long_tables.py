@@ -107,7 +107,7 @@ def test_very_many_points_keep_their_extremes():
     values[70_001] = 5.0
     (line,) = axes.plot(np.arange(100_000), values)
     axes.scatter(np.arange(5_000), np.zeros(5_000))
-    assert "smallest and largest" in thinned(figure)
+    assert "smallest and largest value of each stretch" in thinned(figure)
     x, y = line.get_data()
     assert len(x) <= 20_002
     assert x[y == 5.0].tolist() == [70_001]

@@ -559,7 +559,7 @@ def test_a_sweep_that_is_killed_three_times_gives_the_table_of_one_that_was_not(
 
 
 class Luck(dict):
-    """Of a machine, such as free memory: no part of what a cell does."""
+    """A property of a machine, such as free memory: no part of what a cell does."""
 
     def __reduce_ex__(self, protocol):
         return Luck, ()
