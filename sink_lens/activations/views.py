@@ -15,6 +15,7 @@ from ..errors import InputError, ModelError, SiteError, noted
 from ..measures.attention import row_shares
 from ..models.lens import LensModel, refusal
 from ..models.load import ModelLike, as_lens
+from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook, site_of
 from ..records import display
 from ..text import span
@@ -95,6 +96,7 @@ class Reading:
             SiteError: the family lacks a site, or this bridge has no hook point for it.
         """
         lens = as_lens(lens)
+        check_unchanged(lens)
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
         sites = {name: _SEEN_AT.get(name, name) for name in self.sites}

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
 from ..models.packed import check_stored
+from ..models.running import check_unchanged
 from .part import in_range
 
 Units = Mapping[int, Sequence[int]]
@@ -40,6 +41,7 @@ def bake(
         SiteError: the model is a mixture of experts, whose neurons have no down-projection of their own.
     """
     lens = as_lens(lens)
+    check_unchanged(lens)
     if lens.family.experts is not None:
         raise SiteError(
             f"{lens.family.architecture} is a mixture of experts, whose neurons have no down-projection of their own; "

@@ -22,6 +22,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, noted
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook, site_at, site_of
 from .constructors import ORDER, At, Edit, EditError, edit
 from .part import in_range
@@ -60,6 +61,7 @@ def fwd_hooks(
     lens, given = as_lens(lens), (edits,) if isinstance(edits, Edit) else tuple(edits)
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
+    check_unchanged(lens)
     check_edits(given, lens=lens, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
     applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
     valid = None if tokens is None else tokens.valid

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ModelError
 from .checks import probe_tokens
-from .evaluating import evaluating
+from .evaluating import evaluating, uncompiled
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unload() of peft"
@@ -193,7 +193,7 @@ def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) ->
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):
-        with evaluating(one), torch.no_grad():
+        with evaluating(one), uncompiled(one), torch.no_grad():
             logits.append(one(ids, use_cache=False).logits.double())
     tolerance = max(1e-5, 8 * torch.finfo(plain.dtype).eps)
     error = ((logits[1] - logits[0]).norm(dim=-1) / logits[0].norm(dim=-1)).max().item()

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError, is_own_name
 from ..text import json_value
-from .evaluating import evaluating
+from .evaluating import evaluating, uncompiled
 from .families import TEXT_PART, Family, family_of, family_of_model
 from .headnorm import HeadNormForCausalLM
 from .interfaced import set_attention
@@ -220,7 +220,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     kernel = str(plain.config._attn_implementation)
     set_attention(plain, "eager")
     try:
-        with evaluating(plain), torch.no_grad():
+        with evaluating(plain), uncompiled(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
         found = _logits(bridge, ids).float()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Eval mode, or no gradient of parameters, for the duration of a pass: the caller may be in the middle of training."""
+"""Eval mode, no compiled modules, or no gradients, during a pass: the caller may be in the middle of training."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,6 +27,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextlib.contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Within the block, no module of a model runs what ``compile`` made of it, as in every pass that measures."""
+    name = "_compiled_call_impl"
+    compiled = [(vars(module), vars(module)[name]) for module in model.modules() if name in vars(module)]
+    for own, _ in compiled:
+        own[name] = None
+    try:
+        yield
+    finally:
+        for own, call in compiled:
+            own[name] = call
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from .header import read_folder
 from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of
-from .running import check_unchanged, turn
+from .running import turn
 from .text_part import text_part
 from .wrapping import assemble, random_state_kept, wrap
 
@@ -169,12 +169,9 @@ def as_lens(model: ModelLike) -> LensModel:
     """Return a ``LensModel`` as it is; pass anything else to ``load``.
 
     Raises:
-        ModelError: the model was changed after it was wrapped; or see ``load``.
+        ModelError: see ``load``.
     """
-    if not isinstance(model, LensModel):
-        return load(model)
-    check_unchanged(model)
-    return model
+    return model if isinstance(model, LensModel) else load(model)
 
 
 def weights_hash(lens: LensModel) -> str:

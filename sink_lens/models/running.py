@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import getitem
+from operator import contains, getitem
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -51,6 +51,7 @@ class State:
 
 _TURNS: WeakKeyDictionary[nn.Module, Turns] = WeakKeyDictionary()
 _NEW = Lock()
+_COMPILED = "_compiled_call_impl"
 _HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())
 
@@ -149,22 +150,18 @@ def inside(lens: "LensModel") -> Iterator[None]:
 @contextlib.contextmanager
 def evaluated(lens: "LensModel") -> Iterator[None]:
     """Within the block, which the caller's turn is around, no module of either path trains, and none runs compiled."""
-    modules = lens.state.unchanged.modules
-    training: list[nn.Module] = []
-    if any(map(getitem, map(vars, modules), repeat("training"))):
-        training = [module for module in modules if module.training]
-        for module in training:
-            module.training = False
-    compiled = [(vars(one), vars(one)["_compiled_call_impl"]) for one in modules if "_compiled_call_impl" in vars(one)]
-    for own, _ in compiled:
-        own["_compiled_call_impl"] = None
+    settings, changed = lens.state.unchanged.settings, list[tuple[dict[str, Any], str, Any]]()
+    if any(map(getitem, settings, repeat("training"))):
+        changed += [(own, "training", True) for own in settings if own["training"]]
+    if any(map(contains, settings, repeat(_COMPILED))):
+        changed += [(own, _COMPILED, own[_COMPILED]) for own in settings if _COMPILED in own]
+    for own, name, _ in changed:
+        own[name] = None if name == _COMPILED else False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
-        for own, call in compiled:
-            own["_compiled_call_impl"] = call
+        for own, name, before in changed:
+            own[name] = before
 
 
 @contextlib.contextmanager

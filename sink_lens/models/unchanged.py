@@ -46,6 +46,8 @@ from ..errors import ModelError
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
 _GROWING = ("dynamic", "longrope")
 """Kinds of rotary embedding whose table is made anew for another length."""
+_WITHOUT_SETTINGS = (nn.Linear, nn.Dropout, nn.ModuleList, nn.SiLU)
+"""Most modules of a model; what they compute is in their parameters alone."""
 _FREE = frozenset({"training", "gradient_checkpointing", "n_sequences", "p", "inplace", "name_or_path", "use_cache"})
 """Settings that change no number in eval mode."""
 _FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
@@ -82,7 +84,8 @@ class Unchanged:
         self._full: list[dict[str, Any]] = []
         self._full_names: list[str] = []
         self._bare: list[dict[int, Any]] = []
-        self._hooked: list[tuple[dict[int, Any], list[Any]]] = []
+        self._hooked: list[dict[int, Any]] = []
+        self._users: list[list[Any]] = []
         self._hook_names: dict[int, str] = {}
         self._own_forward: list[dict[str, Any]] = []
         self._forward_names: list[str] = []
@@ -103,7 +106,10 @@ class Unchanged:
             for _ in self._walk(source, where="", seen=seen):
                 pass
         self._n_plain = n_plain
+        self.settings = list(map(vars, self.modules))
+        """Their attributes."""
         self._sizes = list(map(len, self._full))
+        self._hook_ids = list(map(tuple, self._hooked))
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
         self._copied = list(copied)
         self._values = self._values_now()
@@ -125,10 +131,12 @@ class Unchanged:
             for hooks in self._bare:
                 if users := _of_user(hooks):
                     self._refuse_hook(users[0], hooks)
-        for hooks, before in self._hooked:
-            now = _of_user(hooks)
-            if len(now) != len(before) or not all(map(is_, now, before)):
-                self._refuse_hook(next((one for one in now if one not in before), None), hooks)
+        if list(map(tuple, self._hooked)) != self._hook_ids:
+            for hooks, before in zip(self._hooked, self._users, strict=True):
+                now = _of_user(hooks)
+                if len(now) != len(before) or not all(map(is_, now, before)):
+                    self._refuse_hook(next((one for one in now if one not in before), None), hooks)
+            self._hook_ids = list(map(tuple, self._hooked))
 
     def check_weights(self) -> None:
         """Refuse the model if parameters, buffers, modules or settings were changed; hooks are not looked at.
@@ -199,7 +207,7 @@ class Unchanged:
         else:
             self._own_forward.append(own)
             self._forward_names.append(name)
-        if settings and not growing:
+        if settings and not growing and type(module) not in _WITHOUT_SETTINGS:
             self._note_settings(own, name=name)
         config = own.get("config") if settings else None
         if config is not None and id(config) not in self._known and hasattr(config, "to_dict"):
@@ -208,7 +216,8 @@ class Unchanged:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             self._hook_names[id(hooks)] = name
             if hooks:
-                self._hooked.append((hooks, _of_user(hooks)))
+                self._hooked.append(hooks)
+                self._users.append(_of_user(hooks))
             else:
                 self._bare.append(hooks)
 

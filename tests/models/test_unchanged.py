@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from sink_lens import Reading, TokenBatch, capture, generate, run_with, stream, sweep, wrap
-from sink_lens.edits import edit
+from sink_lens.edits import bake, edit, fwd_hooks
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads
 from sink_lens.errors import InputError, ModelError
@@ -70,6 +70,7 @@ CHANGES = {
     "another buffer": lambda m, lens: setattr(m.model.rotary_emb, "inv_freq", m.model.rotary_emb.inv_freq * 2),
     "another setting of a module": lambda m, lens: setattr(m.model.norm, "variance_epsilon", 1.0),
     "another setting of the model": lambda m, lens: setattr(m.config, "num_hidden_layers", 2),
+    "a layer more": lambda m, lens: m.model.layers.append(copy.deepcopy(m.model.layers[0])),
     "a layer less": lambda m, lens: m.model.layers.__delitem__(2),
     "a parameter of the bridge": lambda m, lens: setattr(
         lens.bridge.blocks[1].mlp.out.original_component, "weight", nn.Parameter(down(m).weight * 2)
@@ -88,6 +89,8 @@ DOORS = {
     "attribution_patch": lambda lens, out: attribution_patch(lens, batch(), batch(1), site="z", metric="loss"),
     "sweep": lambda lens, out: sweep(lens, GRID, tokens=batch(), out=out, progress=False),
     "generate": lambda lens, out: generate(lens, [5, 6, 7], max_new_tokens=2),
+    "fwd_hooks": lambda lens, out: fwd_hooks(lens, edit("z", lambda x, at: x, layers=[1])),
+    "bake": lambda lens, out: bake(lens, neurons={1: [0]}),
     "weights_hash": lambda lens, out: weights_hash(lens),
     "attention_weights": lambda lens, out: attention_weights(lens, layer=0),
 }

@@ -1,0 +1,568 @@
+"""Changes of a model, one after another, with a lens on it: it gives a fresh wrap's numbers, or it refuses.
+
+``World`` holds a model and a lens. A step does one of ``RULES`` to the model, as a user would. Then each door is asked:
+where all of them refuse, the model is wrapped again; where they answer, the numbers are those of a fresh wrap of a deep
+copy of the model. A door that gives other numbers is *silently wrong*, which nothing excuses.
+"""
+
+import contextlib
+import copy
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import peft
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from transformers.pytorch_utils import Conv1D
+
+from sink_lens import Reading, TokenBatch, capture, run_with, stream, sweep, wrap
+from sink_lens.edits import edit
+from sink_lens.edits.metrics import sink_mass
+from sink_lens.errors import ModelError, SinkLensError
+from sink_lens.models.adapters import base_of
+from sink_lens.models.tiny import tiny
+from sink_lens.patching import patch
+from sink_lens.records import display
+from sink_lens.sweeps import EditGrid, Grid
+
+FAMILIES = ("llama", "gpt2", "gpt_neox", "phi3", "qwen3", "gemma2", "opt", "mixtral", "gptj", "bloom")
+_SIZES = {"num_hidden_layers": 2, "vocab_size": 64}
+_GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(1,), heads=(0,)),))
+_TOKENS = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(0)))
+_OTHER = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(1)))
+_DOUBLE = edit("z", lambda x, at: x * 2, layers=[1])
+REFUSED = ("the model was changed after it was wrapped", "went into compatibility mode after it was wrapped")
+
+
+class SilentlyWrongError(AssertionError):
+    """A door gave numbers that a fresh wrap does not give."""
+
+
+class WronglyRefusedError(AssertionError):
+    """A door refused a change that reaches the lens, or some doors refused and others did not."""
+
+
+class World:
+    """A model that is changed step by step, and a lens on it."""
+
+    def __init__(self, family: str, *, seed: int) -> None:
+        self.family, self.seed, self.random = family, seed, random.Random(seed)
+        self.handles: list[Any] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with another model."""
+        self.model: Any = tiny(self.family, seed=self.random.randrange(1000), **_SIZES)
+        self.handles.clear()
+        self.lens = wrap(self.model)
+
+    @property
+    def base(self) -> Any:
+        """The Hugging Face model, in a ``PeftModel`` or not."""
+        return base_of(self.model)
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether adapters are in the model."""
+        return self.base is not self.model
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a call of the model is compiled."""
+        return any("_compiled_call_impl" in vars(one) for one in self.base.modules())
+
+    def modules(self) -> list[tuple[nn.Module, str, Any]]:
+        """Parent, name and module of what has a matrix of weights in a layer, adapters left out."""
+        found = []
+        for parent in self.base.base_model.modules():
+            for key, one in parent._modules.items():
+                if isinstance(one, (nn.Linear, Conv1D)) and key != "default" and "weight" in one._parameters:
+                    found.append((parent, key, one))
+        return found
+
+    def pick(self) -> tuple[nn.Module, str, Any]:
+        """One of them."""
+        return self.random.choice(self.modules())
+
+    def step(self, rule: str) -> str:
+        """Do one thing to the model, ask every door, and say what came: same, refused, or left out."""
+        with _quiet():
+            must = RULES[rule](self)
+            if must is None:
+                return "left out"
+            found = self._answers(self.lens)
+            refused = {name: one for name, one in found.items() if isinstance(one, ModelError)}
+            if refused:
+                if len(refused) < len(found) or not all(_is_refusal(one) for one in refused.values()):
+                    raise WronglyRefusedError(f"{rule}: {refused}")
+                if must == "reaches":
+                    raise WronglyRefusedError(f"{rule}: {next(iter(refused.values()))}")
+                self._again(rule)
+                return "refused"
+            wanted = self._answers(wrap(copy.deepcopy(self.model)))
+            wrong = [name for name in wanted if not _same(found[name], wanted[name])]
+            if wrong:
+                raise SilentlyWrongError(f"{rule}: {', '.join(wrong)}")
+            if must == "refused":
+                raise WronglyRefusedError(f"{rule}: was not refused")
+            return "same"
+
+    def _again(self, rule: str) -> None:
+        """Wrap the model again, as the error says; one whose own weights were folded is loaded again."""
+        if "compatibility" in rule or rule == "prune_weight":
+            self.begin()
+            return
+        try:
+            self.lens = wrap(self.model)
+        except ModelError:  # such as a hook on a fused projection, which the bridge splits
+            self.begin()
+
+    def _answers(self, lens: Any) -> dict[str, Any]:
+        """What each door gives: tensors, or the error that it raises."""
+        doors: dict[str, Callable[[], Tensor]] = {
+            "run_with": lambda: run_with(lens, _TOKENS, _DOUBLE, logits=True).logits,
+            "capture on the plain path": lambda: capture(lens, _TOKENS, sites=["z"], path="plain")["z", 1],
+            "capture on the bridge": lambda: capture(lens, _TOKENS, sites=["z"], path="bridge")["z", 1],
+            "patch": lambda: _values(
+                patch(lens, _TOKENS, _OTHER, site="z", metric="loss", layers=(1,), heads=(0,), progress=False)
+            ),
+            "sweep": lambda: _swept(lens),
+        }
+        found: dict[str, Any] = {}
+        for name, door in doors.items():
+            try:
+                found[name] = door()
+            except ModelError as error:
+                found[name] = error
+        return found
+
+
+def _values(result: Any) -> Tensor:
+    """The values of a table."""
+    return torch.tensor(result.frame["value"].to_numpy())
+
+
+def _swept(lens: Any) -> Tensor:
+    """The values of a small sweep."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = sweep(lens, _GRID, tokens=_TOKENS, metrics=[sink_mass(0)], out=Path(folder) / "run", progress=False)
+    return torch.tensor(found.frame["effect"].to_numpy())
+
+
+def _same(found: Tensor, wanted: Tensor) -> bool:
+    """Whether numbers are equal within rounding."""
+    if isinstance(found, Exception) or isinstance(wanted, Exception) or found.shape != wanted.shape:
+        return False
+    tolerance = 1e-4 * max(1.0, float(wanted.double().abs().max()))
+    return found.dtype == wanted.dtype and bool(torch.allclose(found, wanted, rtol=1e-4, atol=tolerance))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error says that the model was changed."""
+    return any(text in str(error) for text in REFUSED)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without pictures, warnings and lines of the log."""
+    import logging
+
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), mock.patch.object(display, "image", return_value=b"a picture"):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+# --- rules: what is done; it must reach the lens ("reaches"), be refused ("refused"), or either ("either") ---
+
+
+def _other_weights(world: World) -> dict[str, Tensor]:
+    """Other weights for the same model."""
+    generator = torch.Generator().manual_seed(world.random.randrange(1000))
+    return {
+        name: one + 0.05 * torch.randn(one.shape, generator=generator, dtype=torch.float32).to(one.dtype)
+        if one.is_floating_point()
+        else one.clone()
+        for name, one in world.model.state_dict().items()
+    }
+
+
+def _in_place(world: World) -> str:
+    """What a change of all weights in place must do."""
+    return "refused" if world.has_adapter else "reaches"
+
+
+def load_in_place(world: World) -> str:
+    world.model.load_state_dict(_other_weights(world))
+    return _in_place(world)
+
+
+def load_assigned(world: World) -> str:
+    world.model.load_state_dict(_other_weights(world), assign=True)
+    world.base.tie_weights()
+    return "refused"
+
+
+def change_data(world: World) -> str:
+    _, _, module = world.pick()
+    module.weight.data.mul_(1.3)
+    return "either" if world.has_adapter else "reaches"
+
+
+def copy_values(world: World) -> str:
+    _, _, module = world.pick()
+    with torch.no_grad():
+        module.weight.copy_(module.weight.flip(0))
+    return "either" if world.has_adapter else "reaches"
+
+
+def optimizer_step(world: World) -> str | None:
+    if world.family == "mixtral" or world.is_compiled or any(not one.requires_grad for one in world.base.parameters()):
+        return None
+    optimizer = torch.optim.SGD(world.model.parameters(), lr=0.05)
+    world.model(input_ids=_TOKENS.tokens, labels=_TOKENS.tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return _in_place(world)
+
+
+def change_buffer(world: World) -> str | None:
+    named = [one for name, one in world.base.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    if not named:
+        return None
+    named[0].mul_(1.1)
+    return "reaches"
+
+
+def replace_parameter(world: World) -> str:
+    _, _, module = world.pick()
+    module.weight = nn.Parameter(module.weight.detach() * 1.3)
+    return "refused"
+
+
+def replace_data(world: World) -> str:
+    _, _, module = world.pick()
+    module.weight.data = module.weight.data * 1.3
+    return "refused"
+
+
+def replace_module(world: World) -> str:
+    parent, key, module = world.pick()
+    other = copy.deepcopy(module)
+    other.weight.data.mul_(1.3)
+    setattr(parent, key, other)
+    return "refused"
+
+
+def replace_buffer(world: World) -> str | None:
+    for module in world.base.modules():
+        if "inv_freq" in module._buffers:
+            module.inv_freq = module.inv_freq * 1.1
+            return "refused"
+    return None
+
+
+def setting_of_a_norm(world: World) -> str | None:
+    name = {"variance_epsilon", "eps"}
+    norms = [one for one in world.base.modules() if name & {*vars(one)} and one._parameters.get("weight") is not None]
+    if not norms:
+        return None
+    norm = world.random.choice(norms)
+    key = next(iter(name & {*vars(norm)}))
+    setattr(norm, key, getattr(norm, key) * 3)
+    return "refused"
+
+
+def add_adapter(world: World) -> str | None:
+    if world.has_adapter or world.family == "mixtral":
+        return None
+    with torch.random.fork_rng():
+        torch.manual_seed(world.random.randrange(1000))
+        settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        world.model = peft.get_peft_model(world.model, settings)
+    return "refused"
+
+
+def train_adapter(world: World) -> str | None:
+    if not world.has_adapter:
+        return None
+    own = [one for name, one in world.model.named_parameters() if "lora_" in name]
+    world.random.choice(own).data.add_(0.1)
+    return "refused"
+
+
+def scale_adapter(world: World) -> str | None:
+    if not world.has_adapter:
+        return None
+    layers = [one for one in world.base.modules() if hasattr(one, "set_scale")]
+    world.random.choice(layers).set_scale("default", world.random.uniform(2, 4))
+    return "refused"
+
+
+def merge_adapter(world: World) -> str | None:
+    if not world.has_adapter:
+        return None
+    world.model = world.model.merge_and_unload()
+    return "refused"
+
+
+def prune_weight(world: World) -> str | None:
+    if world.has_adapter:
+        return None
+    _, _, module = world.pick()
+    prune.l1_unstructured(module, "weight", 0.3)
+    if world.random.random() < 0.5:
+        prune.remove(module, "weight")  # it writes into the parameter's memory in place of the mask
+    return "refused"
+
+
+def resize(world: World) -> str | None:
+    if world.has_adapter:
+        return None
+    world.model.resize_token_embeddings(
+        world.model.config.vocab_size + world.random.choice((1, 8)), mean_resizing=False
+    )
+    return "refused"
+
+
+def change_type(world: World) -> str:
+    wanted = torch.float64 if world.base.dtype == torch.float32 else torch.float32
+    world.model.to(wanted)
+    return "refused"
+
+
+def add_hook(world: World) -> str:
+    _, _, module = world.pick()
+    world.handles.append(module.register_forward_hook(lambda module, args, out: out * 1.1))
+    return "refused"
+
+
+def add_pre_hook(world: World) -> str:
+    _, _, module = world.pick()
+    world.handles.append(module.register_forward_pre_hook(lambda module, args: (args[0] * 1.1,)))
+    return "refused"
+
+
+def remove_hook(world: World) -> str | None:
+    if not world.handles:
+        return None
+    world.handles.pop().remove()
+    return "refused" if world.lens is not None else None
+
+
+def own_forward(world: World) -> str | None:
+    if world.has_adapter:
+        return None
+    layers = [one for _, _, one in world.modules() if "forward" not in vars(one)]
+    module = world.random.choice(layers)
+    module.forward = _Louder(type(module), module)
+    return "refused"
+
+
+class _Louder:
+    """A forward that is put on one module; a copy of the module has its own."""
+
+    def __init__(self, kind: Any, module: nn.Module) -> None:
+        self.kind, self.module = kind, module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kind.forward(self.module, x) * 1.1
+
+
+def compatibility(world: World) -> str:
+    world.lens.bridge.enable_compatibility_mode(no_processing=world.random.random() < 0.3)
+    return "refused"
+
+
+def replace_in_bridge(world: World) -> str:
+    module: Any = world.lens.bridge.blocks[1].attn.o.original_component
+    module.weight = nn.Parameter(module.weight.detach() * 1.3)
+    return "refused"
+
+
+def hook_in_bridge(world: World) -> str:
+    world.lens.bridge.blocks[1].mlp.register_forward_hook(lambda *args: None)
+    return "refused"
+
+
+def hook_point(world: World) -> str:
+    world.lens.bridge.blocks[0].hook_out.add_hook(lambda x, hook: x * 2)
+    run_with(world.lens, _TOKENS)
+    world.lens.bridge.reset_hooks()
+    return "reaches"
+
+
+def transformer_lens_run(world: World) -> str:
+    world.lens.bridge.run_with_cache(_TOKENS.tokens)
+    world.lens.bridge.run_with_hooks(_TOKENS.tokens, fwd_hooks=[("blocks.1.hook_out", lambda x, hook: x * 2)])
+    return "reaches"
+
+
+def hidden_states(world: World) -> str | None:
+    if world.is_compiled:  # under the shape checks of a test run, a graph of the experts fails
+        return None
+    with torch.no_grad():
+        world.model(input_ids=_TOKENS.tokens, output_hidden_states=True, use_cache=False)
+    return "reaches"
+
+
+def compiled(world: World) -> str:
+    world.base.compile(backend="eager")
+    world.random.choice(list(world.base.base_model.children())).compile(backend="eager")
+    return "reaches"
+
+
+def train(world: World) -> str:
+    world.model.train()
+    return "reaches"
+
+
+def evaluate(world: World) -> str:
+    world.model.eval()
+    return "reaches"
+
+
+def gradients(world: World) -> str:
+    world.model.requires_grad_(requires_grad=world.random.random() < 0.5)
+    return "reaches"
+
+
+def kernel(world: World) -> str | None:
+    if not world.base._can_set_attn_implementation():
+        return None
+    world.base.set_attn_implementation(
+        world.random.choice(("eager", "sdpa") if world.family != "gemma2" else ("eager",))
+    )
+    return "reaches"
+
+
+def special_token(world: World) -> str:
+    world.base.config.pad_token_id = world.random.randrange(3)
+    return "reaches"
+
+
+def second_lens(world: World) -> str:
+    run_with(wrap(world.model), _TOKENS)
+    return "reaches"
+
+
+def failing_edit(world: World) -> str:
+    def fails(x: Tensor, at: Any = None) -> Tensor:
+        raise ArithmeticError("on purpose")
+
+    for run in (
+        lambda: run_with(world.lens, _TOKENS, edit("z", fails, layers=[1])),
+        lambda: stream(world.lens, _TOKENS, [Reading(name="fails", sites=("z",), function=fails)]),
+        lambda: patch(world.lens, _TOKENS, _OTHER, site="z", metric=fails, layers=(1,), progress=False),
+    ):
+        with contextlib.suppress(ArithmeticError, SinkLensError):
+            run()
+    return "reaches"
+
+
+def edit_that_runs(world: World) -> str:
+    def again(x: Tensor, at: Any = None) -> Tensor:
+        run_with(world.lens, _TOKENS)
+        return x
+
+    for run in (
+        lambda: run_with(world.lens, _TOKENS, edit("z", again, layers=[1])),
+        lambda: stream(world.lens, _TOKENS, [Reading(name="again", sites=("z",), function=again)]),
+    ):
+        try:
+            run()
+        except SinkLensError as error:
+            if "inside another one" not in str(error):
+                raise
+        else:
+            raise SilentlyWrongError("an edit ran the model")
+    return "reaches"
+
+
+def threads(world: World) -> str:
+    def one(n: int) -> Tensor:
+        if n % 3 == 0:
+            return capture(world.lens, _TOKENS, sites=["z"], path="plain")["z", 1]
+        edits = (_DOUBLE,) if n % 3 == 1 else ()
+        found = run_with(world.lens, _TOKENS, edits, logits=True).logits
+        assert found is not None
+        return found
+
+    wanted = [one(n) for n in range(3)]
+    with ThreadPoolExecutor(4) as pool:
+        for n, found in enumerate(pool.map(one, range(12))):
+            if not _same(found, wanted[n % 3]):
+                raise SilentlyWrongError("threads")
+    return "reaches"
+
+
+def modes(world: World) -> str:
+    before = run_with(world.lens, _TOKENS, _DOUBLE, logits=True).logits
+    kind = world.random.choice(("autocast", "inference", "float64"))
+    try:
+        torch.set_default_dtype(torch.float64 if kind == "float64" else torch.float32)
+        within = {"autocast": torch.autocast("cpu", dtype=torch.bfloat16), "inference": torch.inference_mode()}
+        with within.get(kind, contextlib.nullcontext()):
+            found = run_with(world.lens, _TOKENS, _DOUBLE, logits=True).logits
+            capture(world.lens, _TOKENS, sites=["z"], path="plain")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    if not _same(found, before):
+        raise SilentlyWrongError(kind)
+    return "reaches"
+
+
+RULES: dict[str, Callable[[World], str | None]] = {
+    one.__name__: one
+    for one in (
+        load_in_place,
+        load_assigned,
+        change_data,
+        copy_values,
+        optimizer_step,
+        change_buffer,
+        replace_parameter,
+        replace_data,
+        replace_module,
+        replace_buffer,
+        setting_of_a_norm,
+        add_adapter,
+        train_adapter,
+        scale_adapter,
+        merge_adapter,
+        prune_weight,
+        resize,
+        change_type,
+        add_hook,
+        add_pre_hook,
+        remove_hook,
+        own_forward,
+        compatibility,
+        replace_in_bridge,
+        hook_in_bridge,
+        hook_point,
+        transformer_lens_run,
+        hidden_states,
+        compiled,
+        train,
+        evaluate,
+        gradients,
+        kernel,
+        special_token,
+        second_lens,
+        failing_edit,
+        edit_that_runs,
+        threads,
+        modes,
+    )
+}

@@ -1,0 +1,57 @@
+"""Random changes of a model with a lens on it: every door gives a fresh wrap's numbers, or refuses."""
+
+import pytest
+from changed_models import FAMILIES, RULES, World
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+STEPS = 50
+
+
+class Changes(RuleBasedStateMachine):
+    """One model, and a rule for each way to change it."""
+
+    @initialize(family=st.sampled_from(FAMILIES), seed=st.integers(0, 999))
+    def begin(self, family, seed):
+        """Begin with a model of a family."""
+        self.world = World(family, seed=seed)
+
+
+def _rule(name):
+    """A rule of the machine."""
+
+    def change(self):
+        self.world.step(name)
+
+    change.__name__ = name
+    return rule()(change)
+
+
+for _name in RULES:
+    setattr(Changes, _name, _rule(_name))
+
+
+def run(steps):
+    """Run the machine for so many steps."""
+    run_state_machine_as_test(
+        Changes,
+        settings=settings(
+            max_examples=steps // STEPS,
+            stateful_step_count=STEPS,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_no_door_is_silently_wrong_after_300_changes():
+    run(300)
+
+
+@pytest.mark.exhaustive
+def test_no_door_is_silently_wrong_after_2000_changes():
+    run(2000)
