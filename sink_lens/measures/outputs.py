@@ -104,7 +104,7 @@ def stable_rank(
     finite = gram.isfinite().all(-1).all(-1)
     gram = torch.where(finite[..., None, None], gram, 0.0)
     total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    largest = torch.linalg.eigvalsh(gram)[..., -1]
+    largest = torch.linalg.eigvalsh(gram.cpu())[..., -1].to(gram.device)  # see effective_ranks
     return torch.where(total > 0, (total / largest).clamp(min=1), math.nan).to(widen(w_o).dtype)
 
 

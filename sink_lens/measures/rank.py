@@ -61,7 +61,8 @@ def effective_ranks(
     gram = torch.stack(grams, dim=-3)
     finite = gram.isfinite().all(-1).all(-1)  # if the states are
     gram = torch.where(finite[..., None, None], gram, 0.0)
-    singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    # On the CPU: a GPU takes many times a forward pass for small problems in float64.
+    singular = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0).sqrt().to(gram.device)
     total = singular.sum(-1, keepdim=True)
     p = singular / total
     rank = torch.xlogy(p, p).sum(-1).neg().exp()
