@@ -386,7 +386,7 @@ def draw(table: pd.DataFrame):
         ("heads with a sink", "rate_first_prose", False),
     ):
         shown.append(("controls", says, controls, name, paired))
-    there = [one for one in shown if len(one[2])]
+    there = [one for one in shown if len(one[2]) and not (one[4] and SOFTMAX not in set(one[2]["arm"]))]
     rows = math.ceil(len(there) / 4)
     figure = canvas(width=12, height=2.9 * rows + 0.5)
     for place, (data, says, frame, name, paired) in enumerate(there, start=1):
@@ -398,8 +398,9 @@ def draw(table: pd.DataFrame):
         else:
             draw_trials(axes, frame, STYLES)
         if place == 1:
-            drawn = axes.get_legend_handles_labels()[1]
-            for arm in [arm for arm in CONTROLS if arm in set(table["arm"]) - set(drawn)]:
+            drawn = set(axes.get_legend_handles_labels()[1])
+            shown_arms = set().union(*(one[2]["arm"] for one in there))
+            for arm in [arm for arm in CONTROLS if arm in shown_arms - drawn]:
                 axes.plot([], [], label=arm, **STYLES[arm])
             legend(axes, columns=4, over=figure)
     return finished(figure)
