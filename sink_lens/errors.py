@@ -93,6 +93,18 @@ def check_name(path: str | os.PathLike[str], *, what: str) -> None:
         )
 
 
+def check_regular(path: str | os.PathLike[str], *, what: str) -> None:
+    """Refuse to read what is no file: a named pipe is waited for for ever, and a device has no end.
+
+    Raises:
+        InputError: what it is.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        found = "named pipe" if path.is_fifo() else "device or a socket"
+        raise InputError(f"{what}, {path}, cannot be read: it is a {found}; need a regular file with its content")
+
+
 def check_home(path: str | os.PathLike[str], *, what: str) -> None:
     """Refuse to write to a folder named ``~``: a shell reads it as the home folder, and Python does not.
 

@@ -1,5 +1,6 @@
 """What a user gives wrongly in Python is refused in a sentence of ours, and not by an error from within."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,16 @@ import torch
 
 from sink_lens import edits, load, stream
 from sink_lens.activations.views import Reading
+from sink_lens.circuits.files import read
+from sink_lens.circuits.pairs import read_pairs
+from sink_lens.data.corpora import read_text, texts_of
+from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError
+from sink_lens.models.header import read_header
 from sink_lens.models.tiny import tiny
 from sink_lens.records import create_run
 from sink_lens.report.html import render
+from sink_lens.sweeps import EditGrid, Grid, SweepConfig
 from sink_lens.training import SinkMonitorCallback
 
 
@@ -40,3 +47,31 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="in a folder named ~"):
         render(tmp_path / "run", out=Path("~/page.html"))
     assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("model.gguf", load),
+        ("a.txt", read_text),
+        ("a.jsonl", lambda path: list(texts_of(str(path)))),
+        ("a.toml", lambda path: read_settings(path, what="a sweep")),
+        ("a.jsonl", read_pairs),
+        ("a.json", read),
+        ("a.txt", lambda path: SweepConfig(grid=Grid(edits=(EditGrid(site="z"),)), text=str(path))),
+    ],
+)
+def test_a_named_pipe_is_not_waited_for(name, call, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="cannot be read: it is a named pipe; need a regular file"):
+        call(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_a_named_pipe_in_the_folder_of_a_model(name, tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "model" / name)
+    for call in (load, read_header):
+        with pytest.raises(InputError, match=f"{name}, cannot be read: it is a named pipe"):
+            call(tmp_path / "model")

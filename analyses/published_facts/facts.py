@@ -15,8 +15,7 @@ from typing import Any
 
 from analyses.published_facts.quantities import QUANTITIES, Value
 from sink_lens.configuration import check_known
-from sink_lens.data.described import is_device
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, check_regular
 
 FACTS_SCHEMA = "sink_lens.facts/1"
 """Version of the files; the number grows where a field goes or changes its meaning."""
@@ -93,9 +92,8 @@ def read_facts(paths: Iterable[str | Path] = ()) -> list[Fact]:
 
 def facts_of(path: str | Path) -> list[Fact]:
     """The facts of one file; the errors are those of ``read_facts``."""
+    check_regular(path, what="the file of facts")
     try:
-        if is_device(Path(path)):
-            raise ValueError("it is a device, which has no end")
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as facts: {error}. Need a JSON file") from error

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..errors import InputError
+from ..errors import InputError, check_regular
 from ..records import display
 from ..text import json_value, visible
 from .choice import outputs_of
@@ -94,6 +94,7 @@ def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
         if not found:
             raise InputError(f"{path} has neither importances.json nor importances.pt; need a MIB folder of one file")
         path = found[0]
+    check_regular(path, what="the file of the circuit")
     try:
         if path.suffix == ".pt":
             return _of_tensors(torch.load(path, weights_only=True, map_location="cpu"), n_kv_heads)

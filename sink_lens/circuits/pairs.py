@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..data.described import BosCondition
-from ..errors import InputError
+from ..errors import InputError, check_regular
 from ..text import json_value, visible
 from .config import ReadyTask
 
@@ -132,6 +132,7 @@ def read_pairs(file: str | Path) -> list[Pair]:
         InputError: the file cannot be read, or a line lacks what a pair needs.
     """
     path = Path(file)
+    check_regular(path, what="the file of pairs")
     try:
         lines = path.read_text("utf-8-sig").split("\n")  # splitlines breaks texts at U+2028 too
     except (OSError, UnicodeDecodeError) as error:

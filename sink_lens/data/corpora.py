@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sink_lens.data.cache import from_home
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, check_regular
 
 _COLUMN = "text"
 _ENDINGS = (".txt", ".jsonl", ".parquet")
@@ -74,6 +74,7 @@ def read_text(path: str | Path) -> str:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder; need one UTF-8 text file. Give the path of a file in it.")
+    check_regular(path, what="the text file")
     if not path.exists():
         raise InputError(f"there is no file {path}; need a UTF-8 text file. Check the path.")
     try:
@@ -134,6 +135,7 @@ def texts_of(source: str) -> Texts:
         if not files:
             raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need at least one. Give a folder of texts.")
     else:
+        check_regular(path, what="the file of texts")
         files = [path]
     return Texts(source, lambda: chain.from_iterable(map(_documents, files)))
 

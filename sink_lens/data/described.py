@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ..errors import InputError, check_name
+from ..errors import InputError, check_name, check_regular
 
 TokenKind = Literal["text", "random", "repeated"]
 BosCondition = Literal["auto", "with", "without"]
@@ -86,7 +86,8 @@ def check_described(config: Described) -> None:
         raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
     if config.text is not None:
         check_name(config.text, what="the text file")
-        if not Path(config.text).exists() or is_device(Path(config.text)):
+        check_regular(config.text, what="the text file")
+        if not Path(config.text).exists():
             raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
 
 
@@ -107,6 +108,7 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
         InputError: the file is missing, cannot be read, or holds no table.
     """
     check_name(path, what="the name of the file")
+    check_regular(path, what=f"the file of {what}")
     path = Path(path)
     try:
         text = _settings_text(path)
@@ -118,20 +120,13 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     return found
 
 
-def is_device(path: Path) -> bool:
-    """Check whether a name is a device, such as /dev/zero, which can be read for ever."""
-    return path.is_char_device() or path.is_block_device()
-
-
 def _settings_text(path: Path) -> str:
-    """A file of settings, if it can be one: a device has no end, and TOML takes minutes over names of 50,000 parts.
+    """A file of settings, if it can be one: TOML takes minutes over names of 50,000 parts.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it cannot be a file of settings.
     """
-    if is_device(path):
-        raise ValueError("it is a device, which has no end")
     if path.stat().st_size > _MOST_SETTINGS:
         raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_SETTINGS:,}")
     text = path.read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from ..errors import ModelError, is_own_name
 from ..text import json_value
 from .evaluating import evaluating, uncompiled
 from .families import TEXT_PART, Family, family_of, family_of_model
+from .header import check_files
 from .headnorm import HeadNormForCausalLM
 from .interfaced import set_attention
 
@@ -56,6 +57,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         ModelError: the folder has no config.json or no safetensors, or ``check_config`` refuses its configuration.
     """
+    check_files(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, check_regular
 from .header import first_line, read_gguf
 
 _MAGIC = b"GGUF"
@@ -22,6 +22,7 @@ def check_magic(gguf: Path) -> None:
     Raises:
         ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
     """
+    check_regular(gguf, what="the GGUF file")
     if not gguf.is_file():
         raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
     try:

@@ -1,5 +1,6 @@
 """The size of a model, read from the headers of its files: neither weights nor torch are loaded."""
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 from safetensors import SafetensorError, safe_open
 
 from ..data.described import Described
-from ..errors import InputError, ModelError
+from ..errors import InputError, ModelError, check_regular
 from ..text import json_value
 from .families import TEXT_PART, Family, family_of
 
@@ -217,6 +218,17 @@ def read_gguf(gguf: Path) -> Header:
 _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
+def check_files(folder: Path) -> None:
+    """Refuse a folder with a named pipe among its files, which whoever reads it would wait for.
+
+    Raises:
+        InputError: which.
+    """
+    with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
+        for file in folder.iterdir():
+            check_regular(file, what=f"a file of the model {folder.name}")
+
+
 def read_folder(folder: Path) -> Header | None:
     """Read the configuration of a saved model and the headers of its weights; None where they do not say it all.
 
@@ -226,6 +238,7 @@ def read_folder(folder: Path) -> Header | None:
     Raises:
         ModelError: the architecture is not known.
     """
+    check_files(folder)
     try:
         config = json_value((folder / "config.json").read_text("utf-8"))
         inner = config.get("text_config", config)
