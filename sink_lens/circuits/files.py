@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..errors import InputError, check_regular
+from ..errors import InputError, check_home, check_regular
 from ..records import display
 from ..text import json_value, visible
 from .choice import outputs_of
@@ -51,6 +51,7 @@ def save(circuit: "Circuit", path: str | Path) -> Path:
         InputError: another ending, or a graph that the format cannot hold.
     """
     check_ending(path)
+    check_home(path, what="the file of the circuit")
     path = Path(path)
     name, ending = path.name.lower(), path.suffix.lower()
     if not ending:

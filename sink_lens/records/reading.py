@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 from pandas.api import types
 
-from sink_lens.errors import InputError, RunError, check_name, is_own_name
+from sink_lens.errors import InputError, RunError, check_home, check_name, is_own_name
 from sink_lens.gone import check_kind
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
 from sink_lens.records.long_tables import Shortened, read_some
@@ -297,8 +297,10 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
         replaceable: Suffixes of files that may be replaced in a run folder, unless run.json lists them.
 
     Raises:
-        InputError: The file is run.json itself, is listed in run.json, or exists with another suffix.
+        InputError: The file is run.json itself, is listed in run.json, or exists with another suffix; or the path
+            begins with ``~``.
     """
+    check_home(path, what="the name of the file")
     target = Path(os.path.realpath(path))  # resolve() raises at a loop of links
     for folder in target.parents:
         if not (folder / RUN_FILE).is_file():

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 
-from sink_lens.errors import InputError, RunError
+from sink_lens.errors import InputError, RunError, check_home
 from sink_lens.records import Run, check_not_of_run, read_run
 from sink_lens.report.fitting import fit_figure
 from sink_lens.report.html import belongs, page_of
@@ -47,6 +47,7 @@ def save_figures(
         RunError: There is no run in a folder, or a file cannot be written.
         InputError: A format, width, font or figure that is not known, or a file of a run that would be overwritten.
     """
+    check_home(folder, what="the folder of the figures")
     folder, files, missing = Path(folder), [], []
     inches = check_figures(formats=formats, width=width, font=font)
     shown = [(run, [one for one in page_of(run).figures if belongs(run, one)]) for run in map(read_run, runs)]

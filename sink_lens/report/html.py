@@ -18,7 +18,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from sink_lens.errors import RunError, check_home, check_name
+from sink_lens.errors import RunError, check_name
 from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import explorer, views
 from sink_lens.report.circuit import chain_circuit
@@ -272,7 +272,6 @@ def render(
     """
     path = _page(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
-    check_home(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
     text = page_text(folder, *others, by=by)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
