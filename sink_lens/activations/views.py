@@ -197,30 +197,40 @@ class Streamed:
         return display.html(f"Read with the {self.kernel} attention kernel.", frame)
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
-        """The tensor of a reading at a layer."""
+        """The tensor of a reading at a layer.
+
+        Raises:
+            ModelError: the model is a hybrid, and the reading skipped this layer.
+            InputError: there is no such reading, or it gave nothing there.
+        """
         name, layer = key
-        if layer not in self.values[name] and name in self.skipped:
+        if layer not in self.values.get(name, ()) and name in self.skipped:
             raise ModelError(f"{self.skipped[name]}; need one of the layers {span([*self.values[name]])}")
-        return self.values[name][layer]
+        by_layer = self._given(name)
+        if layer not in by_layer:
+            raise InputError(f"the reading {name!r} gave nothing at layer {layer}; need one of {span([*by_layer])}")
+        return by_layer[layer]
 
     def stacked(self, name: str) -> Tensor:
         """The tensors of a reading at all its layers, stacked along a new first axis.
 
         Raises:
             ModelError: the model is a hybrid, and the reading skipped its layers without attention.
+            InputError: there is no such reading, or it gave nothing.
         """
         if name in self.skipped:
             raise ModelError(refusal(self.skipped[name]))
-        by_layer = self.values[name]
+        by_layer = self._given(name)
         return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
 
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
         """A tidy table of a reading: layer, sequence, one column of indices per further axis, value.
 
         Raises:
-            InputError: the number of axis names differs from the number of axes after the sequence.
+            InputError: the number of axis names differs from the number of axes after the sequence; or there is no
+                such reading, or it gave nothing.
         """
-        by_layer = self.values[name]
+        by_layer = self._given(name)
         frames = []
         for layer in sorted(by_layer):
             tensor = by_layer[layer]
@@ -236,6 +246,21 @@ class Streamed:
             rows.insert(0, "layer", layer)
             frames.append(rows)
         return pd.concat(frames, ignore_index=True)
+
+    def _given(self, name: str) -> Mapping[int, Tensor]:
+        """What a reading gave, by layer.
+
+        Raises:
+            InputError: there is no such reading, or its function returned None in every layer.
+        """
+        if name not in self.values:
+            raise InputError(f"there is no reading {name!r}; need one of {', '.join(self.values)}")
+        if not self.values[name]:
+            raise InputError(
+                f"the reading {name!r} gave None in every layer, so that nothing of it was kept; need a function that "
+                "returns a tensor with the sequences as its first axis. Write return"
+            )
+        return self.values[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..schema import Mean
 from .constructors import Edit, freeze
-from .part import Part, Where
+from .part import Part, Where, indices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,8 @@ def _mean_ablation(
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)
     n_layers = lens.n_layers if site not in SITES or SITES[site].per_layer else 1
-    layers = list(range(n_layers) if (chosen := where.get("layers")) is None else chosen)
+    chosen = indices_of("layers", where.get("layers"))
+    layers = list(range(n_layers) if chosen is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
     part = Part.at(site, where)
