@@ -51,6 +51,27 @@ def check_architecture(model: PreTrainedModel) -> Family:
     return family
 
 
+def check_own_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
+    """Refuse a module with weights that stands in two layers: a hook in one of them would be a hook in both.
+
+    Layers may share tensors.
+
+    Raises:
+        ModelError: which layers, and what to do.
+    """
+    layers: Any = plain.get_submodule(family.layers)
+    first: dict[int, int] = {}
+    for number, layer in enumerate(layers):
+        for path, module in layer.named_modules():
+            before = first.setdefault(id(module), number)
+            if before != number and next(module.parameters(), None) is not None:
+                raise ModelError(
+                    f"layers {before} and {number} of {name} share a module ({path or 'the whole layer'}), so that "
+                    "what is read or edited in one is read or edited in both; need a module of its own in each layer. "
+                    "Copy it (copy.deepcopy), or give each layer the same tensors"
+                )
+
+
 def check_folder(folder: Path) -> None:
     """Refuse a folder that is not a saved model, or whose weights are pickled.
 

@@ -121,11 +121,12 @@ def assemble(
     """Make a ``LensModel`` from a plain model of a known family: build a bridge on its parameters and run the checks.
 
     Raises:
-        ModelError: the bridge's logits differ from the plain model's.
+        ModelError: the bridge's logits differ from the plain model's, or two layers share a module.
     """
     merged = adapters.merged_copy(plain, name=name)
     if merged is not None:
         plain, notes = merged.plain, (*notes, merged.note)
+    checks.check_own_modules(plain, family=family, name=name)
     interfaced.take_interface(plain)
     experts.show_experts(plain)
     if bytes_on_disk(plain):

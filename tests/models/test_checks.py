@@ -267,3 +267,21 @@ def test_a_fault_of_the_configuration_is_told_as_such(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ModelError, match=r"config\.json describes no model"):
             load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("path", ["", "self_attn", "mlp.up_proj"])
+def test_a_module_of_two_layers_is_refused(path):
+    model = tiny("llama")
+    layers = model.model.layers
+    if path:
+        layers[2].set_submodule(path, layers[1].get_submodule(path))
+    else:
+        layers[2] = layers[1]
+    with pytest.raises(ModelError, match=rf"layers 1 and 2 of .* share a module \({path or 'the whole layer'}"):
+        wrap(model)
+
+
+def test_layers_that_share_tensors_are_wrapped():
+    model = tiny("llama")
+    model.model.layers[2].mlp.up_proj.weight = model.model.layers[1].mlp.up_proj.weight
+    assert wrap(model).n_layers == 3
