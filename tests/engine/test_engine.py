@@ -17,8 +17,9 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.passes import Passes
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.families import FAMILIES
+from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
 
 LATE = replace(sink_mass(0, layers=[2]), name="late sink mass")
 EVERYTHING = (
@@ -327,6 +328,23 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
     assert engine.deviation(2) == float("inf")
     monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass))
     assert engine.deviation(2) < CLOSE
+
+
+def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_precision(
+    tokens_of, engine_of, monkeypatch
+):
+    lens, tokens = wrap(tiny("llama").to(torch.bfloat16)), tokens_of()
+    cells, right = [cell_of(scale("z", 2.0, layers=[1]), name="twice")], Passes.pack
+
+    def pack(self, edits, **options):
+        outcomes, changed = right(self, edits, **options)
+        return [replace(one, mass=one.mass * torch.nan) for one in outcomes], changed
+
+    monkeypatch.setattr(Passes, "pack", pack)
+    plan = engine_of(lens, tokens, cells, [sink_mass(0)]).plan
+    found, deviation = check_plan(lens, tokens, cells, [sink_mass(0)], plan=plan)
+    assert found.path == "bridge"
+    assert deviation < 0.1
 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
