@@ -1,11 +1,15 @@
 """``sink-lens card`` with one model and two on a tiny model: sentence, run folder, page and one JSON object."""
 
+import json
+
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import read_run
+from sink_lens.studies.comparison import _change
 
 SIZE = ("--sequences", "4", "--length", "24")
 
@@ -47,12 +51,25 @@ def test_what_bos_changes_quietly(model, tmp_path):
     assert done.exit_code == 0, done.exception
     assert done.stdout == f"{tmp_path / 'run'}\n"
     assert read_run(tmp_path / "run").config["by"] == "bos"
-    assert "No change of the loss by BOS was measured" in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "nats, from the first model to the other BOS condition" in page
+    assert "within the bound of 0.25 nats" in page
+
+
+def test_a_loss_above_its_bound_ends_with_code_1(model, tmp_path):
+    other = planted().model
+    with torch.no_grad():
+        other.lm_head.weight.mul_(-20)
+    other.save_pretrained(tmp_path / "other")
+    tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
+    pair = ("card", model, tmp_path / "other", *SIZE, "--overwrite", "--out", tmp_path / "run", "--json")
+    done = run(*pair)
+    assert (done.exit_code, json.loads(done.stdout)["within_bound"]) == (1, False), done.output
+    assert "lm_head.weight" in done.stderr
+    assert run(*pair, "--most-loss", "1000").exit_code == 0
 
 
 def test_a_change_names_neurons_as_neurons():
-    from sink_lens.studies.comparison import _change
-
     row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
     row |= dict.fromkeys(("first", "second", "change", "change_low", "change_high"), float("nan"))
     assert _change(row) == "writing neurons L1.N49, L11.N1229 → none"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..studies.config import CardConfig, is_run
-from ..text import named_parts
 from .console import app, columns_of, console, echo, hush, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
 from .studies import shown_study
@@ -51,8 +50,9 @@ def card(
     from ..studies import card as make_card
 
     study = make_card(config, out=out, overwrite=overwrite, progress=not quiet)
-    parts = _changed if config.compares else _of_one
-    return shown_study(study, parts, quiet=quiet)
+    if not config.compares:
+        return shown_study(study, _of_one, quiet=quiet)
+    return replace(shown_study(study, _changed, quiet=quiet), exit_code=int(not study.decision["within_bound"]))
 
 
 def _of_one(study: "Study") -> "Iterator[RenderableType]":
@@ -71,16 +71,16 @@ def _of_one(study: "Study") -> "Iterator[RenderableType]":
 
 
 def _changed(study: "Study") -> "Iterator[RenderableType]":
-    """What changed, and the checks."""
+    """Numbers of both, and what is no number."""
+    from ..report.diff import with_names
+
     changes = study.tables["changes"]
-    numbers = changes.loc[changes["unit"] != "index"]
-    yield columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))
-    indices = changes.loc[changes["unit"] == "index"]
-    indices = indices.assign(**{name: indices[name].map(named_parts) for name in ("first_indices", "second_indices")})
-    yield columns_of(indices, ("quantity", "first_indices", "second_indices", "alarm"))
-    for row in study.tables["checks"].to_dict("records"):
-        sign = "✗" if row["alarm"] else "✓"
-        yield f"{sign} {row['check']}: {row['said']}" + (f"; change {row['line']}" if row["line"] else "")
+    is_text = changes["unit"].isin(["index", "text"])
+    yield columns_of(
+        changes.loc[~is_text], ("quantity", "first", "second", "change", "change_low", "change_high", "changed")
+    )
+    texts = with_names(changes.loc[is_text])
+    yield columns_of(texts, ("quantity", "first_indices", "second_indices", "changed"))
 
 
 def _table(config: CardConfig, **how: Any) -> Answer:

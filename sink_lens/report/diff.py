@@ -1,139 +1,75 @@
-"""The page of ``card`` with two models: what changed, what is alarming, and the line to change."""
+"""The page of ``card`` with two models: what changed from the first to the second."""
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import (
-    Drawn,
-    Listed,
-    Page,
-    PageTable,
-    has_table,
-    intervals,
-    listed_table,
-    more,
-    shown_table,
-    whole,
-)
-from sink_lens.report.style import BLUE, QUIET, canvas, finished, panel
-from sink_lens.text import interval, listed, named_parts, number, plural, visible, words
-
-_CHANGES = ["quantity", "first", "second", "change", "change_low", "change_high", "alarm"]
-_SIGNS = {True: "✗ alarm", False: "✓"}
+from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, listed_table, shown_table
+from sink_lens.text import interval, named_parts, number, visible
 
 
-def loss_change_by_position(positions: pd.DataFrame) -> Figure:
-    """Change of the loss by position, with its interval.
-
-    Args:
-        positions: position, change, change_low, change_high.
-    """
-    figure = canvas(width=7.4, height=3.0)
-    axes = panel(figure, xlabel="position of the predicted token", ylabel="change of the loss, nats")
-    low, high = (positions[name].to_numpy(float) for name in ("change_low", "change_high"))
-    axes.fill_between(positions["position"], low, high, color=BLUE, alpha=0.2, linewidth=0)
-    axes.plot(positions["position"], positions["change"].to_numpy(float), color=BLUE)
-    axes.axhline(0, color=QUIET, linewidth=0.8)
-    return finished(figure)
+def with_names(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of ``changes`` that are no numbers, with indices of neurons as people write them."""
+    columns = ("first_indices", "second_indices")
+    shown = {
+        name: [
+            named_parts(text) if unit == "index" and not pd.isna(text) else text
+            for text, unit in zip(rows[name], rows["unit"], strict=True)
+        ]
+        for name in columns
+    }
+    return rows.assign(**shown)
 
 
 def _title(run: Run) -> str:
-    """Head the page with the number of alarms and the change of the loss."""
-    table = run.optional("summary", columns=["alarms", "by"])
+    """Head the page with the change of the loss."""
+    table = run.optional("summary", columns=["by", "loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
     row = table.to_dict("records")[0]
-    by = {"dtype": f" in {visible(run.config.get('other_dtype', 'another type'))}", "bos": " by BOS"}
-    result = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
-    change, low, high = (float(row.get(f"loss_change_{end}", np.nan)) for end in ("nats", "low", "high"))
-    if row["alarms"]:
-        tables = [("checks", "check"), ("changes", "quantity")]
-        found_in = [(run.optional(name, columns=[column, "alarm"]), column) for name, column in tables]
-        alarmed = [
-            name
-            for table, column in found_in
-            if table is not None
-            for name in table.loc[table["alarm"].eq(True), column]
-        ]
-        result += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
-    loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
-    if row["by"] == "bos" and not row["alarms"]:
-        loss = loss.replace("the loss", "over all positions the loss")
-        return f"{visible(row.get('sentence', ''), limit=200).partition(':')[0] or result}{loss}"
+    change = f"{number(row['loss_change_nats'])} {interval(row['loss_change_low'], row['loss_change_high'])}".rstrip()
     others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
-    other = Path(str(others[0] or ""))
-    whose = f" in {visible(other.name if other.is_absolute() else other)}" if other.name else ""
-    return f"{result}{whose}{by.get(str(row['by']), '')}{loss}"
+    other = Path(str(others[0] or "the second model"))
+    named = {"dtype": run.config.get("other_dtype"), "bos": "the other BOS condition"}
+    second = named.get(str(row["by"])) or (other.name if other.is_absolute() else other)
+    return f"The loss changes by {change} nats, from the first model to {visible(second)}"
 
 
 def _headline(run: Run) -> list[str]:
-    """The verdict in the run's own words."""
+    """The run's own words."""
     return [visible(text, limit=1500) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
-
-
-def _by_position(run: Run) -> tuple[str, Figure]:
-    """Draw the change of the loss by position."""
-    see = (
-        "Paired over sequences, with 95% intervals. A rise that ends after the first positions suggests a lost BOS or "
-        "sink; one at all positions damage to the weights, or another text."
-    )
-    columns = ["position", "change", "change_low", "change_high"]
-    return see, loss_change_by_position(run.need("positions", columns=columns))
 
 
 def _numbers(run: Run) -> tuple[str, PageTable]:
     """The table of quantities that are numbers."""
-    table = run.need("changes", columns=[*_CHANGES, "unit"])
-    table = table.loc[table["unit"] != "index"].sort_values("alarm", ascending=False, kind="stable")
+    table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
+    table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
-        verdict=[_SIGNS[bool(alarm)] for alarm in table["alarm"]],
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
         interval=intervals(table, "change_low", "change_high"),
     )
+    see = "Both models on the same tokens, paired by sequence; an interval without 0 is a change."
     heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
-    return "Numbers of both models on the same tokens.", shown_table(shown, heads | {"verdict": ""})
+    return see, shown_table(shown, heads)
 
 
-def _indices(run: Run) -> tuple[str, PageTable]:
-    """The table of quantities that are indices."""
-    table = run.need("changes", columns=["quantity", "first_indices", "second_indices", "alarm", "unit"])
-    table = table.loc[table["unit"] == "index"]
-    texts = {
-        name: ["" if pd.isna(one) else named_parts(one) for one in table[name]]
-        for name in ("first_indices", "second_indices")
-    }
-    shown = table.assign(
-        **texts,
-        verdict=[_SIGNS[bool(one)] for one in table["alarm"]],
-        quantity=[str(name).replace("_", " ") for name in table["quantity"]],
-    )
-    heads = {"quantity": "what", "first_indices": "first", "second_indices": "second", "verdict": ""}
-    return "Positions and dimensions of the sink and the outliers in both models.", shown_table(shown, heads)
-
-
-def _checks(run: Run) -> tuple[str, PageTable]:
-    """The table of checks, the alarms first."""
-    table = run.need("checks", columns=["check", "alarm", "said", "line"])
-    shown = table.sort_values("alarm", ascending=False, kind="stable")
-    shown = shown.assign(
-        verdict=[_SIGNS[bool(one)] for one in shown["alarm"]], check=shown["check"].str.replace("_", " ")
-    )
-    heads = {"verdict": "", "check": "check", "said": "what it found", "line": "line to change"}
-    return "BOS, vocabularies, configurations and weights." + more(len(shown), "checks"), shown_table(shown, heads)
+def _texts(run: Run) -> tuple[str, PageTable]:
+    """The table of what is no number."""
+    table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
+    table = with_names(table.loc[table["unit"].isin(["index", "text"])])
+    shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])
+    see = "Positions, dimensions and neurons of both, their BOS tokens, and fields of the configuration that differ."
+    return see, shown_table(shown, {"quantity": "what", "first_indices": "first", "second_indices": "second"})
 
 
 DIFF = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="positions", title="Loss by position", make=_by_position, data=whole("positions")),),
+    figures=(),
     tables=(
-        Listed(key="check-table", title="Checks", make=_checks),
         Listed(key="change-table", title="What changed", make=_numbers),
-        Listed(key="index-table", title="Positions and dimensions", make=_indices),
+        Listed(key="index-table", title="Indices, BOS and configurations", make=_texts),
         Listed(
             key="tensor-table",
             title="Weights that changed most",

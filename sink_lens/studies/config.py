@@ -108,7 +108,7 @@ class CardConfig(ReadConfig):
     other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --by dtype: the type of the second model's weights."""
     most_loss: float = 0.25
-    """Raise an alarm if the second model's loss is above the first model's by more than this many nats."""
+    """End with exit code 1 if the second model's loss is above the first model's by more than this many nats."""
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
     """Columns of a table, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
     format: TableFormat = "terminal"

@@ -1,6 +1,7 @@
-"""Two models compared: planted breakages are found, healthy fine-tunes are not, what differs too much is refused."""
+"""Two models compared: planted breakages are found, the loss has a bound, what differs too much is refused."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
+from sink_lens.report.html import content
 from sink_lens.studies import card
+from sink_lens.studies.comparison import _decision
 from sink_lens.studies.config import CardConfig
 
 
@@ -92,7 +95,7 @@ CHANGED = {
     "outlier in another dimension": {"outlier_dimensions"},
     "last norm is tripled": {"loss"},
 }
-"""Breakage of the weights -> what must be among the alarms."""
+"""Breakage of the weights -> what must be among the changes."""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,7 @@ def base():
 def test_a_breakage_of_the_weights_is_found_by_what_it_breaks(base, name, tmp_path):
     study = compared(base, broken(base, name), out=tmp_path / "run")
     assert CHANGED[name] <= set(study.decision["changes"])
-    assert study.headline.startswith("Do not use tuned yet, ")
+    assert study.headline.startswith("From base to tuned: loss ")
     assert read_run(tmp_path / "run").missing == []
 
 
@@ -114,62 +117,66 @@ def test_the_tensor_that_was_broken_is_named(base, tmp_path):
     assert len(study.tables["tensors"]) == 1
 
 
-def test_another_field_of_the_configuration_is_the_line_to_change(base, tmp_path):
+def test_another_field_of_the_configuration_stands_beside_the_first(base, tmp_path):
     config = copy.deepcopy(base.config)
     config.rms_norm_eps = 1e-1
     other = type(base)(config).eval()
     other.load_state_dict(base.state_dict())
     study = compared(base, other, out=tmp_path / "run")
-    (line,) = study.decision["lines"]
-    assert line == f'config.json: "rms_norm_eps": {base.config.rms_norm_eps}'
+    row = study.tables["changes"].set_index("quantity").loc["rms_norm_eps"]
+    assert (row["first_indices"], row["second_indices"]) == (str(base.config.rms_norm_eps), "0.1")
+    assert "rms_norm_eps" in study.decision["changes"]
+    part = content(read_run(tmp_path / "run"))
+    assert ("rms norm eps", str(base.config.rms_norm_eps), "0.1") in part.tables[1].table.rows
 
 
-def test_a_matrix_of_another_model_and_a_tensor_of_zeros_come_from_no_fine_tune(base, tmp_path):
-    other = copy.deepcopy(base)
-    with torch.no_grad():
-        other.model.layers[4].mlp.up_proj.weight.copy_(planted(seed=9).model.model.layers[4].mlp.up_proj.weight)
-    study = compared(base, other, out=tmp_path / "run")
-    assert "model.layers.4.mlp.up_proj.weight changed by 1." in study.headline
-    with torch.no_grad():
-        other.model.layers[4].input_layernorm.weight.zero_()
-    study = compared(base, other, out=tmp_path / "run")
-    assert "model.layers.4.input_layernorm.weight is zero, and 1 more tensor like it" in study.headline
+def with_other_bos():
+    made = tokenizer()
+    made.bos_token = made.eos_token
+    return made
 
 
-def test_a_tokenizer_that_drops_bos_is_an_alarm(base, tmp_path):
-    study = compared(base, base, own=tokenizer(adds_bos=False), out=tmp_path / "run")
-    assert "the tokenizer puts no BOS in front of a text, the first model's 1" in study.headline
-    assert study.decision["alarms"] == 1
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (lambda: tokenizer(adds_bos=False), ["bos_in_front_of_text", "bos_in_front_of_chat_tokenised_again"]),
+        (with_other_bos, ["bos_in_front_of_text", "bos_and_tokens_of_a_text"]),
+    ],
+)
+def test_a_tokenizer_that_drops_bos_or_has_another_is_a_change(base, make, changes, tmp_path):
+    study = compared(base, base, own=make(), out=tmp_path / "run")
+    assert set(changes) <= set(study.decision["changes"])
+    assert "bos in front of text 1 → 0" in study.headline
+    assert study.decision["within_bound"]
 
 
-def test_two_more_tokens_are_no_alarm(base, tmp_path):
+def test_two_more_tokens_are_a_field_and_no_weights(base, tmp_path):
     other = copy.deepcopy(base)
     other.resize_token_embeddings(302, mean_resizing=False)
-    assert compared(base, other, out=tmp_path / "run").decision["alarms"] == 0
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks transformers for it
-def test_a_lora_of_a_few_steps_raises_no_alarm_and_its_wrong_scale_does(base, tmp_path):
-    peft = pytest.importorskip("peft", reason="LoRA needs peft; pip install 'sink-lens[test]'")
-    settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
-    adapted = trained(peft.get_peft_model(copy.deepcopy(base), settings), steps=8, seed=60, lr=2e-4)
-    merged = adapted.merge_and_unload()
-    assert compared(base, merged, out=tmp_path / "run").decision["alarms"] == 0
-    with torch.no_grad():
-        for mine, its in zip(base.parameters(), merged.parameters(), strict=True):
-            its.copy_(mine + 500 * (its - mine))
-    assert compared(base, merged, out=tmp_path / "run").decision["alarms"] > 0
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_healthy_fine_tune_raises_no_alarm(base, seed, tmp_path):
-    other = trained(copy.deepcopy(base), steps=8, seed=50 + seed, lr=1e-4, only=("self_attn", "")[seed - 1])
     study = compared(base, other, out=tmp_path / "run")
-    assert study.decision["alarms"] == 0
-    assert study.headline.startswith("Nothing is broken from base to tuned: loss ")
+    assert "vocab_size" in study.decision["changes"]
+    assert study.decision["within_bound"]
+    assert study.tables["tensors"].empty
+
+
+def test_a_fine_tune_keeps_the_bound_and_a_broken_norm_does_not(base, tmp_path):
+    other = trained(copy.deepcopy(base), steps=8, seed=51, lr=1e-4)
+    study = compared(base, other, out=tmp_path / "run")
+    assert study.decision["within_bound"]
+    assert ", within the bound of 0.25 nats. " in study.headline
     changes = study.tables["changes"].set_index("quantity")
     assert changes.loc["loss", "change_low"] <= changes.loc["loss", "change"] <= changes.loc["loss", "change_high"]
-    assert len(study.tables["positions"]) == 47
+    study = compared(base, broken(base, "last norm is tripled"), out=tmp_path / "run")
+    assert not study.decision["within_bound"]
+    assert ", not within the bound of 0.25 nats. " in study.headline
+
+
+def test_a_loss_that_is_no_number_is_not_within_its_bound():
+    row = {"quantity": "loss", "unit": "nats", "first": 5.0, "changed": True}
+    row |= dict.fromkeys(("second", "change", "change_low", "change_high"), math.nan)
+    found = _decision([row], None, names=("base", "tuned"), config=CardConfig(), n=4)
+    assert not found["within_bound"]
+    assert "loss 5 → undefined" in found["sentence"]
 
 
 def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
@@ -188,14 +195,13 @@ def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
     assert row["first"] == pytest.approx(float(losses[0].mean()), rel=1e-4)
 
 
-def test_one_model_is_compared_by_bos_without_alarm_for_the_sink(base, tmp_path):
+def test_one_model_is_compared_by_bos(base, tmp_path):
     lens = wrap(base, tokenizer=tokenizer(), name="base")
     study = card(lens, by="bos", tokens=sequences(), out=tmp_path / "run", progress=False)
     changes = study.tables["changes"].set_index("quantity")
     assert changes.loc["sink_rate", "second"] < 0.1 < changes.loc["sink_rate", "first"]
-    assert not changes.loc["sink_rate", "alarm"]
-    assert "from base with BOS to without BOS, " in study.headline
-    assert len(study.tables["positions"]) == 46  # the token after BOS is predicted by one of the two only
+    assert changes.loc["sink_rate", "changed"]
+    assert study.headline.startswith("From base with BOS to without BOS: loss ")
     assert "tensors" not in study.tables
 
 
@@ -206,7 +212,7 @@ def test_one_model_is_compared_by_type_where_that_is_asked_for(base, tmp_path):
     with pytest.raises(InputError, match=r"differ in dtype .*need one type, or --by dtype"):
         card(lens, half, **given)
     study = card(lens, half, by="dtype", other_dtype="bfloat16", **given)
-    assert study.decision["alarms"] == 0
+    assert study.decision["within_bound"]
     assert "base in float32 to half in bfloat16" in study.headline
 
 
