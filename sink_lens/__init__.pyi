@@ -5,6 +5,7 @@ from . import edits as edits
 from . import identity as identity
 from . import measures as measures
 from . import patching as patching
+from . import report as views
 from . import studies as studies
 from . import sweeps as sweeps
 from . import training as training

@@ -149,6 +149,12 @@ def test_every_public_name_resolves():
         assert public in dir(sink_lens)
 
 
+def test_names_that_differ_from_those_of_their_module_stay_public():
+    for room, names in (("edits", {"calibrate", "normalise", "quantise", "set"}), ("circuits", {"task"})):
+        assert names <= set(getattr(sink_lens, room).__all__)
+    assert "views" in sink_lens.__all__
+
+
 def test_the_root_has_at_most_30_names():
     assert len(sink_lens.__all__) <= 30
 

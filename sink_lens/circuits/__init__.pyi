@@ -10,3 +10,4 @@ from .graph import Graph as Graph
 from .record import run as run
 from .record import run_shard as run_shard
 from .tasks import Task as Task
+from .tasks import task_of as task

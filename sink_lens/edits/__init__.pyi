@@ -14,6 +14,7 @@ from .constructors import freeze as freeze
 from .constructors import resample as resample
 from .constructors import scalar as scalar
 from .constructors import scale as scale
+from .constructors import set_value as set
 from .constructors import zero as zero
 from .effects import effect as effect
 from .eviction import window as window
@@ -23,5 +24,8 @@ from .isolation import isolate as isolate
 from .mean_ablation import mean_aligned as mean_aligned
 from .mean_ablation import mean_all as mean_all
 from .mean_ablation import mean_ordinary as mean_ordinary
+from .normalisation import head_rms_norm as normalise
+from .normalisation import variance_calibration as calibrate
 from .part import Part as Part
+from .quantisation import quantisation as quantise
 from .quantisation import quantised_weights as quantised_weights
