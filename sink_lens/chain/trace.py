@@ -28,7 +28,7 @@ from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens, from_tensor
 from ..engine.cost import free_bytes, size, weight_bytes
 from ..errors import InputError, UndrawnError
-from ..models.inputs import default_folder, model_of, tokens_of
+from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, set_aside
@@ -167,6 +167,11 @@ def trace(
         fields, tokens = fields | {"tokens": tokens}, None
     tokens = from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
     config = _config_of(model, given=config, fields=fields)
+    if not isinstance(model, LensModel) and tokens is None:
+        check_sequences(config)
+        if config.target_position is not None and not config.prompts:
+            check_interior(config.target_position, shortest=config.length)
+    check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
@@ -174,7 +179,6 @@ def trace(
     there = None if config.at is None else at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
-    check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
     check_every_layer(lens)

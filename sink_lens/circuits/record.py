@@ -33,6 +33,7 @@ from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, with_spans
 from .config import Ablation, CircuitConfig, without_files
 from .files import every_edge
 from .graph import Graph
+from .pairs import read_pairs
 from .runs import Runs
 from .scores import Scores, score
 from .tasks import Task, task_of
@@ -223,6 +224,8 @@ def _asked(
         config, model = model, None
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
+    if asked.pairs_file is not None:
+        read_pairs(asked.pairs_file)  # refuses what is no pair, before the weights are read
     lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written

@@ -70,6 +70,9 @@ def patch(
     hush(quiet)
     if dry_run:
         return print_cost(config)
+    from ..patching.estimate import check_before
+
+    check_before(config)
     from ..models.inputs import default_folder
     from ..models.load import load
     from ..patching.activation import patch as run_patch

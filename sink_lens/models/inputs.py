@@ -11,6 +11,8 @@ from ..data.described import BosCondition, Described
 from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
 from ..errors import InputError
 from ..records import versions
+from .bundled import header_of
+from .header import Header, check_fits
 from .lens import LensModel
 from .load import load, weights_hash
 
@@ -21,6 +23,29 @@ def model_of(config: Described) -> LensModel:
     """Load the model that a configuration names."""
     more = {name: getattr(config, name, None) for name in ("revision", "device_map", "max_memory")}
     return load(config.model, device=config.device, dtype=config.dtype, announce=log.info, **more)
+
+
+def check_sequences(config: Described) -> Header | None:
+    """Refuse, before the weights are read, sequences that the model cannot take or that the text is too short for.
+
+    Returns:
+        The header of the model's files, for what else can be known from it; None where it does not say it all.
+
+    Raises:
+        InputError: what was found and is needed.
+    """
+    if config.tokens == "text" and not config.prompts and (config.text is None or Path(config.text).is_file()):
+        size = len(bundled_text().encode()) if config.text is None else Path(config.text).stat().st_size
+        needed = config.sequences * (config.length - 1)
+        if needed > size:
+            raise InputError(
+                f"the text has {size:,} bytes, and so at most as many tokens; need {needed:,} for {config.sequences:,} "
+                f"sequences of {config.length:,}. Give more text, fewer sequences or a shorter length"
+            )
+    header = header_of(config.model)
+    if header is not None:
+        check_fits(header, config)
+    return header
 
 
 def tokens_of(lens: LensModel, *, config: Described, bos: BosCondition) -> TokenBatch:

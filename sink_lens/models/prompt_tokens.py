@@ -25,6 +25,11 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
+def most_tokens(texts: Sequence[str]) -> int:
+    """More tokens than the longest of some texts has, whatever the tokenizer, which may add some."""
+    return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
+
+
 def prompt_tokens(path: Path, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
     """Ids of each prompt; None without a tokenizer, or with one of another form.
 

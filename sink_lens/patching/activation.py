@@ -51,7 +51,7 @@ from ..records import RunWriter, check_known, display
 from ..records.shards import in_shard, remove_shards, take_parts
 from ..stats import strongest
 from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
-from .config import PatchConfig
+from .config import PatchConfig, check_differ
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
@@ -357,7 +357,9 @@ def _request(
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
     if settings.screen and (settings.put != "source" or callable(put)):
         raise InputError("screen approximates patches from the other run; leave out screen, or put")
-    runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings, edits=given)
+    runs, grid, pair = prepare_runs(
+        lens, clean, corrupted, metric=metric, config=settings, edits=given, own_put=callable(put)
+    )
     approximations = None
     if settings.screen:
         grid, approximations = _screen_cells(runs, grid, most=settings.screen, steps=settings.steps)
@@ -408,21 +410,32 @@ def prepare_runs(
     metric: Metric | Callable[[Outcome], Any] | str | None,
     config: PatchConfig,
     edits: tuple[Edit, ...] = (),
+    own_put: bool = False,
 ) -> tuple["RunPair", list[Part], PromptPair]:
-    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
+    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``.
+
+    ``own_put`` says that a function makes the edit that is put in, so that the other run's values are not.
+    """
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
             raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
+    is_source = config.put == "source" and not own_put
+    if is_source:
+        check_differ(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
     read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
     grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
-    return RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits), grid, pair
+    return (
+        RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits, is_source=is_source),
+        grid,
+        pair,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,8 +470,9 @@ class RunPair:
         metric: Metric,
         grid: Sequence[Part],
         edits: tuple[Edit, ...] = (),
+        is_source: bool = True,
     ) -> "RunPair":
-        """Run both; warn if their values at the site are equal."""
+        """Run both; warn if their values at the site are equal and those of the source are put in."""
         layers = sorted({layer for part in grid for layer in part.layers or ()})
         options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
@@ -469,7 +483,7 @@ class RunPair:
         if not one_run:
             runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
         baseline, wanted = (evaluate(metric, one) for one in runs)
-        if all(torch.equal(held[key], given[key]) for key in given):
+        if is_source and all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
                 f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
             )

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from ..configuration import check_least, check_types, check_unread
 from ..data.described import BosCondition
+from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
@@ -15,6 +16,19 @@ Put = Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "re
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
+
+
+def check_differ(differ: bool) -> None:
+    """Refuse two runs on the same tokens, between which there is nothing to put.
+
+    Raises:
+        InputError: they do not differ.
+    """
+    if not differ:
+        raise InputError(
+            "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
+            "prompts that differ in a token at least"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from ..engine.cost import BACKWARD
 from ..errors import InputError
+from ..models.bundled import header_of
 from ..models.header import Header, sizes_of
-from ..models.prompt_tokens import prompt_tokens
+from ..models.prompt_tokens import most_tokens, prompt_tokens
 from ..models.sites import SITES
-from .config import PatchConfig
+from .config import PatchConfig, check_differ
 from .named_metric import spec_of
-from .parts import cells, check_put, drawn_parts, identity_of
+from .parts import cells, check_put, drawn_parts, identity_of, indices_of
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
@@ -32,6 +33,8 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
     config.check_together()
     check_put(config)
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
+    if config.put == "source":
+        check_differ(clean != corrupted)
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
     grid = cells(header, config.site, by=config.by, n_positions=n_positions, **chosen)
     site = SITES[config.site]
@@ -52,6 +55,26 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
         weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
         passes += weights / (header.n_body + header.n_vocab)
     return passes, sum(map(len, clean))
+
+
+def check_before(config: PatchConfig) -> None:
+    """Refuse, before the weights are read, what ``patch`` would refuse once they are, as far as it is known.
+
+    Raises:
+        InputError: which field, and what is needed.
+        SiteError: the family lacks the site.
+    """
+    config.check_together()
+    if config.put == "source" and config.clean:
+        check_differ(config.clean != config.corrupted)
+    header = header_of(config.model)
+    if header is not None:
+        chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
+        longest = most_tokens([*config.clean, *config.corrupted])
+        indices_of(header, config.site, by=config.by, n_positions=longest, **chosen)
+        spec_of(config).last(header)
+    if config.site in SITES:
+        check_put(config)
 
 
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:

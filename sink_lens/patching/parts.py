@@ -39,6 +39,37 @@ def cells(
         InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
             positions, heads, keys or units do not exist.
     """
+    chosen = indices_of(
+        model,
+        site,
+        by=by,
+        n_positions=n_positions,
+        layers=layers,
+        positions=positions,
+        heads=heads,
+        keys=keys,
+        units=units,
+    )
+    parts = []
+    for indices in product(*(chosen[name] for name in by)):
+        fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
+        parts.append(Part(site=site, **{f"{name}s": of_axis for name, of_axis in fixed.items()}))
+    return parts
+
+
+def indices_of(
+    model: Sized,
+    site: str,
+    *,
+    by: Sequence[str],
+    n_positions: int,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``cells``."""
     known = site_of(site, family=model.family)
     names = known.parts
     able = ("layer", *names)
@@ -58,11 +89,7 @@ def cells(
     chosen["layer"] = _indices("layers", layers, size=model.n_layers)
     if not SITES[site].per_layer:
         chosen["layer"] = (model.n_layers - 1,)
-    parts = []
-    for indices in product(*(chosen[name] for name in by)):
-        fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
-        parts.append(Part(site=site, **{f"{name}s": of_axis for name, of_axis in fixed.items()}))
-    return parts
+    return chosen
 
 
 def identity_of(part: Part) -> str:

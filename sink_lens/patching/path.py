@@ -48,6 +48,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from .activation import run_for_metric
+from .config import check_differ
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import cells, place
 
@@ -126,6 +127,7 @@ def path_patch(
     """
     lens = as_lens(lens)
     pair = pair_prompts(lens, clean, corrupted, bos=bos)
+    check_differ(not pair.differences.empty)
     run, source = pair.run_and_source(direction)
     metric = on_tokens(metric, pair.clean, pair.corrupted)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)

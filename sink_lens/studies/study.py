@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -19,13 +19,14 @@ from ..activations.forward import check_tokens
 from ..chain.config import Question, ReadConfig, TraceConfig
 from ..chain.inputs import provenance
 from ..chain.measure import scout
-from ..chain.setting import Setting, setting_of, why_no_interventions
+from ..chain.setting import Setting, check_interior, setting_of, why_no_interventions
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.effects import change_of
 from ..edits.outcome import Outcome
+from ..edits.part import in_range
 from ..errors import InputError
-from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
+from ..models.inputs import check_sequences, default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
@@ -80,12 +81,31 @@ def inputs(
         ModelError: the study needs attention in every layer, and the model is a hybrid.
     """
     config = config_of_study(kind, model, config=config, tokens=tokens, fields=fields)
-    lens = model_of(config) if isinstance(model, str | Path | ReadConfig) else as_lens(model)
+    is_named = isinstance(model, str | Path | ReadConfig)
+    if is_named and not isinstance(tokens, TokenBatch):
+        _check_before(config)
+    lens = model_of(config) if is_named else as_lens(cast("ModelLike", model))
     if every_layer:
         check_every_layer(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     return config, lens, batch
+
+
+def _check_before(config: ReadConfig) -> None:
+    """Refuse what cannot be in any model of this size, before its weights are read.
+
+    Raises:
+        InputError: sequences, a position or a layer that cannot be.
+    """
+    header = check_sequences(config)
+    places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
+    for place in places if not config.prompts else ():
+        if place is not None:
+            check_interior(place, shortest=config.length)
+    if header is not None:
+        for layer in getattr(config, "layers", None) or ():
+            in_range("layer", layer, header.n_layers)
 
 
 def config_of_study(

@@ -30,9 +30,11 @@ from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
-from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
+from ..models.bundled import header_of
+from ..models.inputs import check_sequences, default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.prompt_tokens import most_tokens
 from ..records import RunWriter, check_known, create_run, display, read_table
 from ..records.reading import damaged_file
 from ..records.shards import holder, in_shard, remove_shards, take_parts
@@ -343,6 +345,7 @@ def _collect(
                 raise InputError(
                     f"a configuration and a {name} were given; the configuration has its own: leave one out"
                 )
+        _check_before(model, tokens=tokens, metrics=not given)
         lens = model_of(model)
         what, seed = model.grid, model.seed
         given = given or list(model.metrics)
@@ -353,6 +356,22 @@ def _collect(
         lens, batch, seed = as_lens(model), tokens, seed or 0
     check_tokens(lens, batch)
     return _Asked(lens=lens, what=what, batch=batch, metrics=given or [MetricSpec(name="sink_mass")], seed=seed)
+
+
+def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
+    """Refuse, before the weights are read, a grid and metrics that the model or the sequences do not have.
+
+    Raises:
+        InputError: which, and what is needed.
+        SiteError: the family lacks a site.
+    """
+    header = check_sequences(config) if tokens is None else header_of(config.model)
+    if header is None:
+        return
+    longest = most_tokens(config.prompts) if config.prompts else config.length
+    config.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
+    for metric in config.metrics if metrics else ():
+        metric.last(header)
 
 
 def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> tuple[list[Cell], list[Cell]]:

@@ -13,14 +13,17 @@ from matplotlib.figure import Figure
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
-from sink_lens.edits.constructors import freeze
+from sink_lens.edits.constructors import freeze, zero
 from sink_lens.edits.metrics import Metric
 from sink_lens.engine.forward import run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.patching import activation, path
 from sink_lens.patching.activation import patch
+from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.config import PatchConfig
+from sink_lens.patching.path import path_patch
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
@@ -115,13 +118,29 @@ def test_every_site_of_every_family_is_patched(family):
 
 
 def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
-    lens, (clean, _) = speaking(), pair()
+    lens, (clean, corrupted) = speaking(), pair()
     with pytest.warns(UserWarning, match="the same z: patching it changes nothing"):
-        found = patch(lens, clean, clean, site="z", metric=DIFFERENCE)
+        found = patch(lens, clean, corrupted, site="z", metric=DIFFERENCE, edits=zero("z"))
     assert (found.frame["effect"] == 0).all()
-    assert found.frame["normalised_effect"].isna().all()
     assert not found.frame["changed"].any()
-    assert found.differences.empty
+
+
+def test_equal_prompts_are_refused_before_the_model_runs(monkeypatch):
+    lens, (clean, _) = speaking(), pair()
+    assert patch(lens, clean, clean, site="z", put=zero, metric=DIFFERENCE, layers=[0]).frame["changed"].all()
+
+    def runs(*args, **options):
+        pytest.fail("the model ran")
+
+    monkeypatch.setattr(activation, "run_with", runs)
+    monkeypatch.setattr(path, "run_with", runs)
+    for call in (
+        lambda: patch(lens, clean, clean, site="z", metric=DIFFERENCE),
+        lambda: attribution_patch(lens, clean, clean, site="z", metric=DIFFERENCE),
+        lambda: path_patch(lens, clean, clean, sender=("z", 0), receiver=("resid_post", 2), metric=DIFFERENCE),
+    ):
+        with pytest.raises(InputError, match="have the same tokens, so that every patch puts in what is there"):
+            call()
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
