@@ -1,6 +1,7 @@
 """``quantise`` on a model whose sink sets the scale: it is found, judged on other text, and beaten by no random set."""
 
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -181,11 +182,8 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         quantise(lens, tokens=tokens, sites=["stream"], out=tmp_path / "run", progress=False)
     with pytest.raises(InputError, match="quantise was given a CardConfig; need a QuantiseConfig"):
         quantise(CardConfig(), out=tmp_path / "run")
-    quantised = type(lens)(
-        bridge=lens.bridge,
-        plain=lens.plain,
-        tokenizer=lens.tokenizer,
-        family=lens.family,
+    quantised = replace(
+        lens,
         name="it",
         notes=("the weights were read from a.gguf",),
     )
