@@ -315,6 +315,8 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
         "that carries the sink stands far right of its neurons alone and of the random sets. Leaving one neuron out "
         "shows whether all are needed; taking the outlier entries alone shows what the rest of the columns does."
     )
+    if (steps := len(set(table["step"].tolist()))) > _MOST_STEPS:
+        see += f" The first {_MOST_STEPS} of {steps} growth steps are drawn; the table has all."
     return see, removed_shares(table)
 
 

@@ -241,6 +241,17 @@ def test_a_set_of_entries_has_a_line_of_its_own():
     assert [text.get_text() for text in axes.get_yticklabels()][-1] == "set, outlier entries"
 
 
+def test_growth_steps_that_are_not_drawn_are_counted(tmp_path):
+    one = frames_of("ablate")["ablations"].head(1)
+    frame = pd.concat([one.assign(step=step) for step in range(1, 27)], ignore_index=True)
+    with create_run(tmp_path / "run", kind="ablate", config={}, provenance={}) as writer:
+        writer.write_table("ablations", frame)
+    (drawn,) = page_for("ablate").figures
+    said, figure = drawn.make(read_run(tmp_path / "run"))
+    assert "The first 24 of 26 growth steps are drawn; the table has all." in said
+    assert len(figure.axes) == 24
+
+
 def test_a_failed_cell_is_listed(tmp_path):
     part = content(read_run(a_run(tmp_path / "run", "sweep")))
     assert "1 cell failed" in part.headline[-1]
