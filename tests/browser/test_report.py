@@ -12,9 +12,9 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import render
 from sink_lens.studies import card
 
-from ..report.test_models import a_card
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
 from ..report.test_pages import SAYS, a_run
+from ..studies.test_cards import a_card
 from . import edges
 
 SOME_TEXT = re.compile(r"[\s\S]{6}")

@@ -58,8 +58,8 @@ def test_a_place_that_does_not_exist_is_refused(lens_of, site, where, text):
 
 
 def test_an_index_that_is_no_whole_number_is_refused():
-    with pytest.raises(TypeError, match="float"):
-        zero("z", layers=torch.tensor([1.5]).tolist())
+    with pytest.raises(InputError, match=r"layers is \[1.5\]; need a list of whole numbers"):
+        zero("z", layers=[1.5])
 
 
 def test_an_unknown_site_is_refused_with_the_list():

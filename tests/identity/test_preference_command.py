@@ -75,7 +75,6 @@ def test_contraction_with_switches(tmp_path):
         (["preference", "MODEL", "--seeds", "0-3"], "--seeds was given and no untrained model"),
         (["contraction", "--untrained", "gpt2", "--length", 5, "--dry-run"], "the length is 5; need 10 tokens"),
         (["report", "RUN", "--only", "circuit"], "--only was given without --figures"),
-        (["table", "RUN", "--columns", "?", "--format", "csv", "--out", "t.csv"], "need it without --out"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(arguments, text):

@@ -117,6 +117,10 @@ def test_everything_at_once_is_one_patch_without_a_map(tmp_path):
         ([*PAIR, "--metric", "beauty"], "metric is 'beauty'; need one of sink_mass"),
         ([*PAIR, "--metric", "logit_difference"], "give --correct TEXT"),
         ([*PAIR, "--metric", "logit_difference", "--correct", "giraffe"], "give --incorrect TEXT"),
+        (
+            [*PAIR, "--metric", "logit_difference", "--correct", "giraffe", "--incorrect", "a"],
+            "tokens behind 'the cat and the'; need one",
+        ),
         ([*PAIR, "--metric", "norm"], "give it with --metric-layers N"),
         ([*PAIR, "--layers", "2-0"], "--layers is '2-0'; need numbers and ranges such as 0-3,7"),
         ([*PAIR, "--layers", "0-9"], "layers: 3 does not exist; need 0 to 2"),
