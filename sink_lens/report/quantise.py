@@ -117,19 +117,6 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     return see + more(len(shown), "conditions", most=40), table
 
 
-def _channel_table(run: Run) -> tuple[str, PageTable]:
-    """The table of each site's and layer's largest channel."""
-    names = ["site", "layer", "tokens", "rank", "channel", "largest", "over_median"]
-    table = run.need("channels", columns=names)
-    top = table.loc[table["rank"] == 1].sort_values("over_median", ascending=False, kind="stable")
-    see = (
-        "The largest channel of each site and layer, among all tokens and among those that are not sinks; the one that "
-        "stands out most comes first." + more(len(top), "channels")
-    )
-    heads = {name: name.replace("_", " ") for name in names if name != "rank"}
-    return see, shown_table(top, heads | {"over_median": "times the median channel"})
-
-
 def _headline(run: Run) -> list[str]:
     """The run's sentence."""
     return [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
@@ -147,8 +134,5 @@ QUANTISE = Page(
             when=_tried,
         ),
     ),
-    tables=(
-        Listed(key="condition-table", title="Conditions", make=_condition_table),
-        Listed(key="channel-table", title="Largest channels", make=_channel_table),
-    ),
+    tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),
 )

@@ -144,7 +144,6 @@ def quantise(
     decision = _decision(lens, config, rows, chosen, largest=largest, sinks=marked)
     frames = {
         "conditions": conditions,
-        "channels": _channel_table(largest, most=max(config.channels, default=1)),
         "sinks": _sink_table(batch, marked),
         "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
     }
@@ -478,21 +477,6 @@ def _sentence(found: Mapping[str, Any]) -> str:
         f"Keep {listed([*sinks, *channels])} in 16 bit: {cost}; with them kept, {left} are left, which closes "
         f"{closed}; chosen on one half of the text, judged on the other.{missed}"
     )
-
-
-def _channel_table(largest: Largest, *, most: int) -> pd.DataFrame:
-    """The largest channels of each site and layer, by their magnitude without the sink tokens and with them."""
-    rows = []
-    for tokens, sizes in (("all", largest.among_all), ("ordinary", largest.among_ordinary)):
-        for (site, layer), values in sizes.items():
-            middle = float(values.median())
-            found = values.sort(descending=True, stable=True)
-            top = zip(found.values[:most].tolist(), found.indices[:most].tolist(), strict=True)
-            for rank, (size, channel) in enumerate(top, start=1):
-                ratio = size / middle if middle > 0 else math.nan
-                row = {"site": site, "layer": layer, "tokens": tokens, "rank": rank, "channel": channel}
-                rows.append(row | {"largest": size, "over_median": ratio})
-    return pd.DataFrame(rows)
 
 
 def _sink_table(batch: TokenBatch, sinks: Bool[Tensor, "batch position"]) -> pd.DataFrame:

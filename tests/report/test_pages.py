@@ -73,11 +73,9 @@ def frames_of(kind):
         rows = pd.DataFrame([*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"])
         rows = rows.assign(loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
         rows = rows.assign(closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1)
-        channels = pd.DataFrame({"site": "z", "layer": 0, "tokens": "all", "rank": [1, 2], "channel": [7, 3]})
         summary = {"verdict": "keep", "sentence": "Keep <b> the sink tokens.", "format": "int8_tensor"}
         return {
             "conditions": pd.concat([rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True),
-            "channels": channels.assign(largest=9.0, over_median=4.0),
             "summary": pd.DataFrame([summary]),
         }
     if kind == "monitor":

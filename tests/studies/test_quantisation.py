@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
+from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies import quantisation as module
 from sink_lens.studies.config import CardConfig, QuantiseConfig
 from sink_lens.studies.quantisation import quantise, random_channels, random_tokens
@@ -37,7 +39,7 @@ STREAM = {"sites": ("resid_post",), "channels": (1, 2), "controls": 3, "progress
 
 
 def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path):
-    lens, tokens, truth = speaking()
+    lens, tokens, _ = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)
     row = study.tables["summary"].iloc[0]
     assert row["verdict"] == "keep"
@@ -45,9 +47,6 @@ def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path)
     assert row["cost_low"] > 0.5
     assert row["closed_low"] > 0.9 > 0.3 > row["random_most"]
     assert study.headline.startswith("Keep the sink tokens (1 a sequence) in 16 bit: int8_tensor costs")
-    channels = study.tables["channels"]
-    top = channels[(channels["tokens"] == "all") & (channels["rank"] == 1) & (channels["layer"] > truth.layer)]
-    assert set(top["channel"]) == {truth.outlier_dimension}
     assert row["left_nats"] == pytest.approx(row["kept_loss_nats"] - row["clean_loss_nats"])
 
 
@@ -71,12 +70,11 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
     judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels"])
     assert judged.loc[("clean", 0), "closed_share"].item() == 1.0
     assert judged.loc[("all", 0), "closed_share"].item() == 0.0
-    found, top = study.decision, study.tables["channels"]
+    found = study.decision
     assert found["channels"] > 0
-    top = top[(top["tokens"] == ("ordinary" if found["sink_tokens"] else "all")) & (top["rank"] <= found["channels"])]
-    for site, by_layer in found["kept_channels"].items():
-        for layer, channels in by_layer.items():
-            assert channels == top[(top["site"] == site) & (top["layer"] == layer)]["channel"].tolist()
+    sinks = sink_mask(lens, tokens, by="norm").cpu()[:4]
+    largest = module._largest_magnitudes(lens, tokens[:4], sinks=sinks, sites=list(LINEAR_INPUTS))
+    assert found["kept_channels"] == largest.channels(found["channels"], without_sinks=bool(found["sink_tokens"]))
     assert read_run(tmp_path / "run").missing == []
 
 
@@ -132,20 +130,24 @@ def test_random_channels_are_as_many_others():
     assert 5 not in found["z"][1]
 
 
-def test_the_largest_channels_are_those_of_the_half_that_chooses(tmp_path):
-    lens, tokens, _ = speaking()
-    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"sites": ("z",)}))
+def test_the_largest_channels_are_those_of_the_raw_model():
+    lens, tokens, truth = speaking()
+    sinks = sink_mask(lens, tokens, by="norm").cpu()
+    found = module._largest_magnitudes(lens, tokens, sinks=sinks, sites=["z", "resid_post"])
     kept = {}
     hook = lens.layer(2).self_attn.o_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     with torch.no_grad():
-        lens.plain(tokens.tokens[:4])
+        lens.plain(tokens.tokens)
     hook.remove()
-    table = study.tables["channels"]
-    for among, x in (("all", kept["z"]), ("ordinary", kept["z"][:, 1:])):
-        found = table[(table["layer"] == 2) & (table["tokens"] == among)]
-        wanted = x.abs().amax((0, 1)).topk(2)
-        assert found["channel"].tolist() == wanted.indices.tolist()
-        assert found["largest"].tolist() == pytest.approx(wanted.values.tolist(), rel=1e-5)
+    for among, x in ((found.among_all, kept["z"]), (found.among_ordinary, kept["z"][:, 1:])):
+        assert among["z", 2].tolist() == pytest.approx(x.abs().amax((0, 1)).tolist(), rel=1e-5)
+    for without_sinks, among in ((False, found.among_all), (True, found.among_ordinary)):
+        chosen = found.channels(2, without_sinks=without_sinks)
+        assert chosen["z"][2] == among["z", 2].topk(2).indices.tolist()
+    top = found.channels(1, without_sinks=False)["resid_post"]
+    assert [top[layer] for layer in range(truth.layer, lens.n_layers)] == [[truth.outlier_dimension]] * (
+        lens.n_layers - truth.layer
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -155,7 +157,7 @@ def test_every_family_can_be_asked(family, tmp_path):
     fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
     study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
     sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.experts is None else []), "k", "v"]
-    assert study.tables["channels"]["site"].drop_duplicates().tolist() == sites
+    assert list(module._targets(lens, QuantiseConfig(cache="int4_token"))) == sites
     assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
 
 
