@@ -83,34 +83,3 @@ _ROWS = (
 
 MEASURES: Mapping[str, Measure] = MappingProxyType({row.name: row for row in _ROWS})
 """Name -> measure."""
-
-BUILDING_BLOCKS: Mapping[str, str] = MappingProxyType(
-    {
-        "mean_rows": "averages a per-row measure over real rows",
-        "tells": "a decision: whether a window is long enough for a sink score",
-        "fewest_queries": "sink_score: the least number of queries that can tell a sink",
-        "row_shares": "the weights that sigmoid attention is judged by",
-        "uniform_mass": "what sink_mass is under uniform attention: its null",
-        "super_neurons": "a decision: contribution_share against a threshold",
-        "top_dimensions": "indices of a neuron's column",
-        "outlier_dimensions": "indices by a token's energy",
-        "massive_activations": "a decision: magnitudes against two thresholds",
-        "stable_range": "range of thresholds with the same decision",
-        "check_dimension": "refuses a wrong dimension",
-        "label": "a decision: value_norm_ratio against a threshold",
-        "effective_ranks": "effective_rank without each of some positions, from one Gram matrix",
-        "norm_ratio": "value_norm_ratio from norms that are known",
-        "triangular_factor": "stable_rank: W_O by what its columns make alike",
-        "value_norms": "value_norm_ratio: the norms that it compares",
-        "sampled_queries": "sink_mask: the queries that are read of a long sequence",
-        "earlier_keys": "sink_mask: which keys each query reaches",
-        "fair_shares": "sink_mask: attention as a multiple of its fair share",
-        "share_score": "sink_mask: how many fair shares a token receives",
-        "norm_ratios": "sink_mask: norms over the sequence's median norm",
-        "score_gap": "a decision: where the scores of sinks begin",
-        "residual_outliers": "a decision: entries against their token's median",
-        "token_kurtosis": "sink_mask: how few dimensions hold a token's stream",
-        "rate_by_key": "sink_mask: how often the token at a position is marked",
-    }
-)
-"""Public functions of these modules that are not measures: name -> what the function does instead."""

@@ -31,7 +31,7 @@ table of a rotary embedding that grows with the length: those modules are left o
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from operator import contains, is_
 from typing import Any
@@ -317,9 +317,3 @@ def _bits(tensor: Tensor) -> int:
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
         whole = flat[: len(flat) // 8 * 8].view(torch.int64)
         return int(whole.sum()) + int(flat[len(whole) * 8 :].sum())
-
-
-def copies_of(plain: nn.Module, names: Iterable[str]) -> list[tuple[str, Tensor]]:
-    """Parameters of a model by name, for ``Unchanged``."""
-    wanted = set(names)
-    return [(name, one) for name, one in plain.named_parameters() if name in wanted]

@@ -27,7 +27,6 @@ SAMPLED = 64
 """The most query rows of a sequence, and the most of its ordinary tokens, that are looked at one by one."""
 COVERAGE_FACTOR = 20.0
 """A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
-_MIN_QUERIES = 8
 _LEAST_LOG = -1e4
 """Under it a weight is 0 in float32."""
 
