@@ -55,7 +55,7 @@ def test_every_command_has_a_page_with_its_options_and_the_sidebar_has_five_grou
         text = (site / "commands" / f"{name}.html").read_text(encoding="utf-8")
         assert f'href="commands/{name}.html"' in index
         for one in command.params:
-            assert one.hidden or html.escape(one.opts[0]) in text or one.human_readable_name in text, (name, one.opts)
+            assert one.hidden or html.escape(one.opts[0]) in text or (one.metavar or one.name) in text, (name, one.opts)
 
 
 @pytest.mark.exhaustive

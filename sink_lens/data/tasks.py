@@ -219,7 +219,7 @@ def answer_examples(
 def _behind(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokens of an answer behind its prompt; refuses one that changes the prompt's own."""
     ids = ids_behind(prompt, answer, tokenizer)
-    if not ids:
+    if ids is None or (answer and not ids):
         raise InputError(f"the answer {answer!r} changes the tokens of {prompt[-40:]!r}; need one that leaves them")
     return ids
 

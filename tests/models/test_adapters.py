@@ -16,7 +16,11 @@ from sink_lens.models.load import weights_hash
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.models.weights import mlp_weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning",
+    "ignore::UserWarning",
+    "ignore:The following (rank|alpha)_pattern keys:RuntimeWarning",  # of peft, about its own keys for experts
+)
 REPRESENTATIVES = ("llama", "gpt2", "gpt_neox", "phi3")
 FAMILIES = [
     one if one in REPRESENTATIVES else pytest.param(one, marks=pytest.mark.exhaustive)
