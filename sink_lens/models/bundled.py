@@ -124,7 +124,7 @@ def header_of(name: str) -> Header | None:
     try:
         path = files_of(name)
         return None if path is None else read_header(path)
-    except ModelError:
+    except (ModelError, OSError):  # a name that is too long, for one
         return None
 
 
