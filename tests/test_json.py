@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,9 @@ COMMANDS = {
     "card --quiet": f"trace card MODEL {RANDOM} --out many",
     "card --refused": "trace two",
 }
-"""Command -> how it runs in seconds; those that read a run come after the one that writes it."""
+"""Command -> how it runs in seconds."""
+WRITTEN = {text.rpartition("--out ")[2]: name for name, text in COMMANDS.items() if "--out " in text}
+"""Run folder -> the command that writes it."""
 REFUSED = ("card --refused",)
 """Commands that are shown to refuse something: the error is an object too."""
 
@@ -88,6 +91,23 @@ def here(tmp_path_factory):
 def run(here, *arguments):
     env = {"COLUMNS": "80", "TERM": "dumb", "SINK_LENS_CACHE": str(here / "cache"), "TQDM_DISABLE": "1"}
     return CliRunner(env=env).invoke(cli.app, [*map(str, arguments)])
+
+
+def arguments_of(command):
+    name = command.partition(" --")[0]
+    options = [word for word in command.split()[len(name.split()) :] if command not in REFUSED]
+    return [*name.split(), *COMMANDS[command].split(), *options]
+
+
+def write_what_is_read(here, command):
+    """Write the runs that a command reads and no test of this process has written yet."""
+    words = COMMANDS[command].partition("--out ")[0].split()
+    for word in words:
+        if word == "train-1" and not (here / word).exists():
+            assert run(here, "train", "train.toml", "--lr", 0.004, "--out", word).exit_code == 0
+        elif word in WRITTEN and not (here / word).exists():
+            write_what_is_read(here, WRITTEN[word])
+            assert run(here, *arguments_of(WRITTEN[word])).exit_code == 0
 
 
 def named(group, before=""):
@@ -112,11 +132,11 @@ def test_every_command_is_asked():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_one_object_on_stdout_and_the_rest_is_on_stderr(here, command):
-    if command == "compare":
-        assert run(here, "train", "train.toml", "--lr", 0.004, "--out", "train-1").exit_code == 0
+    write_what_is_read(here, command)
+    if "--out " in COMMANDS[command]:
+        shutil.rmtree(here / COMMANDS[command].rpartition("--out ")[2], ignore_errors=True)
     name = command.partition(" --")[0]
-    options = [word for word in command.split()[len(name.split()) :] if command not in REFUSED]
-    done = run(here, *name.split(), *COMMANDS[command].split(), *options, "--json")
+    done = run(here, *arguments_of(command), "--json")
     assert done.exit_code == (2 if command in REFUSED else 0), done.output
     found = json.loads(done.stdout)
     assert found["command"] == name
