@@ -62,7 +62,7 @@ SAVE_EVERY = 200
 """Steps between checkpoints."""
 
 Change = Callable[[Any, Callable[..., Any]], object]
-"""What is done to a model before it is trained: it is given the model, and what makes another of the same seed."""
+"""Changes a model before it is trained; called with the model and a function that makes another of the same seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Asked:
     with_task: bool = True
     """Or the prose alone, in the same order."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the arm changes in ``TrainConfig``."""
+    """Fields of ``TrainConfig`` that the arm changes."""
     change: Change | None = None
     by_layer: bool = False
     """Read the gain, and the size of what attention writes, in each layer with every loss."""
@@ -248,7 +248,7 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a training has come."""
+    """State of a training that a checkpoint keeps beside its tensors."""
 
     spent: float
     """Processor time."""
@@ -448,7 +448,7 @@ def minus(ends: pd.Series, one: tuple[str, str], other: tuple[str, str]) -> Inte
 
 
 def of_softmax(finals: pd.DataFrame) -> dict[str, Interval]:
-    """Whether softmax has something to repair."""
+    """Sinks, outliers and discrepancy of softmax, which the norm could repair."""
     ends = finals[finals["arm"] == "softmax"].sort_values("step").groupby("seed").last()
     columns = {"sink": "rate_first_prose", "outliers": "kurtosis_prose", "discrepancy": "s2_ratio"}
     return {name: over_seeds(ends[column]) for name, column in columns.items()}

@@ -132,7 +132,7 @@ def unpack(wheels: Path) -> None:
 
 @dataclass(kw_only=True)
 class Setting:
-    """Where and on what is measured, and where it is written."""
+    """Device, models and output file of a run."""
 
     out: Path
     dry: bool
@@ -149,7 +149,7 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is no rehearsal."""
+        """Check that this is no rehearsal on a CPU."""
         return self.device.type == "cuda"
 
     def write(self, row: dict[str, Any]) -> None:

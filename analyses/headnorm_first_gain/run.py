@@ -50,7 +50,7 @@ DRAWN: dict[str, Any] = {"value_norm": "per_head", "value_norm_init": "dummy_pas
 MATCHED = DRAWN | {"value_norm_init": "matched"}
 SOFTMAX, DRAW, FAIR = "softmax", "authors' draw", "matched"
 ARMS: dict[str, dict[str, Any]] = {SOFTMAX: {}, DRAW: DRAWN, FAIR: MATCHED}
-"""What each changes in ``TrainConfig``."""
+"""Arm -> the fields of ``TrainConfig`` that it changes."""
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TASK, ALONE = "prose and task", "prose alone"
 DATA = (TASK, ALONE)

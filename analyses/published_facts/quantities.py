@@ -59,7 +59,7 @@ class Quantity:
     meaning: str
     measure: Callable[[Observed, Terms], Any]
     join: str = "mean"
-    """How values by sequence are combined: mean, exp (of the mean) or max; ``value`` if there is only one."""
+    """Rule that combines values by sequence: mean, exp (of the mean) or max; ``value`` if there is only one."""
     depends: tuple[str, ...] = ("bos",)
     """The circumstances that a published number must share: bos, text, length, dtype."""
     terms: tuple[str, ...] = ()
