@@ -41,7 +41,7 @@ from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.stats import interval as bootstrap
 from sink_lens.training.config import read_train
-from sink_lens.training.trainer import train
+from sink_lens.training.train import train
 
 TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "king-james-bible")
 """Where a result is compared over texts: a novel, ten genres, speeches, verse, scripture; all but one are fetched."""

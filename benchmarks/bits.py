@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, zero
 from sink_lens.edits.metrics import loss
 from sink_lens.engine.cells import cell_of

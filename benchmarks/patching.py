@@ -34,15 +34,15 @@ from torch import Tensor
 from transformer_lens import patching as theirs
 
 from sink_lens import load
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.metrics import evaluate, logit_difference
 from sink_lens.edits.outcome import Outcome
 from sink_lens.edits.part import Part
 from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
-from sink_lens.patching.activation import RunPair, run_for_metric
 from sink_lens.patching.cells import cell_of_patch
 from sink_lens.patching.parts import cells, index_of
+from sink_lens.patching.patch import RunPair, run_for_metric
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
 TOLERANCE = 1e-5

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 import sink_lens
 from sink_lens.cli import app as commands
-from sink_lens.engine.named_edits import KINDS
+from sink_lens.edits.named_edits import KINDS
 from sink_lens.lazy import names_of
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES

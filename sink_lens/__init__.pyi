@@ -15,7 +15,7 @@ from .activations.record import stream as stream
 from .activations.sink_mask import sink_mask as sink_mask
 from .chain.config import TraceConfig as TraceConfig
 from .chain.trace import trace as trace
-from .data.batch import TokenBatch as TokenBatch
+from .data.tokens import TokenBatch as TokenBatch
 from .edits import metrics as metrics
 from .engine.forward import run_with as run_with
 from .engine.generation import generate as generate
@@ -27,7 +27,7 @@ from .models.load import load as load
 from .models.load import wrap as wrap
 from .models.sites import SITES as SITES
 from .records import read_run as read_run
-from .sweeps.runner import sweep as sweep
-from .training.trainer import train as train
+from .sweeps.sweep import sweep as sweep
+from .training.train import train as train
 
 __version__: str

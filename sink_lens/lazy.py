@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from .arguments import checked
@@ -29,6 +29,15 @@ def names_of(init: str) -> dict[str, str]:
                 place = f"{outside}{node.module}:{one.name}" if node.module else f"{outside}{one.name}:"
                 places[one.asname or one.name] = place
     return places
+
+
+class _Package(ModuleType):
+    """A package in which a public name that its module bears too is the module's function: ``training.compare``."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Importing a module binds it in its package; here not in the place of a public name from that module."""
+        if not (isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}" and name in self.__all__):
+            super().__setattr__(name, value)
 
 
 def exported(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -58,4 +67,5 @@ def exported(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[]
         """The names of the package."""
         return sorted({*vars(sys.modules[package]), *names})
 
+    sys.modules[package].__class__ = _Package
     return get, known, sorted(names)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.studies.comparison import _change
+from sink_lens.studies.card_pair import _change
 
 SIZE = ("--sequences", "4", "--length", "24")
 

@@ -27,12 +27,12 @@ from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
-from sink_lens.patching.activation import patch
+from sink_lens.patching.patch import patch
 from sink_lens.schema import QUANTISED_FORMATS
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.monitor import SinkMonitor
-from sink_lens.training.trainer import train
+from sink_lens.training.train import train
 
 DEVICE = os.environ.get("SINK_LENS_TEST_DEVICE", "cuda")
 """Where the copies run; ``cpu`` rehearses the tests where there is no GPU."""

@@ -168,6 +168,14 @@ def test_every_name_of_a_namespace_resolves():
             assert public in dir(namespace)
 
 
+def test_a_public_name_is_not_hidden_by_the_module_of_its_name():
+    code = (
+        "import sink_lens.training.compare, sink_lens.sweeps.sweep\n"
+        "print(callable(sink_lens.training.compare), callable(sink_lens.sweeps.sweep))"
+    )
+    assert python(code) == "True True\n"
+
+
 def test_an_unknown_public_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no attribute 'lode'; it has .*load"):
         sink_lens.lode  # noqa: B018

@@ -12,13 +12,13 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.outcome import Outcome
 from sink_lens.edits.part import Part
 from sink_lens.engine.generation import Generated
-from sink_lens.identity.state_contraction import Contraction
-from sink_lens.identity.token_preference import Preference
-from sink_lens.patching.activation import PatchResult, RunPair
+from sink_lens.identity.contraction import Contraction
+from sink_lens.identity.preference import Preference
 from sink_lens.patching.attribution import AttributionResult
+from sink_lens.patching.patch import PatchResult, RunPair
 from sink_lens.patching.path import PathResult
 from sink_lens.training.config import TrainConfig
-from sink_lens.training.trainer import TrainResult
+from sink_lens.training.train import TrainResult
 
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 SUMMARY = pd.DataFrame({"measure": [HOSTILE], "value": [1.5]})

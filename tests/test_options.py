@@ -21,8 +21,8 @@ from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
 from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
 from sink_lens.identity.surveys import survey
-from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
+from sink_lens.patching.patch import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
 from sink_lens.studies.config import (
@@ -33,7 +33,7 @@ from sink_lens.studies.config import (
     QuantiseConfig,
 )
 from sink_lens.studies.study import config_of_study
-from sink_lens.studies.token_scan import sink_tokens
+from sink_lens.studies.tokens import sink_tokens
 from sink_lens.studies.tokens_config import TokensConfig
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch

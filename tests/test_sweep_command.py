@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from importlib import import_module
 
 import pandas as pd
 import pytest
@@ -15,7 +16,9 @@ from sink_lens.engine.engine import Engine
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display
-from sink_lens.sweeps import EditGrid, MetricSpec, estimate, read_sweep, runner
+from sink_lens.sweeps import EditGrid, MetricSpec, estimate, read_sweep
+
+runner = import_module("sink_lens.sweeps.sweep")
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'
 
@@ -259,8 +262,8 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_
 
 
 def test_failed_cells_end_with_code_1_and_are_computed_again_when_that_is_asked(model, file, monkeypatch):
+    from sink_lens.edits import named_edits as kinds
     from sink_lens.edits.constructors import edit
-    from sink_lens.engine import named_edits as kinds
 
     state = {"broken": True}
 

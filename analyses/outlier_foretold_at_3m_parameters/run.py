@@ -21,7 +21,7 @@ from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.models.weights import attention_weights, mlp_weights
 from sink_lens.records.checkpoints import checkpoints_of
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.training.watching import evaluation_tokens, run_tokenizer
+from sink_lens.training.watch import evaluation_tokens, run_tokenizer
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
 """Arms of one seed begin with the same weights and see the same data."""

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..data.bos import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
-from ..data.tokens import bos_id as bos_id_of
 from ..errors import InputError
 from ..models.inputs import provenance_of, tokens_of
 from ..models.lens import LensModel

@@ -7,7 +7,7 @@ from .curve import Curve as Curve
 from .files import SavedCircuit as SavedCircuit
 from .files import read as read
 from .graph import Graph as Graph
-from .record import run as run
-from .record import run_shard as run_shard
+from .run import run as run
+from .run import run_shard as run_shard
 from .tasks import Task as Task
 from .tasks import task_of as task

@@ -19,9 +19,9 @@ from torch import Tensor
 from ..edits.constructors import Edit, freeze
 from ..edits.metrics import evaluate
 from ..edits.outcome import Outcome
+from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.forward import run_with
-from ..engine.references import References
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.weights import Norm

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..engine.cost import peak_bytes
 from .config import CircuitConfig
 from .estimate import PASSES_A_POINT, CircuitCost
-from .record import model_for, runs_of, task_for
+from .run import model_for, runs_of, task_for
 from .scores import Gradients
 
 

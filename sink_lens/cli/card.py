@@ -59,7 +59,7 @@ def _of_one(study: "Study") -> "Iterator[RenderableType]":
     """The rows of a card."""
     from rich.table import Table
 
-    from ..studies.model_card import rows_of_card
+    from ..studies.card import rows_of_card
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -85,7 +85,7 @@ def _changed(study: "Study") -> "Iterator[RenderableType]":
 
 def _table(config: CardConfig, **how: Any) -> Answer:
     """Print a row per model or run folder; ``how`` are the folder, whether to replace what it holds, and quiet."""
-    from ..studies.cards import as_objects, chosen_columns, rows_of, shown_of, table_text
+    from ..studies.card_table import as_objects, chosen_columns, rows_of, shown_of, table_text
 
     quiet = how.pop("quiet")
     rows = rows_of((config.model, *config.others), config, progress=not quiet, **how)

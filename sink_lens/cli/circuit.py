@@ -48,7 +48,7 @@ def circuit(
         for line in said:
             echo(line)
         return Answer(found=lambda: {"dry_run": list(said)})
-    from ..circuits.record import run, run_shard
+    from ..circuits.run import run, run_shard
 
     if shard is not None and out is not None:
         found = run_shard(config, out=out, shard=shard, progress=not quiet)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from ..training.comparison import Comparison
+    from ..training.compare import Comparison
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -31,8 +31,8 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
     """
     from datetime import datetime
 
-    from ..training.comparison import compare as made
-    from ..training.comparison import write
+    from ..training.compare import compare as made
+    from ..training.compare import write
 
     comparison = made(config)
     folder = Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out

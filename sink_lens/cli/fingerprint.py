@@ -15,7 +15,7 @@ from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..identity.fingerprints import Fingerprint
+    from ..identity.fingerprint import Fingerprint
 
 _SHOWN = 20
 _EXAMPLES = """\
@@ -53,8 +53,8 @@ def fingerprint(
     from datetime import datetime
 
     hush(quiet)
-    from ..identity.fingerprints import cost
-    from ..identity.fingerprints import fingerprint as compared
+    from ..identity.fingerprint import cost
+    from ..identity.fingerprint import fingerprint as compared
 
     config = replace(config, inputs="embeddings") if embeddings else config
     if dry_run:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..models.lens import LensModel
-    from ..patching.activation import PatchResult
     from ..patching.attribution import AttributionResult
+    from ..patching.patch import PatchResult
 
 _MOST_DIFFERENCES = 20
 _EXAMPLES = """\
@@ -75,8 +75,8 @@ def patch(
     check_before(config)
     from ..models.inputs import default_folder
     from ..models.load import load
-    from ..patching.activation import patch as run_patch
-    from ..patching.activation import patch_shard
+    from ..patching.patch import patch as run_patch
+    from ..patching.patch import patch_shard
 
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
     folder, sentence = out or default_folder(config.model), ""
@@ -117,8 +117,8 @@ def _print_approximation(
     """The approximation and what its check says; both are in the folder."""
     import torch
 
-    from ..patching.activation import prepare_runs
     from ..patching.attribution import attribution_patch
+    from ..patching.patch import prepare_runs
     from ..patching.run_folder import open_run, write_result
 
     runs, _, pair = prepare_runs(lens, None, None, metric=None, config=config)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..studies.study import Study
-    from ..studies.token_scan import SinkTokens
+    from ..studies.tokens import SinkTokens
 
 _MOST_IDS = 8
 _IDS = {"text": "after position 0", "token_id": "id", "tokens": "occurrences", "sink_rate": "sink"}
@@ -104,7 +104,7 @@ def _token_tables(found: "SinkTokens") -> dict[str, Any]:
 
 @_study(
     TokensConfig,
-    run="token_scan:sink_tokens",
+    run="tokens:sink_tokens",
     found=_token_tables,
     examples="""\
 sink-lens tokens  [dim]the default model on bundled prose, about a minute on two cores[/dim]
@@ -148,7 +148,7 @@ def _rows_of(study: "Study") -> dict[str, Any]:
 
 @_study(
     IsolateConfig,
-    run="isolation:isolate",
+    run="isolate:isolate",
     found=_rows_of,
     examples="""\
 sink-lens isolate  [dim]a third of the length, in all layers of the default model[/dim]
@@ -165,7 +165,7 @@ def isolate(study: "Study") -> "Iterator[RenderableType]":
 
 @_study(
     AmplifyConfig,
-    run="amplification:amplify",
+    run="amplify:amplify",
     found=_rows_of,
     examples="""\
 sink-lens amplify  [dim]a third of the length, layer 0 to the end of the first growth step[/dim]
@@ -182,7 +182,7 @@ def amplify(study: "Study") -> "Iterator[RenderableType]":
 
 @_study(
     AblateConfig,
-    run="ablation:ablate",
+    run="ablate:ablate",
     found=_rows_of,
     examples="""\
 sink-lens ablate  [dim]a few minutes on two cores[/dim]
@@ -215,7 +215,7 @@ def _ablations(table: "pd.DataFrame") -> "pd.DataFrame":
 
 @_study(
     QuantiseConfig,
-    run="quantisation:quantise",
+    run="quantise:quantise",
     examples="""\
 sink-lens quantise  [dim]int8, one scale per sequence, at the inputs of the linear layers of the default model[/dim]
 

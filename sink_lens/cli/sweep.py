@@ -130,18 +130,15 @@ def sweep(
         console().print(said)
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
-    from ..sweeps import runner
+    from ..sweeps.sweep import sweep as run
+    from ..sweeps.sweep import sweep_shard
 
     folder = Path("runs") / file.stem if out is None else out
     check_shard(shard, out=folder, overwrite=overwrite)
     how: dict[str, Any] = {"out": folder, "engine": engine, "devices": named, "workers": workers}
     how |= {"retry_failed": retry_failed, "progress": not quiet}
     try:
-        result = (
-            runner.sweep(config, overwrite=overwrite, **how)
-            if shard is None
-            else runner.sweep_shard(config, shard=shard, **how)
-        )
+        result = run(config, overwrite=overwrite, **how) if shard is None else sweep_shard(config, shard=shard, **how)
     except KeyboardInterrupt:
         kept = f"the finished blocks are in {folder}: the same command goes on from there"
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"

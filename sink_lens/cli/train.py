@@ -56,8 +56,8 @@ def train(
         console().print(said)
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
-    from ..training.trainer import leave_processes
-    from ..training.trainer import train as run
+    from ..training.train import leave_processes
+    from ..training.train import train as run
 
     folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
     try:

@@ -43,8 +43,8 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """
     from ..errors import RunError
     from ..training.sink_birth import births
-    from ..training.watching import watch as measure
-    from ..training.watching import watch_folder, write_course
+    from ..training.watch import watch as measure
+    from ..training.watch import watch_folder, write_course
 
     run, threshold = watch_folder(config), config.threshold
     frame = measure(config, progress=not quiet)

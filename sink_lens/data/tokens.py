@@ -1,43 +1,283 @@
-"""Token batches from text, prompts, a data set, uniform random tokens or one repeated token.
+"""Token batches: the sequences that a model is run on, and where they come from.
 
-A text with too few tokens is refused: nothing is silently substituted or shortened. These functions add BOS
-according to the requested condition ("auto", "with", "without"). BOS counts as one of a sequence's tokens.
+A batch holds sequences with their BOS condition, their lengths and a hash. They are padded on the right, which under
+causal attention does not affect the real positions. Batches are made from text, prompts, a data set, ids, uniform
+random tokens or one repeated token. A text with too few tokens is refused: nothing is silently substituted or
+shortened. BOS is added according to the requested condition ("auto", "with", "without"), and counts as one of a
+sequence's tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
+import pandas as pd
 import torch
-from torch import Generator
+from jaxtyping import Bool, Int
+from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sink_lens.arguments import checked
-from sink_lens.data.batch import TokenBatch, decode_tokens, from_tensor
-from sink_lens.data.bos import (
-    bos_id,
-    first_ids,
-    ordinary_ids,
-    prompt_ids,
-    refuse_own_bos,
-    text_ids,
-    tokenizer_adds_bos,
-)
-from sink_lens.data.described import BosCondition
-from sink_lens.errors import InputError
+from ..arguments import checked, value_text
+from ..errors import InputError
+from ..records import display
+from .bos import bos_id, first_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
+from .described import BosCondition
 
-__all__ = [
-    "BosCondition",
-    "TokenBatch",
-    "bos_id",
-    "decode_tokens",
-    "from_dataset",
-    "from_prompts",
-    "from_tensor",
-    "from_text",
-    "random_tokens",
-    "repeated_tokens",
-    "tokenizer_adds_bos",
-]
+_INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatch:
+    """Sequences of token ids, with their lengths and their source; compare two batches by `hash`."""
+
+    tokens: Int[Tensor, "batch position"]
+    """Token ids, int64, padded on the right; ids at padded positions have no meaning."""
+    lengths: Int[Tensor, " batch"]
+    """Number of real tokens of each sequence, BOS included, from 1 to the number of positions."""
+    source: str
+    """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
+    bos: bool
+    """Whether the first token of every sequence is BOS."""
+    bos_condition: BosCondition
+    """The requested BOS condition: "auto", "with" or "without"."""
+    seed: int | None
+    """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
+
+    @staticmethod
+    def from_text(
+        text: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        sequences: int,
+        length: int,
+        bos: BosCondition = "auto",
+        name: str = "text",
+    ) -> "TokenBatch":
+        """Cut pieces of equal length from one text, spaced evenly over it; see ``sink_lens.data.tokens.from_text``."""
+        return from_text(text, tokenizer, sequences=sequences, length=length, bos=bos, name=name)
+
+    @staticmethod
+    def from_prompts(
+        prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
+    ) -> "TokenBatch":
+        """Make one sequence per prompt, padded on the right; see ``sink_lens.data.tokens.from_prompts``."""
+        return from_prompts(prompts, tokenizer, bos=bos)
+
+    @staticmethod
+    def from_dataset(
+        dataset: Iterable[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        sequences: int,
+        length: int,
+        column: str = "text",
+        bos: BosCondition = "auto",
+        name: str | None = None,
+    ) -> "TokenBatch":
+        """Cut pieces from the documents of a data set; see ``sink_lens.data.tokens.from_dataset``."""
+        return from_dataset(dataset, tokenizer, column=column, sequences=sequences, length=length, bos=bos, name=name)
+
+    @staticmethod
+    def from_tensor(
+        tokens: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> "TokenBatch":
+        """Make a batch from a copy of your own token ids; see ``sink_lens.data.tokens.from_tensor``."""
+        return from_tensor(
+            tokens, lengths=lengths, attention_mask=attention_mask, position_ids=position_ids, tokenizer=tokenizer
+        )
+
+    @staticmethod
+    def random(
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences: int,
+        length: int,
+        generator: Generator,
+        bos: BosCondition = "auto",
+        vocab_size: int | None = None,
+    ) -> "TokenBatch":
+        """Draw ordinary ids uniformly and independently; see ``sink_lens.data.tokens.random_tokens``."""
+        size = {"sequences": sequences, "length": length}
+        return random_tokens(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
+
+    @staticmethod
+    def repeated(
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences: int,
+        length: int,
+        generator: Generator,
+        bos: BosCondition = "auto",
+        vocab_size: int | None = None,
+    ) -> "TokenBatch":
+        """Draw one ordinary id a sequence and repeat it; see ``sink_lens.data.tokens.repeated_tokens``."""
+        size = {"sequences": sequences, "length": length}
+        return repeated_tokens(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
+
+    def __post_init__(self) -> None:
+        """Refuse tensors of the wrong kind.
+
+        Raises:
+            InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
+        """
+        _check(self.tokens, self.lengths)
+
+    def _repr_html_(self) -> str:
+        """The batch in a notebook."""
+        rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
+        return display.html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
+
+    @property
+    def n_sequences(self) -> int:
+        """Number of sequences."""
+        return self.tokens.shape[0]
+
+    @property
+    def n_positions(self) -> int:
+        """Number of positions, padding included: the length of the longest sequence or more."""
+        return self.tokens.shape[1]
+
+    @property
+    def valid(self) -> Bool[Tensor, "batch position"]:
+        """True at real tokens, False at padding."""
+        return torch.arange(self.n_positions, device=self.tokens.device) < self.lengths[:, None]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) over shape, tokens and lengths: equal for the same batch on any device or machine."""
+        digest = sha256(f"{self.n_sequences}x{self.n_positions}".encode())
+        for tensor in (self.tokens, self.lengths):
+            digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @checked
+    def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
+        """Some of the sequences, by a slice, a list of numbers or a tensor of them; all keep the full width."""
+        index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
+        index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
+        return replace(self, tokens=self.tokens[index], lengths=self.lengths[index])
+
+    @checked
+    def cut(self, length: int) -> "TokenBatch":
+        """The first positions of every sequence; a length above their number changes nothing."""
+        length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
+        return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
+
+    def with_bos(self, token: int) -> "TokenBatch":
+        """The same sequences behind a BOS token.
+
+        Raises:
+            InputError: they begin with BOS already.
+        """
+        if self.bos:
+            raise InputError("the sequences begin with BOS already; need sequences without it")
+        first = self.tokens.new_full((self.n_sequences, 1), token)
+        tokens = torch.cat([first, self.tokens], dim=1)
+        return replace(self, tokens=tokens, lengths=self.lengths + 1, bos=True, bos_condition="with")
+
+    def without_bos(self) -> "TokenBatch":
+        """The same sequences without their BOS token; a sequence of nothing else keeps one token of padding.
+
+        Raises:
+            InputError: they do not begin with BOS.
+        """
+        if not self.bos:
+            raise InputError("the sequences do not begin with BOS; need sequences that do")
+        lengths = (self.lengths - 1).clamp(min=1)
+        return replace(self, tokens=self.tokens[:, 1:], lengths=lengths, bos=False, bos_condition="without")
+
+    def batches(self, size: int) -> "Iterator[TokenBatch]":
+        """The same sequences in order, in pieces of at most `size`; every piece keeps the full width.
+
+        Raises:
+            InputError: size below 1.
+        """
+        if size < 1:
+            raise InputError(f"the batch size is {size}; need at least 1. Give a larger one.")
+        return (self[start : start + size] for start in range(0, self.n_sequences, size))
+
+
+@checked
+def from_tensor(
+    tokens: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> TokenBatch:
+    """Make a batch from a copy of the caller's token ids. No BOS is added, and the BOS condition is "auto".
+
+    Args:
+        tokens: integers of shape (sequences, positions), padded on the right or as ``attention_mask`` says.
+        lengths: number of real tokens of each sequence; by default all positions.
+        attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences padded
+            on the left are moved so that their first real token is at position 0, where the model expects it.
+        position_ids: of documents that are packed into rows, as trainers give them: where they begin again, a new
+            document begins. Each document of two tokens or more becomes a sequence, so that none attends to another.
+        tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
+
+    Raises:
+        InputError: tokens, lengths or mask are not integers, have the wrong shape or are out of range; or the mask
+            has a gap.
+    """
+    if attention_mask is not None:
+        if lengths is not None:
+            raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
+        if position_ids is None:
+            tokens, lengths = _pad_right(tokens, attention_mask)
+    if position_ids is not None:
+        if lengths is not None:
+            raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
+        tokens, lengths = _unpack(tokens, position_ids, attention_mask)
+    if tokens.ndim != 2:
+        raise InputError(
+            f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
+        )
+    if lengths is None:
+        lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
+    for what, tensor in (("tokens", tokens), ("lengths", lengths)):
+        if tensor.dtype not in _INTEGER_DTYPES:
+            raise InputError(f"{what} are {_kind(tensor)}; need integers. Convert them with .long().")
+    tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
+    _check(tokens, lengths)
+    bos = None if tokenizer is None else bos_id(tokenizer)
+    return TokenBatch(
+        tokens=tokens,
+        lengths=lengths,
+        source="tensor",
+        bos=bos is not None and bool((tokens[:, :1] == bos).all()),
+        bos_condition="auto",
+        seed=None,
+    )
+
+
+def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
+    """Table with one row per real token: sequence, position, token_id, text.
+
+    The text is `<id>` if there is no tokenizer, or if the tokenizer does not know the id.
+    """
+    sequence, position = torch.nonzero(batch.valid.cpu(), as_tuple=True)
+    token_id = batch.tokens.cpu()[sequence, position]
+    known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
+    text: dict[int, str] = {}
+    for token in token_id.unique().tolist():
+        decoded = tokenizer.decode([token]) if tokenizer is not None and token in known else f"<{token}>"
+        text[token] = str(decoded)
+    return pd.DataFrame(
+        {
+            "sequence": sequence.numpy(),
+            "position": position.numpy(),
+            "token_id": token_id.numpy(),
+            "text": [text[token] for token in token_id.tolist()],
+        }
+    )
 
 
 @checked
@@ -293,3 +533,77 @@ def _check_size(sequences: int, length: int) -> None:
         raise InputError(
             f"the length is {length}; need at least 2 tokens, as no later token could attend to the first."
         )
+
+
+def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the padding of every sequence to the right; return the sequences and their lengths."""
+    if tokens.ndim != 2 or mask.shape != tokens.shape:
+        raise InputError(
+            f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice. For documents "
+            "that are packed into rows give position_ids instead of a block mask."
+        )
+    real = mask.bool()
+    lengths = real.sum(1)
+    starts = real.int().argmax(1)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    whole = (places >= starts[:, None]) & (places < (starts + lengths)[:, None])
+    if not torch.equal(whole, real):
+        row = int((whole != real).any(1).int().argmax())
+        raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
+    order = (places + starts[:, None]) % tokens.shape[1]
+    return tokens.gather(1, order), lengths
+
+
+def _unpack(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Cut packed rows into their documents; return these, padded on the right, and their lengths."""
+    given = {"position_ids are": position_ids} | ({} if mask is None else {"the mask is": mask})
+    for what, one in given.items():
+        if tokens.ndim != 2 or one.shape != tokens.shape:
+            raise InputError(f"tokens are {_kind(tokens)}, {what} {_kind(one)}; need (sequences, positions) twice.")
+    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    begins = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+    begins[:, 0] = True
+    begins[:, 1:] |= real[:, 1:] & ~real[:, :-1]
+    number = begins.flatten().cumsum(0)[real.flatten()]
+    _, counts = number.unique_consecutive(return_counts=True)
+    documents = [one for one in tokens[real].split(counts.tolist()) if len(one) > 1]
+    if not documents:
+        raise InputError("no document has two tokens by these position_ids; need those that count within a document")
+    lengths = torch.tensor([len(one) for one in documents], device=tokens.device)
+    return torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), lengths
+
+
+def _check(tokens: Tensor, lengths: Tensor) -> None:
+    """Refuse tensors that no model can read. The shape is part of the check, so any shape may be passed in."""
+    for name, given in (("tokens", tokens), ("lengths", lengths)):
+        if not isinstance(given, Tensor) or given.is_meta:
+            raise InputError(f"{name} of a TokenBatch are {value_text(given)}; need a tensor of int64. Use from_tensor")
+    if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
+        raise InputError(
+            f"tokens are {_kind(tokens)}; need int64 of shape (sequences, positions), neither 0. "
+            f"Use from_tensor, which converts other integers."
+        )
+    if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
+        raise InputError(
+            f"lengths are {_kind(lengths)}; need int64 of shape ({tokens.shape[0]},). Give one length a sequence."
+        )
+    if lengths.device != tokens.device:
+        raise InputError(
+            f"tokens are on {tokens.device}, lengths on {lengths.device}; need one device. Move one of them."
+        )
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < 1 or longest > tokens.shape[1]:
+        raise InputError(
+            f"lengths go from {shortest} to {longest}; need 1 to {tokens.shape[1]}, the positions. "
+            f"Drop empty sequences and count real tokens only."
+        )
+    if int(tokens.min()) < 0:
+        raise InputError(
+            f"token id {int(tokens.min())} is negative; need ids from 0. "
+            f"Pad on the right with any id, and give lengths."
+        )
+
+
+def _kind(tensor: Tensor) -> str:
+    """The type and shape of a tensor, for an error message."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..edits.constructors import Edit
+from ..edits.references import References
 from ..errors import InputError
 from ..models.sites import SITES
-from .references import References
 
 Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
 """(site, layers) of edits; None is every layer."""

@@ -30,6 +30,7 @@ from ..edits.constructors import Edit
 from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome, join_outcomes
+from ..edits.references import References
 from ..errors import ModelError, SinkLensError
 from ..models.lens import LensModel
 from ..models.running import block_of_passes
@@ -39,7 +40,6 @@ from .cells import Cell, Touches, cone, ends_before, from_layer
 from .needs import Needs
 from .passes import BaselineBatch, Passes
 from .plan import CELLS_A_BLOCK, Plan, packs_of
-from .references import References
 
 VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
 """Columns of a block's numbers."""

@@ -114,6 +114,13 @@ def run_with(
     return outcome
 
 
+def predictions(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
+    """The logits of the baseline run."""
+    logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
+    assert logits is not None  # they were asked for
+    return logits
+
+
 def run_applied(
     lens: LensModel,
     batch: TokenBatch,

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from hashlib import sha256
 from inspect import unwrap
 from typing import Any
 
 import torch
 
-from ..data.batch import TokenBatch
+from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric, as_metric, on_tokens, takes_logits
+from ..edits.named_metrics import MetricSpec
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
 from .code_identity import code_of
-from .named_metrics import MetricSpec
+from .forward import predictions
 
 Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
@@ -26,7 +28,9 @@ def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch
     Raises:
         InputError: one that cannot be used, or two that are the same.
     """
-    made = [one.metric(lens, tokens) if isinstance(one, MetricSpec) else one for one in given]
+    made = [
+        one.metric(lens, partial(predictions, lens, tokens)) if isinstance(one, MetricSpec) else one for one in given
+    ]
     found = [as_metric(on_tokens(one, tokens), lens=lens, n_positions=tokens.n_positions) for one in made]
     names = [one.name for one in found]
     for index, one in enumerate(given):

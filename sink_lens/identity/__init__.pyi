@@ -3,9 +3,9 @@
 from .config import ContractionConfig as ContractionConfig
 from .config import FingerprintConfig as FingerprintConfig
 from .config import PreferenceConfig as PreferenceConfig
-from .fingerprints import Fingerprint as Fingerprint
-from .fingerprints import fingerprint as fingerprint
-from .state_contraction import contraction as contraction
-from .token_preference import preference as preference
+from .contraction import contraction as contraction
+from .fingerprint import Fingerprint as Fingerprint
+from .fingerprint import fingerprint as fingerprint
+from .preference import preference as preference
 from .untrained_models import UntrainedConfig as UntrainedConfig
 from .untrained_models import untrained as untrained

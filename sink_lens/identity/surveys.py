@@ -17,11 +17,11 @@ from ..errors import InputError
 from ..models.inputs import default_folder
 from ..models.lens import LensModel
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
+from .contraction import agreement, contraction, passes
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
-from .state_contraction import agreement, contraction, passes
+from .preference import Votes, last_logits, preference, size_of_forward
 from .survey_folder import MeasuredModel, Partial, Survey, variants_of, write_survey
 from .switches import switched_configs
-from .token_preference import Votes, last_logits, preference, size_of_forward
 from .untrained_models import UntrainedConfig, read_untrained
 
 _FLOPS = 2e11

@@ -30,11 +30,11 @@ from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..stats import strongest
-from .activation import RunPair, patch_config, prepare_runs
 from .config import PatchConfig
 from .first_order import first_order
 from .pairs import Direction, PromptPair, Sequences, label_table
 from .parts import identity_of, index_of
+from .patch import RunPair, patch_config, prepare_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

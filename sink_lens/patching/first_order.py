@@ -13,7 +13,7 @@ from ..engine.gradients import metric_gradients
 from .parts import place
 
 if TYPE_CHECKING:
-    from .activation import RunPair
+    from .patch import RunPair
 
 
 def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:

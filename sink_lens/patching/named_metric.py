@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..configuration import check_unread
-from ..engine.named_metrics import METRICS, MetricSpec
+from ..edits.named_metrics import METRICS, MetricSpec
 from ..errors import InputError
 from .config import MetricName, PatchConfig
 
@@ -29,7 +29,9 @@ def named_metric(lens: "LensModel", pair: "PromptPair", *, config: PatchConfig) 
     Raises:
         InputError: a layer or token that the metric needs was not given.
     """
-    return spec_of(config, token=partial(_token, lens)).metric(lens, pair.clean)
+    from ..engine.forward import predictions
+
+    return spec_of(config, token=partial(_token, lens)).metric(lens, partial(predictions, lens, pair.clean))
 
 
 def spec_of(config: PatchConfig, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:

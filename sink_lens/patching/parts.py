@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Part, random_sets
-from ..engine.named_edits import KINDS, OPTIONS, EditSpec
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import SITES, site_of

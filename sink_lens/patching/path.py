@@ -47,10 +47,10 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
-from .activation import run_for_metric
 from .config import check_differ
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import cells, place
+from .patch import run_for_metric
 
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""

@@ -20,8 +20,8 @@ from .config import PatchConfig
 from .pairs import PromptPair
 
 if TYPE_CHECKING:
-    from .activation import PatchResult
     from .attribution import AttributionResult
+    from .patch import PatchResult
 
 SHOWN = 10
 """Rows of the table ``summary``."""

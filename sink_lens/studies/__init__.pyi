@@ -1,17 +1,17 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
 from ..chain.trace import Trace as Trace
-from .ablation import ablate as ablate
-from .amplification import amplify as amplify
-from .cards import cards as cards
+from .ablate import ablate as ablate
+from .amplify import amplify as amplify
+from .card import card as card
+from .card_table import cards as cards
 from .config import AblateConfig as AblateConfig
 from .config import AmplifyConfig as AmplifyConfig
 from .config import CardConfig as CardConfig
 from .config import IsolateConfig as IsolateConfig
 from .config import QuantiseConfig as QuantiseConfig
-from .isolation import isolate as isolate
-from .model_card import card as card
-from .quantisation import quantise as quantise
+from .isolate import isolate as isolate
+from .quantise import quantise as quantise
 from .study import Study as Study
-from .token_scan import sink_tokens as sink_tokens
+from .tokens import sink_tokens as sink_tokens
 from .tokens_config import TokensConfig as TokensConfig

@@ -5,9 +5,9 @@ from ..engine.cost import BACKWARD, peak_bytes, seconds_of
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
-from ..patching.activation import prepare_runs, run_for_metric
 from ..patching.config import PatchConfig
-from .comparison import second_of
+from ..patching.patch import prepare_runs, run_for_metric
+from .card_pair import second_of
 from .config import CardConfig
 from .estimate import Estimable, StudyCost, most_passes
 

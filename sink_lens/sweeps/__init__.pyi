@@ -1,10 +1,10 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
+from ..edits.named_metrics import MetricSpec as MetricSpec
 from ..engine.cells import cell_of as cell_of
-from ..engine.named_metrics import MetricSpec as MetricSpec
 from .config import SweepConfig as SweepConfig
 from .config import read_sweep as read_sweep
 from .grid import EditGrid as EditGrid
 from .grid import Grid as Grid
-from .runner import sweep as sweep
-from .runner import sweep_shard as sweep_shard
+from .sweep import sweep as sweep
+from .sweep import sweep_shard as sweep_shard

@@ -1,6 +1,6 @@
 """Compute the blocks of a sweep in this process, in several processes (one per device), or on a Ray cluster.
 
-Every engine computes the same blocks and returns the same numbers; only the runner writes files. A worker loads the
+Every engine computes the same blocks and returns the same numbers; only ``sweep`` writes files. A worker loads the
 model by its name and refuses weights that differ from the sweep's.
 """
 
@@ -19,10 +19,10 @@ import pandas as pd
 import torch
 
 from ..data.tokens import TokenBatch
+from ..edits.named_metrics import MetricSpec
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metrics_on
-from ..engine.named_metrics import MetricSpec
 from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel

@@ -31,7 +31,7 @@ from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # they need torch, and --help does not
-    from ..engine.named_metrics import MetricSpec
+    from ..edits.named_metrics import MetricSpec
     from .grid import EditGrid, Grid
 
 
@@ -72,7 +72,7 @@ class SweepConfig:
         Raises:
             InputError: a value is not possible.
         """
-        from ..engine.named_metrics import MetricSpec
+        from ..edits.named_metrics import MetricSpec
         from .grid import Grid
 
         check_types(self)
@@ -129,7 +129,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
     """A table of a file as a kind of edit."""
-    from ..engine.named_metrics import texts
+    from ..edits.named_metrics import texts
     from .grid import EditGrid
 
     check_known(table, [part.name for part in fields(EditGrid)], where=where)
@@ -139,7 +139,7 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
 
 def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
     """A table of a file as a metric."""
-    from ..engine.named_metrics import METRICS, MetricSpec
+    from ..edits.named_metrics import METRICS, MetricSpec
 
     if not isinstance(row.get("name"), str):
         raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..edits.named_edits import EditSpec
 from ..engine.cost import about, conversion, peak_by_header, runs_on_gpu, seconds_a_token, size
-from ..engine.named_edits import EditSpec
 from ..models.bundled import files_of
 from ..models.header import Header, check_fits, read_header
 from ..models.prompt_tokens import prompt_tokens
@@ -34,7 +34,7 @@ def estimate(config: SweepConfig) -> RenderableType:
         check_fits(header, config)
         tokens = prompt_tokens(path, config.prompts, bos=config.bos) if config.prompts else tokens
     if not header or tokens is None:
-        from .runner import dry_run
+        from .sweep import dry_run
 
         return dry_run(config)
     before = "" if path is None else conversion(header, path=path)

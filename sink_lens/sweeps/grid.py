@@ -12,9 +12,9 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ..edits.index_notation import values_of
+from ..edits.named_edits import KINDS, OPTIONS, EditSpec, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
-from ..engine.index_notation import values_of
-from ..engine.named_edits import KINDS, OPTIONS, EditSpec, kind_of
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import site_of
@@ -22,8 +22,8 @@ from ..text import visible
 
 if TYPE_CHECKING:
     from ..edits.constructors import Edit
+    from ..edits.references import References
     from ..engine.cells import Cell as EngineCell
-    from ..engine.references import References
 
 _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000

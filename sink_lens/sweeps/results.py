@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from ..data.tokens import TokenBatch
+from ..edits.effect_table import effect_table
 from ..edits.metrics import Metric
 from ..edits.part import AXES
 from ..engine.cells import Cell
-from ..engine.effect_table import effect_table
 from ..errors import InputError, RunError
 from ..records import display
 from ..stats import strongest

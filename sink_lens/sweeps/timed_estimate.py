@@ -59,7 +59,7 @@ def cost_of(
         tokens: the sequences.
         what: the grid or the cells.
         metrics: what is read.
-        check: what the runner does before it begins, which may change the plan.
+        check: what the sweep does before it begins, which may change the plan.
     """
     cells = cells_to_run(what, lens, tokens)
     n_asked = what.n_cells(lens, n_positions=tokens.n_positions) if isinstance(what, Grid) else len(what)

@@ -1,7 +1,7 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
-from .comparison import Comparison as Comparison
-from .comparison import compare as compare
+from .compare import Comparison as Comparison
+from .compare import compare as compare
 from .config import CompareConfig as CompareConfig
 from .config import TrainConfig as TrainConfig
 from .config import WatchConfig as WatchConfig
@@ -10,5 +10,5 @@ from .monitor_callback import SinkMonitorCallback as SinkMonitorCallback
 from .prefix import PrefixConfig as PrefixConfig
 from .prefix import PrefixModel as PrefixModel
 from .prefix import get_prefix_model as get_prefix_model
-from .trainer import train as train
-from .watching import watch as watch
+from .train import train as train
+from .watch import watch as watch

@@ -11,7 +11,7 @@ from ..models.wrapping import random_state_kept
 from .config import TrainConfig
 from .estimate import TrainCost, flops_of
 from .model import model_of
-from .trainer import check_device, check_trackers
+from .train import check_device, check_trackers
 
 _STEPS = 2
 MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}

@@ -6,7 +6,7 @@ import torch
 from rounding import assert_rows_close
 
 from sink_lens.activations.precision import HALF, in_float32, rounding
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
 

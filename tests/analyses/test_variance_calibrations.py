@@ -8,8 +8,8 @@ from analyses.variance_calibrations import CALIBRATIONS, calibration
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
+from sink_lens.identity.contraction import contraction
 from sink_lens.identity.models_to_measure import RandomSequences
-from sink_lens.identity.state_contraction import contraction
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
 CONFIG = UntrainedConfig(

@@ -14,7 +14,7 @@ from sink_lens.studies import card
 
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
 from ..report.test_pages import SAYS, a_run
-from ..studies.test_cards import a_card
+from ..studies.test_card_table import a_card
 from . import edges
 
 SOME_TEXT = re.compile(r"[\s\S]{6}")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.metrics import evaluate
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with

@@ -12,7 +12,7 @@ from lenses import lens_of
 from raw_models import raw_logits
 from rounding import gap
 
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import Metric, evaluate, logit_difference, loss, norm, sink_mass
 from sink_lens.engine.cells import cell_of
@@ -20,7 +20,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.models.tiny import VOCAB_SIZE
-from sink_lens.patching.activation import patch
+from sink_lens.patching.patch import patch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from transformer_lens.evals import IOIDataset
 from transformers import PreTrainedTokenizerFast
 
 from sink_lens import circuits
-from sink_lens.circuits import estimate, pairs, record, stability
+from sink_lens.circuits import estimate, pairs, stability
 from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.choice import connected, greedy, largest, random_like
 from sink_lens.circuits.config import CircuitConfig
@@ -35,6 +36,8 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 from sink_lens.records.shards import progress_of
 from sink_lens.report.edges import circuit_told
+
+record = import_module("sink_lens.circuits.run")
 
 METRIC = metrics.logit_difference([5, 6, 9, 4, 30, 31], [7, 8, 10, 2, 40, 41])
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from sink_lens.data.bos import bos_id, tokenizer_adds_bos
 from sink_lens.data.tokens import (
-    bos_id,
     decode_tokens,
     from_dataset,
     from_prompts,
@@ -20,7 +20,6 @@ from sink_lens.data.tokens import (
     from_text,
     random_tokens,
     repeated_tokens,
-    tokenizer_adds_bos,
 )
 from sink_lens.errors import InputError
 

@@ -6,7 +6,7 @@ from rounding import assert_moved, assert_rows_close
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sink_lens.activations.record import capture
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError, set_value, zero
 from sink_lens.edits.normalisation import head_rms_norm, natural_rms, variance_calibration
 from sink_lens.engine.forward import run_with

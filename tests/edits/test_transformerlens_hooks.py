@@ -24,8 +24,8 @@ from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES, bridge_hook, site_at, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
-from sink_lens.patching.activation import patch
-from sink_lens.sweeps.runner import sweep
+from sink_lens.patching.patch import patch
+from sink_lens.sweeps.sweep import sweep
 
 LENGTH = 12
 

@@ -9,7 +9,7 @@ from lenses import lens_of
 from rounding import MOVED, assert_close
 from spying import spied
 
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_difference, loss, norm, sink_mass

@@ -9,7 +9,7 @@ from rounding import assert_close, assert_moved, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.activations.record import capture
-from sink_lens.data.batch import from_tensor
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
 from sink_lens.engine.forward import Start, run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError

@@ -10,9 +10,9 @@ from sink_lens.activations.record import capture
 from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import edit, resample
 from sink_lens.edits.metrics import loss, norm, sink_mass
+from sink_lens.edits.named_edits import KINDS
+from sink_lens.edits.references import References
 from sink_lens.engine.forward import run_with
-from sink_lens.engine.named_edits import KINDS
-from sink_lens.engine.references import References
 from sink_lens.sweeps.grid import EditGrid, Grid
 
 METRICS = (sink_mass(0), norm(0, layer=2), loss())

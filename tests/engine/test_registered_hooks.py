@@ -10,7 +10,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.activations.sink_mask import sink_scores
-from sink_lens.data.batch import TokenBatch
+from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import scale, zero
 from sink_lens.edits.hooks import from_hook
 from sink_lens.edits.metrics import Metric, logit_difference

@@ -1,6 +1,7 @@
 """``sink-lens fingerprint`` and ``fingerprint``: what is printed, written and refused."""
 
 import io
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from typer.testing import CliRunner
 from sink_lens import cli, load, read_run
 from sink_lens.cli import fingerprint as commands
 from sink_lens.identity import fingerprint
-from sink_lens.identity import fingerprints as module
-from sink_lens.identity.fingerprints import FingerprintConfig
+from sink_lens.identity.fingerprint import FingerprintConfig
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+
+module = import_module("sink_lens.identity.fingerprint")
 
 FEW = FingerprintConfig(sequences=200, length=4, coordinates=28)
 OPTIONS = ["--sequences", 200, "--length", 4, "--coordinates", 28]
@@ -49,7 +51,7 @@ def test_two_models_and_a_report(tmp_path, monkeypatch):
     for words in ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"):
         assert words in page
     assert (tmp_path / "out" / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("sink_lens.identity.fingerprints.facts", None)  # refused before a model is opened
+    monkeypatch.setattr(module, "facts", None)  # refused before a model is opened
     again = run(a, b, *OPTIONS, "--out", tmp_path / "out")
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr

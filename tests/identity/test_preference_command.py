@@ -1,6 +1,7 @@
 """``sink-lens preference`` and ``contraction``: what they print and write, resuming, exit codes."""
 
 import shlex
+from importlib import import_module
 
 import pandas as pd
 import pytest
@@ -116,8 +117,7 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
 
 
 def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatch):
-    from sink_lens.identity import token_preference as measuring
-
+    measuring = import_module("sink_lens.identity.preference")
     really, chunks = measuring.last_logits, []
 
     def stopping(lens, part):

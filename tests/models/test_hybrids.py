@@ -18,15 +18,15 @@ from sink_lens.edits.constructors import zero
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import ModelError, SiteError
-from sink_lens.identity.state_contraction import contraction
+from sink_lens.identity.contraction import contraction
 from sink_lens.models.families import family_of
 from sink_lens.models.load import load, random_init, wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
-from sink_lens.studies.model_card import card
-from sink_lens.studies.token_scan import sink_tokens
-from sink_lens.sweeps.runner import sweep
+from sink_lens.studies.card import card
+from sink_lens.studies.tokens import sink_tokens
+from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor
 
 WITH, WITHOUT = (1, 3), (0, 2)

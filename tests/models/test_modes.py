@@ -11,7 +11,7 @@ from sink_lens import Reading, TokenBatch, capture, generate, load, run_with, st
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
 from sink_lens.edits.metrics import sink_mass
-from sink_lens.identity.token_preference import last_logits
+from sink_lens.identity.preference import last_logits
 from sink_lens.models.tiny import tiny
 from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch

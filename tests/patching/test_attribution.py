@@ -14,8 +14,8 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
-from sink_lens.patching.activation import patch
 from sink_lens.patching.attribution import attribution_patch
+from sink_lens.patching.patch import patch
 
 WHOLE = ("llama", "gpt2", "gemma2", "gpt_neox")
 """Families whose every site is looked at."""

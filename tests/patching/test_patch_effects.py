@@ -12,8 +12,8 @@ from filelock import FileLock
 from rounding import assert_close
 
 from sink_lens import TokenBatch, edits, metrics, patching, run_with, wrap
+from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.engine import Engine
-from sink_lens.engine.named_edits import KINDS
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.config import Put

@@ -14,7 +14,7 @@ from sink_lens.edits.part import Part
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.tiny import TINY_FAMILIES
-from sink_lens.patching.activation import patch
+from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
 
 CORRECT, WRONG = [5, 6], [7, 8]

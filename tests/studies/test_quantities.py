@@ -18,7 +18,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import card as make_card
-from sink_lens.studies.model_card import INACTIVE, contents
+from sink_lens.studies.card import INACTIVE, contents
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
 from sink_lens.studies.quantities import COMPARED
 

@@ -26,7 +26,7 @@ from sink_lens.models.tiny import tiny
 from sink_lens.records import display, read_run
 from sink_lens.records.writing import RunWriter
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
-from sink_lens.sweeps.runner import sweep
+from sink_lens.sweeps.sweep import sweep
 
 GRID = Grid.of(
     EditGrid(kind="zero", site="neurons", units="0-29"),

@@ -9,8 +9,8 @@ import torch
 
 from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
+from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.measured import metrics_on
-from sink_lens.engine.named_edits import KINDS
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sink_lens.edits.constructors import edit, scale, zero
+from sink_lens.edits.named_edits import KINDS
+from sink_lens.edits.references import References
 from sink_lens.engine.cells import cell_of
-from sink_lens.engine.named_edits import KINDS
-from sink_lens.engine.references import References
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES
 from sink_lens.sweeps.grid import EditGrid, Grid

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sink_lens.models.tiny import tiny
 from sink_lens.training.monitor import SinkMonitor
-from sink_lens.training.trainer import leave_processes
+from sink_lens.training.train import leave_processes
 
 
 def batch():

@@ -12,7 +12,7 @@ from sink_lens.models.load import load
 from sink_lens.training.loop import Loop
 from sink_lens.training.model import model_of
 from sink_lens.training.muon import MuonWithAdamW
-from sink_lens.training.trainer import train
+from sink_lens.training.train import train
 
 from .tiny_run import config_of, data
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib import import_module
 from typing import get_args
 
 import pandas as pd
@@ -13,9 +14,11 @@ from sink_lens.cli import train as command
 from sink_lens.errors import RunError
 from sink_lens.models.headnorm import HeadNormForCausalLM, undecayed
 from sink_lens.models.variants import Attention
-from sink_lens.training import estimate, timed_estimate, trainer
+from sink_lens.training import estimate, timed_estimate
 from sink_lens.training.config import TrainConfig, read_train
 from sink_lens.training.model import model_of
+
+trainer = import_module("sink_lens.training.train")
 
 FILE = """\
 n_layers = 2

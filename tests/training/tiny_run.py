@@ -11,7 +11,7 @@ import torch
 from sink_lens.training import checkpoint_files
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.loop import Loop
-from sink_lens.training.trainer import leave_processes, train
+from sink_lens.training.train import leave_processes, train
 
 VOCAB_SIZE, LENGTH = 40, 12
 FIELDS: dict[str, Any] = {

@@ -66,11 +66,11 @@ def warm(template: Path, folder: Path) -> None:
     import sink_lens.chain.trace
     import sink_lens.report.html
     import sink_lens.report.trace
-    import sink_lens.studies.quantisation
-    import sink_lens.sweeps.runner
-    import sink_lens.training.comparison
-    import sink_lens.training.trainer
-    import sink_lens.training.watching
+    import sink_lens.studies.quantise
+    import sink_lens.sweeps.sweep
+    import sink_lens.training.compare
+    import sink_lens.training.train
+    import sink_lens.training.watch
 
     sink_lens.report.html.page_text("runs/sweep")
     os.chdir(folder.parent)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.activations.record import Reading, capture, stream
-from sink_lens.data.batch import TokenBatch
+from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import scale, zero
 from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
 from sink_lens.engine.cells import cell_of

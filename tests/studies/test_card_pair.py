@@ -14,7 +14,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import content
 from sink_lens.studies import card
-from sink_lens.studies.comparison import _decision
+from sink_lens.studies.card_pair import _decision
 from sink_lens.studies.config import CardConfig
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -21,21 +22,23 @@ import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import Metric, evaluate, logit_difference, loss, sink_mass
+from sink_lens.edits.references import References
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.passes import Passes
-from sink_lens.engine.references import References
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
-from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep, runner
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep
 from sink_lens.sweeps import timed_estimate as estimation
-from sink_lens.sweeps.runner import dry_run, sweep, sweep_shard
+from sink_lens.sweeps.sweep import dry_run, sweep, sweep_shard
 from sink_lens.sweeps.timed_estimate import cost_of, in_words
+
+runner = import_module("sink_lens.sweeps.sweep")
 
 LENGTHS = (12, 9, 5, 12)
 NEURONS = EditGrid(kind="zero", site="neurons", layers=[0, 2], units=[3, [7, 9], 40])
@@ -501,7 +504,7 @@ import os, signal
 from pathlib import Path
 from sink_lens.engine import engine, plan
 from sink_lens.sweeps.config import read_sweep
-from sink_lens.sweeps.runner import sweep
+from sink_lens.sweeps.sweep import sweep
 
 engine.CELLS_A_BLOCK, plan._CPU_TOKENS = 1, 100
 run = engine.Engine.run
@@ -531,7 +534,7 @@ def test_a_sweep_that_is_killed_three_times_gives_the_table_of_one_that_was_not(
         '[[edits]]\nunits = "0-29"\n[[edits]]\nkind = "scale"\nsite = "z"\nheads = "each"\nfactors = [0.5, 2]\n'
     )
     context = multiprocessing.get_context("forkserver")  # the library is imported once, and killed processes are forks
-    context.set_forkserver_preload(["sink_lens.sweeps.runner"])
+    context.set_forkserver_preload(["sink_lens.sweeps.sweep"])
     moments = np.random.default_rng(0).integers(1, 5, size=3)  # blocks that are written before
     kept = {}
     for moment in moments:

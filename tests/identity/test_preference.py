@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sink_lens.errors import InputError
-from sink_lens.identity.token_preference import Votes, preference, vote_shares
+from sink_lens.identity.preference import Votes, preference, vote_shares
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
 from sink_lens.models.tiny import tiny

@@ -2,6 +2,7 @@
 
 import types
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import LINEAR_INPUTS
-from sink_lens.studies import quantisation as module
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.quantisation import quantise, random_channels, random_tokens
+from sink_lens.studies.quantise import quantise, random_channels, random_tokens
+
+module = import_module("sink_lens.studies.quantise")
 
 
 def speaking(*, sink=True, sharp=4.0, sequences=8, length=32):

@@ -426,7 +426,7 @@ def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[],
 
     def measure() -> object:
         """Measure the checkpoints that were not measured yet."""
-        from .watching import watch  # with the chain, which nothing else here needs
+        from .watch import watch  # with the chain, which nothing else here needs
 
         return watch(folder, writer=writer, device=config.device, progress=False)
 

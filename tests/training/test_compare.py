@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.stats import difference
-from sink_lens.training.comparison import compare, write
+from sink_lens.training.compare import compare, write
 from sink_lens.training.loss_curves import smooth, tokens_to_reach
 from sink_lens.training.variants import flat, group
 

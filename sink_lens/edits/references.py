@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..activations.record import capture
 from ..data.tokens import TokenBatch
-from ..edits.amplification import CentringMeans, centring_means
-from ..edits.mean_ablation import Averaged, tokens_to_average
 from ..models.lens import LensModel
 from ..schema import Mean
+from .amplification import CentringMeans, centring_means
+from .mean_ablation import Averaged, tokens_to_average
 
 
 class References:

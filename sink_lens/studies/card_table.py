@@ -14,8 +14,8 @@ from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
 from ..text import interval, json_value, number, visible
+from .card import card
 from .config import CardConfig, TableFormat, is_run
-from .model_card import card
 
 DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
 """Columns where none are chosen; those that no run has are left out."""

@@ -3,7 +3,7 @@
 import pytest
 from planted_sequences import planted_lens, sequences
 
-from sink_lens.studies.isolation import isolate
+from sink_lens.studies.isolate import isolate
 
 
 def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):

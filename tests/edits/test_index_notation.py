@@ -2,8 +2,8 @@
 
 import pytest
 
+from sink_lens.edits.index_notation import values_of
 from sink_lens.edits.part import index_text
-from sink_lens.engine.index_notation import values_of
 from sink_lens.errors import InputError
 
 

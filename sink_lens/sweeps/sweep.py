@@ -21,11 +21,11 @@ from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
+from ..edits.named_metrics import MetricSpec
 from ..engine.cells import Cell
 from ..engine.code_identity import code_of
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, metrics_on
-from ..engine.named_metrics import MetricSpec
 from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import check_plan

@@ -12,9 +12,13 @@ from ..models.header import Sized
 from .index_notation import values_of
 
 if TYPE_CHECKING:
-    from ..data.batch import TokenBatch
-    from ..edits.metrics import Metric
+    from torch import Tensor
+
     from ..models.lens import LensModel
+    from .metrics import Metric
+
+Predictions = Callable[[], "Tensor"]
+"""Computes the logits of a baseline run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +40,13 @@ class MetricSpec:
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
             )
 
-    def metric(self, lens: "LensModel", tokens: "TokenBatch | None" = None) -> "Metric":
-        """The metric on a model; ``kl`` compares with the baseline run of the tokens.
+    def metric(self, lens: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
+        """The metric on a model; ``kl`` compares with the predictions, the logits of a baseline run.
 
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or cannot be used.
         """
-        return self._row()[0](lens, self.options, tokens)
+        return self._row()[0](lens, self.options, predictions)
 
     def last(self, model: Sized) -> int | None:
         """The last layer that the metric reads; None where it reads what comes after the layers.
@@ -84,23 +88,23 @@ def _layer(model: Sized, options: Mapping[str, Any]) -> int:
     return found[0]
 
 
-def _sink_mass(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+def _sink_mass(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
     """Attention to a position."""
-    from ..edits.metrics import sink_mass
+    from .metrics import sink_mass
 
     return sink_mass(whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers")))
 
 
-def _loss(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+def _loss(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
     """The next-token loss."""
-    from ..edits.metrics import loss
+    from .metrics import loss
 
     return loss()
 
 
-def _logit_difference(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+def _logit_difference(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
     """The right token's logit minus the wrong one's."""
-    from ..edits.metrics import logit_difference
+    from .metrics import logit_difference
 
     position = whole(options, "position", -1)
     for one in ("correct", "incorrect"):
@@ -109,35 +113,32 @@ def _logit_difference(lens: "LensModel", options: Mapping[str, Any], tokens: "To
     return logit_difference(options["correct"], options["incorrect"], lens.tokenizer, position=position)
 
 
-def _norm(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+def _norm(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
     """The norm of a site at a position."""
-    from ..edits.metrics import norm
+    from .metrics import norm
 
     texts(options, ("site",), where="a metric")
     layer = _layer(lens, options)
     return norm(whole(options, "sink_position", 0), layer=layer, site=options.get("site", "resid_post"))
 
 
-def _dominance(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+def _dominance(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
     """The dominance ratio at a position."""
-    from ..edits.metrics import dominance
+    from .metrics import dominance
 
     return dominance(whole(options, "sink_position", 0), layer=_layer(lens, options))
 
 
-def _kl(lens: "LensModel", options: Mapping[str, Any], tokens: "TokenBatch | None") -> "Metric":
+def _kl(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
     """Divergence from the predictions of the baseline run."""
-    from ..edits.metrics import kl_to
-    from .forward import run_with
+    from .metrics import kl_to
 
-    if tokens is None:
-        raise InputError("kl compares with the predictions of a baseline run; need its tokens")
-    logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
-    assert logits is not None  # they were asked for
-    return kl_to(logits)
+    if predictions is None:
+        raise InputError("kl compares with the predictions of a baseline run; need what computes them")
+    return kl_to(predictions())
 
 
-_Make = Callable[["LensModel", Mapping[str, Any], "TokenBatch | None"], "Metric"]
+_Make = Callable[["LensModel", Mapping[str, Any], "Predictions | None"], "Metric"]
 METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
     "sink_mass": (_sink_mass, ("sink_position", "layers"), ()),
     "loss": (_loss, (), ()),

@@ -1,6 +1,7 @@
 """Cards: what they say of a planted model, the same bytes twice, their schema, and one for every family."""
 
 import json
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import CARD_SCHEMA
-from sink_lens.studies import card, model_card
-from sink_lens.studies.cards import row_of
+from sink_lens.studies import card
+from sink_lens.studies.card_table import row_of
 from sink_lens.studies.observed import Observed
+
+model_card = import_module("sink_lens.studies.card")
 
 SIZE = {"sequences": 4, "length": 24, "progress": False}
 FIELDS = [

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,8 @@ from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoints_of
-from sink_lens.training import watching
 from sink_lens.training.checkpoint_folders import checkpoints_in
-from sink_lens.training.watching import (
+from sink_lens.training.watch import (
     births,
     evaluation_tokens,
     measure_checkpoint,
@@ -28,6 +28,8 @@ from sink_lens.training.watching import (
 )
 
 from .runs import CONFIG, EACH, PROVENANCE, log, watched, write_run
+
+watching = import_module("sink_lens.training.watch")
 
 
 def batch(sequences=3, length=24, seed=0):

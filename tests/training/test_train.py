@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from sink_lens.training import loop as loop_module
 from sink_lens.training.batches import corpus_of, tokenizer_hash
 from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
-from sink_lens.training.trainer import arguments, check_device, check_processes, check_trackers, train
+from sink_lens.training.train import arguments, check_device, check_processes, check_trackers, train
 
 HERE = Path(__file__).parent
 _SCRIPT = spec_from_file_location("tiny_run", HERE / "tiny_run.py")
@@ -619,8 +620,8 @@ def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatc
 
 def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_path, monkeypatch):
     from sink_lens.records.checkpoints import checkpoints_of
-    from sink_lens.training import watching
 
+    watching = import_module("sink_lens.training.watch")
     seen = []
 
     def measured(folder, *, writer, device, progress):

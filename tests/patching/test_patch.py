@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import warnings
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from sink_lens.engine.forward import run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
-from sink_lens.patching import activation, path
-from sink_lens.patching.activation import patch
+from sink_lens.patching import path
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.config import PatchConfig
+from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
+
+activation = import_module("sink_lens.patching.patch")
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)

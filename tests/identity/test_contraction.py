@@ -9,9 +9,9 @@ import torch
 
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
+from sink_lens.identity.contraction import agreement, contraction
 from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife
 from sink_lens.identity.models_to_measure import RandomSequences
-from sink_lens.identity.state_contraction import agreement, contraction
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
 from sink_lens.models.tiny import tiny

@@ -9,8 +9,9 @@ import torch
 
 from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, on_tokens, sink_mass
+from sink_lens.edits.named_metrics import METRICS
+from sink_lens.engine.forward import predictions
 from sink_lens.engine.measured import metric_config, metrics_on
-from sink_lens.engine.named_metrics import METRICS
 from sink_lens.engine.needs import Needs
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
@@ -41,10 +42,10 @@ def test_every_metric_by_name_is_the_metric_of_these_options():
     assert metric("norm", layer="2").sites == ("resid_post",)
     assert metric("dominance", layer=1).layers == (1,)
     assert metric("logit_difference", correct=5, incorrect=6, position=2).scored == 2
-    kl = MetricSpec(name="kl").metric(llama(), EIGHT)
+    kl = MetricSpec(name="kl").metric(llama(), functools.partial(predictions, llama(), EIGHT))
     run = run_with(llama(), EIGHT, logits=True)
     assert float(kl.function(run).abs().max()) < 1e-6  # of the baseline run with itself
-    with pytest.raises(InputError, match="kl compares with the predictions of a baseline run; need its tokens"):
+    with pytest.raises(InputError, match="kl compares with the predictions of a baseline run; need what computes them"):
         metric("kl")
     assert (
         set(METRICS)
@@ -58,7 +59,7 @@ def test_the_last_layer_is_that_up_to_which_a_pass_is_run():
     specs = [MetricSpec(name=name, options=options.get(name, {})) for name in METRICS]
     specs += [MetricSpec(name="sink_mass", options={"layers": "0-1"})]
     for spec in specs:
-        needs = Needs.of([spec.metric(llama(), EIGHT)], lens=llama())
+        needs = Needs.of([spec.metric(llama(), functools.partial(predictions, llama(), EIGHT))], lens=llama())
         assert spec.last(llama()) == (None if needs.whole else needs.last - 1), spec
 
 

@@ -14,8 +14,8 @@ from sink_lens import cli
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run, read_run
-from sink_lens.studies.cards import Cell, cards, chosen_columns, row_of, table_text
-from sink_lens.studies.cards import rows_of as rows_of_models
+from sink_lens.studies.card_table import Cell, cards, chosen_columns, row_of, table_text
+from sink_lens.studies.card_table import rows_of as rows_of_models
 from sink_lens.studies.config import CardConfig
 
 TRACE = Path(__file__).parents[1] / "browser" / "default_model"

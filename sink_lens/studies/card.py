@@ -32,7 +32,7 @@ from ..stats import Interval, interval, paired_difference
 from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
 from ..text import interval as bounds
 from .bos_check import bos_in_front, said_in_front
-from .comparison import compare
+from .card_pair import compare
 from .config import CardConfig
 from .observed import SITES_READ, Observed, digits
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval

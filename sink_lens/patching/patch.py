@@ -31,17 +31,17 @@ from transformer_lens.patching import PatchingResult
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
+from ..edits.effect_table import effect_table
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where
+from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.code_identity import code_of
-from ..engine.effect_table import effect_table
 from ..engine.engine import Engine
 from ..engine.forward import run_with
 from ..engine.measured import metric_config
 from ..engine.plan import Plan
-from ..engine.references import References
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel

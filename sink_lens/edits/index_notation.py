@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..edits.part import Indices
 from ..errors import InputError
 from ..text import ranges
+from .part import Indices
 
 
 def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..edits.part import AXES, Part
 from ..errors import InputError
 from ..models.sites import SITES
 from ..schema import CENTRES, MEANS
 from ..text import strength
+from .part import AXES, Part
 
 if TYPE_CHECKING:
-    from ..edits.constructors import Edit
+    from .constructors import Edit
     from .references import References
 
 
@@ -153,28 +153,28 @@ def kind_of(name: str, *, site: str) -> Kind:
 
 def _zero(spec: EditSpec, refs: "References") -> "Edit":
     """Set to zero."""
-    from ..edits.constructors import zero
+    from .constructors import zero
 
     return zero(spec.part.site, **spec.arguments)
 
 
 def _scale(spec: EditSpec, refs: "References") -> "Edit":
     """Multiply by a factor."""
-    from ..edits.constructors import scale
+    from .constructors import scale
 
     return scale(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
 def _set(spec: EditSpec, refs: "References") -> "Edit":
     """Set to a number."""
-    from ..edits.constructors import set_value
+    from .constructors import set_value
 
     return set_value(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
 def _mean(spec: EditSpec, refs: "References") -> "Edit":
     """Set to a mean of the baseline run."""
-    from ..edits.constructors import freeze
+    from .constructors import freeze
 
     mean: Any = spec.kind
     values = {layer: spec.part.of(refs.mean(spec.part.site, layer, mean)) for layer in _layers(spec, refs)}
@@ -185,7 +185,7 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
     """Set to another sequence's values."""
     from torch import Generator
 
-    from ..edits.constructors import resample
+    from .constructors import resample
 
     shortest, asked = int(refs.tokens.lengths.min()), spec.part.positions
     if shortest < refs.tokens.n_positions and (asked is None or max(asked) >= shortest):
@@ -200,7 +200,7 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
 
 def _isolate(spec: EditSpec, refs: "References") -> "Edit":
     """Let tokens attend to themselves alone."""
-    from ..edits.isolation import isolate
+    from .isolation import isolate
 
     assert spec.part.positions is not None
     return isolate(spec.part.positions, layers=spec.part.layers, label=spec.label)
@@ -208,7 +208,7 @@ def _isolate(spec: EditSpec, refs: "References") -> "Edit":
 
 def _amplify(spec: EditSpec, refs: "References") -> "Edit":
     """Move aggregated values away from a mean."""
-    from ..edits.amplification import amplify
+    from .amplification import amplify
 
     assert spec.part.positions is not None
     centre = spec.options["centre"]

@@ -34,7 +34,7 @@ from ..schema import SINK_THRESHOLD
 from .config import check_length
 from .cosine_sums import CosineSums, Ends, Place, jackknife
 from .models_to_measure import RandomSequences
-from .token_preference import wilson
+from .preference import wilson
 
 SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
 """Measures of ``chain_measures`` for the whole model, reported beside the contraction."""
