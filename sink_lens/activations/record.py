@@ -64,7 +64,7 @@ def stream(
         label: text of the progress bar.
 
     Raises:
-        SiteError: the family lacks a site.
+        SiteError: the family lacks a site, or its hook point did not fire.
         KernelError: ``fused`` was requested but is not exact.
         InputError: a layer, key or row does not exist, two readings have the same name, a reading names no site, or a
             result does not have the sequences as its first axis.
@@ -86,6 +86,7 @@ def stream(
         for part in batch.batches(sequences_a_forward(batch_size, batch)):
             reading_pass = _ReadingPass(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
             forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
+            reading_pass.check()
             bring_home([parts for by_layer in found.values() for parts in by_layer.values()])
             give_back()
             bar.update(part.n_sequences)
@@ -126,7 +127,8 @@ def capture(
         progress: show a progress bar.
 
     Raises:
-        SiteError: the family or a layer lacks a site, or this model's bridge does not show it.
+        SiteError: the family or a layer lacks a site, or this model's bridge does not show it, or its hook point did
+            not fire.
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens = as_lens(lens)
@@ -171,6 +173,9 @@ def capture(
             else:
                 forward(lens, part, plan=wanted, put=put, kernel=kernel, plain=which == "plain")
             bar.update(part.n_sequences)
+    for layer, asked in wanted.items():
+        if lost := {name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept}:
+            raise never_fired(lost, layer=layer, lens=lens)
     tensors = {key: torch.cat(parts) for key, parts in sorted(kept.items())}
     return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
 
@@ -238,6 +243,16 @@ class _ReadingPass:
         for done in held.keys() - still:
             del held[done]
 
+    def check(self) -> None:
+        """Refuse a reading that was never shown what it asked for.
+
+        Raises:
+            SiteError: a hook point did not fire.
+        """
+        for layer, waiting in self.waiting.items():
+            for reading in waiting:
+                raise never_fired(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
+
     def _keep(self, result: Tensor, *, reading: Reading, layer: int) -> None:
         """A copy of the tensor, since a view would keep the whole underlying tensor in memory."""
         if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
@@ -248,6 +263,14 @@ class _ReadingPass:
             )
         own = result.detach().clone()  # on the GPU until the pass is done: each copy from there would wait for it
         self.found[reading.name].setdefault(layer, []).append(own)
+
+
+def never_fired(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
+    """Make the error of sites whose hook point did not fire in a pass that went through their layer."""
+    return SiteError(
+        f"the hook point of {', '.join(sorted(names))} did not fire in layer {layer} of {lens.name}, so that nothing "
+        "was read there; need a site that this model's forward goes through"
+    )
 
 
 def _of_attention(names: Iterable[str], lens: LensModel) -> bool:

@@ -156,6 +156,20 @@ class Applied:
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
         return sorted(found, key=operator.attrgetter("order"))
 
+    def check_shown(self, layers: range) -> None:
+        """Refuse an edit that was never shown its site, though the run went through all these layers.
+
+        Raises:
+            SiteError: a hook point did not fire.
+        """
+        for number, one in enumerate(self.edits):
+            own = [layer for layer in one.over(self.lens.n_layers) if layer in layers]
+            if own and number not in self.reached and SITES[one.site].per_layer:
+                raise SiteError(
+                    f"the edit {one.label!r} was never shown {one.site!r}, whose hook point did not fire in layer "
+                    f"{own[0]} of {self.lens.name}; need a site that this model's forward goes through"
+                )
+
     def warn(self) -> None:
         """Warn about every edit that changed nothing."""
         late = [one for number, one in enumerate(self.edits) if number not in self.reached]

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
-from ..activations.record import check_layers, check_positions
+from ..activations.record import check_layers, check_positions, never_fired
 from ..data.tokens import TokenBatch, from_tensor
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, check_edits
@@ -157,6 +157,7 @@ def run_applied(
             collector.finish(out, part=part, loss=loss, logits=logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
+    applied.check_shown(range(first, last))
     return collector.outcome(layers, valid=batch.valid.cpu(), edits=applied.edits)
 
 
@@ -187,6 +188,7 @@ class RunCollector:
         self.columns: dict[int, list[Tensor]] = {}
         self.state: dict[int, list[Tensor]] = {}
         self.kept: dict[tuple[str, int], list[Tensor]] = {}
+        self.asked: set[tuple[str, int]] = set()
         self.losses: list[Tensor] = []
         self.token_losses: Tensor | None = None
         self.logits: list[Tensor] = []
@@ -204,6 +206,7 @@ class RunCollector:
             places.append(("resid_post", layer, partial(self.take_stream, layer=layer, valid=valid)))
         for site in sites:
             for layer in read if SITES[site].per_layer else (0,):
+                self.asked.add((site, layer))
                 places.append((site, layer, partial(self._keep, place=(site, layer))))
         return places
 
@@ -327,13 +330,16 @@ class RunCollector:
 
         Raises:
             EditError: the values at the end of a pass are not finite.
-            SiteError: the bridge gives no pattern.
+            SiteError: the bridge gives no pattern, or a site's hook point did not fire.
         """
         if read and not self.mass:
             raise SiteError(
                 "this bridge delegates its attention to a kernel that gives no pattern; need the eager one, or a "
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
+        if self.early is None:  # else what a pass skips is the baseline's
+            for site, layer in self.asked - self.kept.keys():
+                raise never_fired([site], layer=layer, lens=self.lens)
         read_home([self])
         if any(map(bool, self.bad)):
             raise not_a_number(edits)

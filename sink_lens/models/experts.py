@@ -11,6 +11,7 @@ The tensor of all experts is made only while something reads or edits the site. 
 its own class, within rounding, at every token where no edit changed a neuron.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -18,10 +19,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
-from transformers.models.mixtral.modeling_mixtral import MixtralExperts
-from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from .families import EXPERTS_HOOK as HOOK
 from .offload import rebound
@@ -110,41 +107,26 @@ def rows_of(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"],
     return gate, up
 
 
-class ShownMixtralExperts(_Shown, MixtralExperts):
-    """Mixtral's experts."""
+def _is_shown(experts: Any) -> bool:
+    """Check whether these are experts as transformers' models have them, with a gate and nothing behind their sum."""
+    projections = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
+    tensors = all(isinstance(one, Tensor) and one.dim() == 3 for one in projections)
+    return tensors and bool(getattr(experts, "has_gate", False)) and not experts.has_post_expert_norm
 
 
-class ShownQwen3MoeExperts(_Shown, Qwen3MoeExperts):
-    """Qwen3-MoE's experts."""
-
-
-class ShownOlmoeExperts(_Shown, OlmoeExperts):
-    """OLMoE's experts."""
-
-
-_GptOss: Any = GptOssExperts  # its decorator has no type
-
-
-class ShownGptOssExperts(_Shown, _GptOss):
-    """gpt-oss's experts, which have biases."""
-
-
-_SHOWN: dict[type[nn.Module], type[nn.Module]] = {
-    MixtralExperts: ShownMixtralExperts,
-    Qwen3MoeExperts: ShownQwen3MoeExperts,
-    OlmoeExperts: ShownOlmoeExperts,
-    _GptOss: ShownGptOssExperts,
-}
+@functools.cache
+def _shown(kind: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of a class of experts that has the place for their neurons."""
+    return type(f"Shown{kind.__name__}", (_Shown, kind), {"__module__": __name__})
 
 
 def show_experts(model: nn.Module) -> None:
     """Give the experts of a model the place where their neurons are read and edited; the modules stay the same."""
     for block in model.modules():
         experts: Any = getattr(block, "experts", None)
-        own = _SHOWN.get(type(experts))
-        if own is None:
+        if isinstance(experts, _Shown) or not _is_shown(experts):
             continue
-        experts.__class__ = own
+        experts.__class__ = _shown(type(experts))
         rebound(experts)
         experts.add_module(HOOK, HookPoint())
         block.register_forward_pre_hook(_note_batch)

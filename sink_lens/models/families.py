@@ -73,6 +73,8 @@ class Family:
     head_out: str | None = None
     """The submodule of the attention that norms or gates each head's aggregated values before W_O; None if W_O reads
     the aggregated values unchanged."""
+    head_norm_flat: bool = False
+    """Whether ``head_out`` takes all heads side by side, as one norm over all of them does."""
     head_gate: str | None = None
     """The projection of the attention's input that gates the heads' outputs, in a layer of its own; else None."""
     qk_norm: str | None = None
@@ -281,7 +283,6 @@ _ROWS = (
         mlp_norm="ln_1",
         centred_norm=True,
         own_attention=True,
-        bridge_architecture="SinkLensGPTJForCausalLM",
     ),
     Family(
         architecture="GPTNeoForCausalLM",
@@ -296,7 +297,6 @@ _ROWS = (
         mlp_norm="ln_2",
         centred_norm=True,
         own_attention=True,
-        bridge_architecture="SinkLensGPTNeoForCausalLM",
     ),
     Family(
         architecture="BloomForCausalLM",
@@ -317,7 +317,44 @@ _ROWS = (
         adds_inside=True,
         bridge_architecture="SinkLensBloomForCausalLM",
     ),
+    Family(architecture="Jais2ForCausalLM", gate=None, centred_norm=True),
+    Family(
+        architecture="VaultGemmaForCausalLM", soft_capped=True, mlp_norm="pre_feedforward_layernorm", gain_offset=1.0
+    ),
+    Family(
+        architecture="GPTBigCodeForCausalLM",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        attention="attn",
+        q="c_attn",
+        k="c_attn",
+        v="c_attn",
+        o="c_proj",
+        qkv_layout="contiguous",
+        attn_norm="ln_1",
+        gate=None,
+        up="c_fc",
+        down="c_proj",
+        mlp_norm="ln_2",
+        centred_norm=True,
+    ),
+    Family(architecture="NanoChatForCausalLM", gate=None, up="fc1", down="fc2", qk_norm="head"),
+    Family(
+        architecture="BitNetForCausalLM",
+        head_out="attn_sub_norm",
+        head_norm_flat=True,
+        bridge_architecture="SinkLensBitNetForCausalLM",
+    ),
     Family(architecture="MixtralForCausalLM", **_EXPERTS),
+    Family(architecture="MiniMaxM2ForCausalLM", **_EXPERTS, qk_norm="width"),
+    Family(architecture="FlexOlmoForCausalLM", **_EXPERTS, **_POST_NORM, qk_norm="width", rotates_in_float32=True),
+    Family(architecture="GraniteMoeForCausalLM", **_EXPERTS, mlp="block_sparse_moe"),
+    Family(
+        architecture="PhimoeForCausalLM",
+        **_EXPERTS,
+        centred_norm=True,
+        bridge_architecture="SinkLensPhimoeForCausalLM",
+    ),
     Family(architecture="Qwen3MoeForCausalLM", **_EXPERTS, qk_norm="head"),
     Family(architecture="OlmoeForCausalLM", **_EXPERTS, qk_norm="width"),
     Family(architecture="Qwen3_5ForCausalLM", mixer="linear_attn", gated_q=True, qk_norm="head", gain_offset=1.0),
@@ -436,6 +473,8 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
             "this FalconForCausalLM has several key heads, or an MLP behind its attention; need multi_query and "
             "parallel_attn, which 7B has"
         )
+    if architecture == "GPTBigCodeForCausalLM" and not config.multi_query:
+        raise ModelError("this GPTBigCodeForCausalLM has several key heads; need one with multi_query")
     if architecture == "OPTForCausalLM" and not (
         config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size
     ):
@@ -449,7 +488,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
         raise ModelError("some of its layers have no experts; need a Qwen3-MoE whose layers all have them")
     if hasattr(config, "residual_multiplier"):
         return replace(row, residual_multiplier=float(config.residual_multiplier))
-    if row.head_out is None:
+    if architecture != "HeadNormForCausalLM":
         return row
     return replace(
         row,

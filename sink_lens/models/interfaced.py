@@ -6,8 +6,9 @@ GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so 
 values as its parent does, and calls the registered function where the model's configuration names one; with ``eager``
 and ``sdpa`` the parent runs, and no number of the model changes.
 
-TransformerLens delegates GPT-J's and GPT-Neo's attention to these modules. ``InterfacedAttentionBridge`` puts its hooks
-for the scores and the pattern inside them.
+TransformerLens delegates the attention of some families to the module of transformers, and fires the hooks of scores
+and pattern when both were used. ``hook_inside`` makes these components an ``InterfacedAttentionBridge``, which puts
+the hooks inside the module, so that edits take effect.
 """
 
 import contextlib
@@ -19,18 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
-from transformer_lens.model_bridge.generalized_components import AttentionBridge
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.generalized_components import AttentionBridge, RMSNormalizationBridge
 from transformer_lens.model_bridge.supported_architectures import (
+    BitNetArchitectureAdapter,
     BloomArchitectureAdapter,
     FalconArchitectureAdapter,
-    GptjArchitectureAdapter,
-    NeoArchitectureAdapter,
+    PhiMoEArchitectureAdapter,
 )
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor, dropout_add
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconDecoderLayer, apply_rotary_pos_emb
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
+from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
 
 from .neox import PartOfFused
 from .offload import rebound
@@ -39,6 +42,7 @@ Attend = Callable[..., tuple[Tensor, Tensor | None]]
 """An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""
 
 _OWN = frozenset({"eager", "sdpa"})
+_INSIDE = "sink_lens_hooked"
 _HOOKED: ContextVar[Attend | None] = ContextVar("sink_lens_hooked", default=None)
 
 
@@ -143,12 +147,41 @@ class InterfacedBloom(BloomAttention):
         return out, pattern
 
 
+class _Embedded(nn.Module):
+    """A norm without weights, in place of another module for one call."""
+
+    def __init__(self, eps: float, *, after: Callable[[], object]) -> None:
+        """Norm once, then call a function."""
+        super().__init__()
+        self.norm, self.after = NanoChatRMSNorm(eps=eps), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Norm the embeddings."""
+        self.after()
+        return self.norm(x)
+
+
+class NanoChatBody(NanoChatModel):
+    """NanoChat's layers; the module of the last norm also norms the embeddings, here by another one without weights.
+
+    A hook of the last norm would otherwise see both.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's forward, whose first norm is not the last one's module."""
+        last: Any = self._modules["norm"]
+        eps = getattr(last, "original_component", last).eps
+        self._modules["norm"] = _Embedded(eps, after=lambda: self._modules.__setitem__("norm", last))
+        return super().forward(*args, **kwargs)
+
+
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     GPTJAttention: InterfacedGptj,
     GPTNeoSelfAttention: InterfacedGptNeo,
     FalconAttention: InterfacedFalcon,
     FalconDecoderLayer: SeparateFalconLayer,
     BloomAttention: InterfacedBloom,
+    NanoChatModel: NanoChatBody,
 }
 
 
@@ -199,58 +232,54 @@ class InterfacedAttentionBridge(AttentionBridge):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with the hooks inside it."""
-        with self._inside():
-            return super().forward(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Let the attention inside this block go through the hook points."""
-        token = _HOOKED.set(self._attend)
+        config: Any = self.original_component.config  # type: ignore[union-attr]  # every attention of transformers
+        before, token = config._attn_implementation, _HOOKED.set(self._attend)
         try:
-            yield
+            config._attn_implementation = _INSIDE
+            return super().forward(*args, **kwargs)
         finally:
+            config._attn_implementation = before
             _HOOKED.reset(token)
 
     def _attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        scaling: float,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """Eager attention; the pattern is not handed on, or TransformerLens would call its hooks again."""
-        length, n_keys = query.shape[2], key.shape[2]
+        length, n_keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
         if mask is None:
             mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - length)
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
                 ~mask, torch.finfo(query.dtype).min
             )
+        key, value = (one.repeat_interleave(groups, 1) for one in (key, value))
         scores = self.hook_attn_scores(torch.matmul(query, key.transpose(2, 3)) * scaling + mask)
-        pattern = self.hook_pattern(nn.functional.softmax(scores, dim=-1))
-        return torch.matmul(pattern, value).transpose(1, 2), None
+        pattern = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.matmul(self.hook_pattern(pattern), value).transpose(1, 2).contiguous(), None
 
 
-def _with_hooks_inside(mapping: Any) -> None:
-    """Put our attention bridge in place of the stock one."""
-    stock = mapping["blocks"].submodules["attn"]
-    mapping["blocks"].submodules["attn"] = InterfacedAttentionBridge(
-        name=stock.name, config=stock.config, submodules=stock.submodules
-    )
+def _hooked(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """The function of the component whose module runs, as an attention function of transformers."""
+    attend = _HOOKED.get()
+    assert attend is not None, "this attention function runs inside an InterfacedAttentionBridge only"
+    return attend(*args, **kwargs)
 
 
-class EditableGptjAdapter(GptjArchitectureAdapter):
-    """The stock GPT-J adapter, with an attention whose scores and pattern can be edited."""
-
-    def __init__(self, cfg: Any) -> None:
-        """Build the stock components and put the hooked attention in the blocks."""
-        super().__init__(cfg)
-        _with_hooks_inside(self.component_mapping)
-
-
-class EditableNeoAdapter(NeoArchitectureAdapter):
-    """The stock GPT-Neo adapter, with an attention whose scores and pattern can be edited."""
-
-    def __init__(self, cfg: Any) -> None:
-        """Build the stock components and put the hooked attention in the blocks."""
-        super().__init__(cfg)
-        _with_hooks_inside(self.component_mapping)
+def hook_inside(bridge: TransformerBridge) -> None:
+    """Put the hooks of scores and pattern inside every attention that TransformerLens delegates to its module."""
+    AttentionInterface.register(_INSIDE, _hooked)
+    for block in bridge.blocks:
+        attention = block._modules.get("attn")
+        if type(attention) is AttentionBridge:
+            attention.__class__ = InterfacedAttentionBridge
 
 
 class SharedBloomAdapter(BloomArchitectureAdapter):
@@ -260,6 +289,16 @@ class SharedBloomAdapter(BloomArchitectureAdapter):
         """The three parts; TransformerLens puts its hooks around each."""
         fused = original_attention_component.query_key_value
         return tuple(PartOfFused(fused, part=part, n_heads=self.cfg.n_heads) for part in range(3))
+
+
+class HookedBitNetAdapter(BitNetArchitectureAdapter):
+    """The stock BitNet adapter, with hooks around the norm of the aggregated values."""
+
+    def __init__(self, cfg: Any) -> None:
+        """Build the stock components and name the norm among those of the attention."""
+        super().__init__(cfg)
+        norm = RMSNormalizationBridge(name="attn_sub_norm", config=self.cfg)
+        self.component_mapping["blocks"].submodules["attn"].submodules["attn_sub_norm"] = norm  # type: ignore[index]
 
 
 class _RowsOfFused(nn.Module):
@@ -304,9 +343,9 @@ SHARED = (SharedBloomAdapter, SharedFalconAdapter)
 def register() -> None:
     """Register the adapters with TransformerLens, under names of their own. Repeated calls change nothing."""
     for name, adapter in (
-        ("SinkLensGPTJForCausalLM", EditableGptjAdapter),
-        ("SinkLensGPTNeoForCausalLM", EditableNeoAdapter),
         ("SinkLensFalconForCausalLM", SharedFalconAdapter),
         ("SinkLensBloomForCausalLM", SharedBloomAdapter),
+        ("SinkLensBitNetForCausalLM", HookedBitNetAdapter),
+        ("SinkLensPhimoeForCausalLM", PhiMoEArchitectureAdapter),
     ):
         ArchitectureAdapterFactory.register_adapter(name, adapter)

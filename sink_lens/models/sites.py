@@ -152,7 +152,8 @@ def _aggregated_values(family: Family) -> Address | None:
         return None
     if family.head_out is None:
         return _of_head(family)
-    return Address(module=_join(family.attention, family.head_out), side="input")
+    part = "heads" if family.head_norm_flat else "whole"
+    return Address(module=_join(family.attention, family.head_out), side="input", part=part)
 
 
 def _no_module(family: Family) -> None:

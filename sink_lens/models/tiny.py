@@ -142,6 +142,32 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
         _WIDE_HEAD | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True},
     ),
     "olmoe": ("olmoe", _LLAMA | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "jais2": ("jais2", _LLAMA),
+    "vaultgemma": (
+        "vaultgemma",
+        _WIDE_HEAD
+        | {
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gpt_bigcode": ("gpt_bigcode", _SIZES | {"n_inner": 80, "initializer_range": 0.2}),
+    "nanochat": ("nanochat", _LLAMA | {"final_logit_softcapping": 5.0}),
+    "bitnet": ("bitnet", _LLAMA),
+    "minimax_m2": (
+        "minimax_m2",
+        _WIDE_HEAD | _EXPERTS | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}},
+    ),
+    "flex_olmo": ("flex_olmo", _LLAMA | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": (
+        "granitemoe",
+        _LLAMA
+        | _EXPERTS
+        | {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
+    "phimoe": ("phimoe", _LLAMA | _EXPERTS | {"sliding_window": WINDOW}),
 }
 """Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
 _LINEAR = {
@@ -222,7 +248,7 @@ def config_of(family: str, **overrides: Any) -> Any:
         )
     names = config_class.attribute_map  # gpt2: hidden_size -> n_embd; either may be overridden
     fields = {names.get(key, key): value for key, value in (defaults | overrides).items()}
-    if family in ("gemma2", "gemma3", "gpt_oss", "olmo3", "exaone4"):
+    if family in ("gemma2", "gemma3", "vaultgemma", "gpt_oss", "olmo3", "exaone4"):
         n_layers = fields["num_hidden_layers"]
         fields.setdefault("layer_types", [_ALTERNATING[layer % 2] for layer in range(n_layers)])
     return config_class(**fields)

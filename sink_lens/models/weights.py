@@ -11,7 +11,6 @@ import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
 from .experts import columns_of, rows_of
 from .lens import LensModel, check_attention
@@ -219,22 +218,19 @@ def final_norm(lens: LensModel) -> Norm:
 def _norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
     """Gain, bias and eps of a norm."""
     check_unchanged(lens)
-    centred = lens.family.centred_norm
-    if isinstance(module, OlmoLayerNorm):  # it has no weights, and its eps is no field
-        gain = torch.ones(lens.d_model, device=lens.device, dtype=torch.float32)
-        return Norm(gain=gain, bias=torch.zeros_like(gain), eps=1e-5, centred=centred)
     with in_memory(module):
-        weight: Any = module.weight
+        weight: Any = getattr(module, "weight", None)
         bias = getattr(module, "bias", None)
+    if weight is None:  # OLMo's and NanoChat's
+        weight = torch.ones(width or lens.d_head, device=lens.device, dtype=torch.float32)
     gain = weight.detach().float() + lens.family.gain_offset
     if width is not None and gain.numel() == 1:  # one gain for all dimensions
         gain = gain.expand(width)
-    eps = getattr(module, "eps", None)
-    if eps is None:
-        eps = module.variance_epsilon  # the same number, under the name that most families use
+    named = (getattr(module, name, None) for name in ("eps", "variance_epsilon"))
+    eps = next((one for one in named if one is not None), 1e-5)  # OLMo's norm has it in its code
     return Norm(
         gain=gain,
         bias=torch.zeros_like(gain) if bias is None else bias.detach().float(),
-        eps=float(eps),  # type: ignore[arg-type]  # a number on every norm of the families
-        centred=centred,
+        eps=float(eps),
+        centred=lens.family.centred_norm,
     )

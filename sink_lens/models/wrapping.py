@@ -225,7 +225,12 @@ def _bridge(
             tokenizer=own,
             model_name=name,
         )
+    interfaced.hook_inside(bridge)
     experts.hook_experts(bridge)
+    if family.head_out is not None and family.head_norm_flat:
+        for block in bridge.blocks:
+            point = block.attn.get_submodule(family.head_out).hook_in
+            point.hook_conversion = block.attn.o.hook_in.hook_conversion
     if family.rotates_in_float32 and model.dtype != torch.float32:
         _round_after_rotation(bridge, dtype=model.dtype)
     if tokenizer is not None:

@@ -20,8 +20,8 @@ from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, WIND
 LENGTH = 27  # over three windows of 8, and no multiple of anything
 KEYS = tuple(range(LENGTH))
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
-FUSED = tuple(family for family in ALL_FAMILIES if family not in ("gemma2", "headnorm_sigmoid", "bloom"))
-OWN_EAGER = ("gemma2", "gpt_oss", "gptj", "gpt_neo", "bloom")
+FUSED = tuple(family for family in ALL_FAMILIES if family not in ("gemma2", "vaultgemma", "headnorm_sigmoid", "bloom"))
+OWN_EAGER = ("gemma2", "vaultgemma", "gpt_oss", "gptj", "gpt_neo", "bloom")
 
 
 def tokens(batch=2, length=LENGTH):

@@ -15,12 +15,17 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE, tiny
 from sink_lens.models.weights import mlp_weights
 
-EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "minimax_m2", "flex_olmo", "granitemoe", "phimoe")
 LAYER = 1
 
 
 def tokens():
     return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def experts_of(model):
+    layer = model.model.layers[LAYER]
+    return (layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp).experts
 
 
 def close(found, expected, tolerance=1e-5):
@@ -36,7 +41,7 @@ def raw(family, change=None):
     model = tiny(family)
     model.config._experts_implementation = "eager"
     if change is not None:
-        experts = model.model.layers[LAYER].mlp.experts
+        experts = experts_of(model)
         transposed = family == "gpt_oss"
 
         def forward(x, index, weights):
@@ -73,10 +78,10 @@ def test_the_experts_give_what_those_of_transformers_give(family):
 @pytest.mark.parametrize("family", EXPERTS)
 def test_the_neurons_times_their_columns_sum_to_what_the_block_adds(family):
     lens = lens_of(family)
-    found = capture(lens, tokens(), sites=["neurons", "mlp_out"])
+    found = capture(lens, tokens(), sites=["neurons", "down_out"])
     for layer in range(3):
         terms = found["neurons", layer] @ mlp_weights(lens, layer=layer).w_down.T
-        assert close(terms, found["mlp_out", layer])
+        assert close(terms, found["down_out", layer])
 
 
 @pytest.mark.parametrize("family", EXPERTS)
@@ -85,7 +90,7 @@ def test_every_token_uses_its_two_experts_and_no_other(family):
     assert lens.d_expert is not None
     neurons = capture(lens, tokens(), sites=["neurons"])["neurons", LAYER].unflatten(-1, (-1, lens.d_expert))
     assert ((neurons != 0).any(-1).sum(-1) == 2).all()
-    columns = columns_of(lens.layer(LAYER).mlp.experts, 3)
+    columns = columns_of(experts_of(lens.plain), 3)
     own = mlp_weights(lens, layer=LAYER).w_down[:, 3 * lens.d_expert : 4 * lens.d_expert]
     assert torch.equal(columns, own)
 
@@ -111,9 +116,9 @@ def test_ablating_an_expert_is_leaving_it_out(family):
     found = run_with(lens, tokens(), whole, loss=False, logits=True, layers=[0]).logits
     model = tiny(family)
     with torch.no_grad():
-        model.model.layers[LAYER].mlp.experts.down_proj[2] = 0
+        experts_of(model).down_proj[2] = 0
         if family == "gpt_oss":
-            model.model.layers[LAYER].mlp.experts.down_proj_bias[2] = 0
+            experts_of(model).down_proj_bias[2] = 0
         assert close(found, model(tokens(), use_cache=False).logits)
 
 
@@ -124,7 +129,7 @@ def test_entries_of_a_down_projection_are_entries_of_one_experts_weights(family)
     one = scalar(lens, layer=LAYER, neurons=units, dimensions=[4, 11])
     found = run_with(lens, tokens(), one, loss=False, logits=True, layers=[0]).logits
     model = tiny(family)
-    down = model.model.layers[LAYER].mlp.experts.down_proj
+    down = experts_of(model).down_proj
     with torch.no_grad():
         for expert, neuron in ((2, 7), (1, 3)):
             for dimension in (4, 11):

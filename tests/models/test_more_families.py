@@ -83,6 +83,7 @@ def test_a_change_of_the_weights_reaches_the_bridge(family):
         ("falcon", {"alibi": True}, "need a Falcon with rotary positions"),
         ("falcon", {"new_decoder_architecture": True}, "laid out in groups"),
         ("falcon", {"multi_query": False}, "need multi_query and parallel_attn"),
+        ("gpt_bigcode", {"multi_query": False}, "need one with multi_query"),
         ("falcon", {"parallel_attn": False}, "need multi_query and parallel_attn"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "some of its layers have no experts"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "some of its layers have no experts"),

@@ -20,16 +20,16 @@ NO_GATE = ("gate", "up")
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
 UNGATED = (
     *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
-    *("arcee", "apertus", "nemotron"),
+    *("arcee", "apertus", "nemotron", "jais2", "gpt_bigcode", "nanochat"),
 )
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
+EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "minimax_m2", "flex_olmo", "granitemoe", "phimoe")
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom")
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
-    *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan"),
+    *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan", "vaultgemma", "minimax_m2"),
 )
-D_MLP = {"bloom": 192, "gpt_oss": 4 * 81, "mixtral": 4 * 80, "qwen3_moe": 4 * 40, "olmoe": 4 * 80}
-NORMED = ("headnorm", "headnorm_gate")
+D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
+NORMED = ("headnorm", "headnorm_gate", "bitnet")
 """Families with a step between the aggregated values and W_O."""
 EVERY = pytest.mark.parametrize("family", ALL_FAMILIES)
 
@@ -129,7 +129,7 @@ def test_every_site_has_the_sizes_of_its_axes(family):
         "key": LENGTH,
         "d_model": 48,
         "head": 4,
-        "kv_head": 4 if family in UNGROUPED else 1 if family == "falcon" else 2,
+        "kv_head": 4 if family in UNGROUPED else 1 if family in ("falcon", "gpt_bigcode") else 2,
         "d_head": 16 if family in WIDE_HEAD else 12,
         "d_mlp": D_MLP.get(family, 80),
     }
