@@ -172,11 +172,7 @@ class Work:
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A table, unless an interrupted run has left it."""
-        if self._writer.has(name):
-            return pd.read_parquet(self.out / f"{name}.parquet")
-        frame = make()
-        self._writer.write_table(name, frame)
-        return frame
+        return self._writer.once(name, make)
 
     def base(self) -> Mapping[str, pd.DataFrame]:
         """The tables of the trace that most analyses look up growth steps and super neurons in: 32 sequences of 64."""

@@ -267,6 +267,23 @@ def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path):
         writer.write_table("heads", HEADS)
 
 
+def test_a_table_is_made_once_however_often_the_run_is_started(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return HEADS
+
+    with pytest.raises(KeyboardInterrupt), start(tmp_path / "run") as writer:
+        assert writer.once("heads", make) is HEADS
+        raise KeyboardInterrupt
+    with start(tmp_path / "run") as writer:
+        pd.testing.assert_frame_equal(writer.once("heads", make), HEADS)
+        with pytest.raises(RunError, match="it lacks head"):
+            writer.read("heads", columns=("layer", "head"))
+    assert made == [1]
+
+
 def test_a_failed_run_says_what_failed(tmp_path):
     with pytest.raises(ValueError, match="no sink"), start(tmp_path) as writer:
         writer.write_table("heads", HEADS)

@@ -33,7 +33,7 @@ from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, set_aside
 from ..models.running import holds_views, note_memory, turn
-from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
+from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
@@ -281,11 +281,8 @@ def _run(
     def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """The table, read if an earlier start has written it."""
         whole.begin(name)
-        if writer.has(name):
-            frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
-        else:
-            keep(name, make())
-            collect()
+        frames[name] = writer.once(name, make)
+        collect()
         return frames[name]
 
     answered: list[int | None] = []  # the position of each first answer

@@ -3,6 +3,7 @@
 Scores are written in parts of 32 pairs, and each table when it is made: a run that was killed goes on from there.
 """
 
+import functools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +32,7 @@ from . import stability
 from .attention import attention_of
 from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, with_spans
 from .config import Ablation, CircuitConfig, without_files
+from .curve import Curve
 from .files import every_edge
 from .graph import Graph
 from .pairs import read_pairs
@@ -318,51 +320,45 @@ def _written(
         raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
     writer.write_table("pairs", _pairs(lens, task, runs))
     writer.write_table("nodes", circuit.nodes)
-    if not writer.has("edges"):
-        writer.write_table("edges", every_edge(circuit))
+    writer.once("edges", lambda: every_edge(circuit))
     writer.write_table("circuit", circuit.edges)
     completeness = scores.completeness
     writer.write_table("completeness", completeness)
-    if writer.has("curve"):
-        curve_frame, areas = (pd.read_parquet(writer.folder / f"{name}.parquet") for name in ("curve", "areas"))
-        judged = json.loads((writer.folder / "judged.json").read_text("utf-8"))
-    else:
+
+    @functools.cache
+    def judged() -> Curve:
+        """The curve; its gap, which the summary gives, is written first."""
         found = circuit.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        curve_frame, areas = found.frame, found.areas
-        judged = {
-            "n_chosen": found.n_chosen,
-            "n_judged": found.n_judged,
-            "gap": asdict_interval(found.gap),
-            "defined": found.defined,
-        }
-        writer.write_text("judged.json", json.dumps(judged))
-        writer.write_table("areas", areas)
-        writer.write_table("curve", curve_frame)
-    sentences = [task.sentence] if config.task != "text" else []
-    check = None
-    if config.check:
-        if writer.has("check"):
-            check = pd.read_parquet(writer.folder / "check.parquet")
-        else:
-            made = circuit.check(edges=config.check, pairs=config.check_pairs, progress=progress)
-            check = made.frame
-            writer.write_table("check", check)
-    nodes = None
-    if config.check and config.method != "exact":
-        if not writer.has("check_nodes"):
-            pairs = min(config.check_pairs, _NODE_PAIRS)
-            writer.write_table("check_nodes", circuit.check_nodes(pairs=pairs, progress=progress))
-        nodes = pd.read_parquet(writer.folder / "check_nodes.parquet")
-    core = _core(lens, task, circuit, config=config, writer=writer, progress=progress) if config.core else None
-    if not writer.has("attention"):
-        attention, patterns = attention_of(circuit)
+        writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
+        return found
+
+    def attention() -> pd.DataFrame:
+        """The table ``attention``; its patterns are written first."""
+        frame, patterns = attention_of(circuit)
         if patterns:
             writer.write_tensors("attention_patterns", patterns)
-        writer.write_table("prompt", _prompt(lens, task.clean))
-        writer.write_table("attention", attention)
-    summary = _summary(circuit, completeness, areas, curve_frame, judged, check, nodes, core)
+        return frame
+
+    areas = writer.once("areas", lambda: judged().areas)
+    curve = writer.once("curve", lambda: judged().frame)
+    gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
+    check = nodes = None
+    if config.check:
+        pairs = config.check_pairs
+        check = writer.once("check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame)
+        few = min(pairs, _NODE_PAIRS)
+        if config.method != "exact":
+            nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
+    core = None
+    if config.core:
+        others = partial(_others, lens, task, config=config, writer=writer, progress=progress)
+        core = writer.once("core", lambda: _core(circuit, others(), config=config, progress=progress))
+    writer.once("prompt", lambda: _prompt(lens, task.clean))
+    writer.once("attention", attention)
+    summary = _summary(circuit, completeness, areas, curve, gap, check, nodes, core)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
+    sentences = [task.sentence] if config.task != "text" else []
     return circuit, (*sentences, *display.sentences("circuit", summary, sizes=config.sizes))
 
 
@@ -375,11 +371,6 @@ def left_sum(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
         return float("nan"), 0
     few = runs.some(range(min(_LEFT_PAIRS, runs.n_pairs)))
     return score(few, method="eap-ig-left", steps=config.steps).complete, few.n_pairs
-
-
-def asdict_interval(found: Any) -> dict[str, float]:
-    """An interval as plain numbers."""
-    return {"estimate": found.estimate, "low": found.low, "high": found.high}
 
 
 def _check_gap(runs: Runs, *, seed: int) -> None:
@@ -513,17 +504,20 @@ def other_ablations(config: CircuitConfig) -> tuple[Ablation, ...]:
     return tuple(one for one in able if one != config.replaced_by)
 
 
-def _core(
-    lens: LensModel, task: Task, circuit: Circuit, *, config: CircuitConfig, writer: RunWriter, progress: bool
-) -> pd.DataFrame:
-    """The edges that are in the circuit under some ablation or template, and in how many of them."""
-    if writer.has("core"):
-        return pd.read_parquet(writer.folder / "core.parquet")
+def _others(
+    lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
+) -> dict[str, Circuit]:
+    """Name of each other ablation that the core is taken over -> the circuit that it gives."""
     others: dict[str, Circuit] = {}
     for ablation in other_ablations(config):
         runs = runs_of(lens, task, config=config, ablation=ablation)
         scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = _circuit(runs, scores, task=task, config=config)
+    return others
+
+
+def _core(circuit: Circuit, others: Mapping[str, Circuit], *, config: CircuitConfig, progress: bool) -> pd.DataFrame:
+    """The edges that are in the circuit under some ablation or template, and in how many of them."""
     settings, circuits = circuit.settings(others)
     verdicts = stability.verdicts(settings, circuits)
     either = np.flatnonzero(verdicts != "none")
@@ -542,9 +536,7 @@ def _core(
         _, real = circuit.patched(sure, pairs=config.check_pairs, generator=generator, progress=progress)
         frame.loc[np.isin(either, sure), "exact"] = real
     order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
-    frame = frame.iloc[order].reset_index(drop=True)
-    writer.write_table("core", frame)
-    return frame
+    return frame.iloc[order].reset_index(drop=True)
 
 
 def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
@@ -563,7 +555,7 @@ def _summary(
     completeness: pd.DataFrame,
     areas: pd.DataFrame,
     curve: pd.DataFrame,
-    judged: Mapping[str, Any],
+    gap: Mapping[str, float],
     check: pd.DataFrame | None,
     nodes: pd.DataFrame | None,
     core: pd.DataFrame | None,
@@ -581,9 +573,9 @@ def _summary(
         "all_edges": circuit.graph.n_edges,
         "clean": float(circuit.scores.clean.mean()),
         "corrupted": float(circuit.scores.corrupted.mean()),
-        "gap": judged["gap"]["estimate"],
-        "gap_low": judged["gap"]["low"],
-        "gap_high": judged["gap"]["high"],
+        "gap": gap["estimate"],
+        "gap_low": gap["low"],
+        "gap_high": gap["high"],
         "completeness": circuit.scores.complete,
         "completeness_error_median": float(np.median(errors)),
         "completeness_error_largest": float(errors.max()),

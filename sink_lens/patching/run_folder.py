@@ -14,7 +14,7 @@ from ..engine.engine import Block
 from ..engine.plan import Plan, read_plan
 from ..models.inputs import provenance_of
 from ..models.lens import LensModel
-from ..records import RunWriter, create_run, display, read_table
+from ..records import RunWriter, create_run, display
 from ..records.shards import holder
 from .config import PatchConfig
 from .pairs import PromptPair
@@ -73,7 +73,7 @@ class Kept:
         name = _BLOCK.format(number)
         if not self._writer.has(name):
             return None
-        table = read_table(self._writer.folder / f"{name}.parquet", kind="patch")
+        table = self._writer.read(name)
         columns = (table[name].tolist() for name in _ROW)
         return list(zip(*columns, strict=True))
 

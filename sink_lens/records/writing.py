@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_home, check_name
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file, read_record, read_table, whole
 
 UNKNOWN = "cannot be known: "
 """Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
@@ -48,6 +48,29 @@ class RunWriter:
     def has(self, name: str) -> bool:
         """Check whether the table, tensors or file with this name is already in the folder, complete."""
         return any(name in (file, Path(file).stem) for file in self._record["files"])
+
+    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """The table NAME.parquet: read if an earlier start has written it, else made and written."""
+        if self.has(name):
+            return self.read(name)
+        frame = make()
+        self.write_table(name, frame)
+        return frame
+
+    def read(self, name: str, *, columns: Sequence[str] = ()) -> pd.DataFrame:
+        """Read NAME.parquet, which an earlier start has written.
+
+        Raises:
+            RunError: it is damaged, or lacks one of the columns.
+        """
+        path = self.folder / f"{name}.parquet"
+        try:
+            frame = read_table(path, kind=self._record["kind"])
+            if absent := [column for column in columns if column not in frame]:
+                raise ValueError(f"it lacks {', '.join(absent)}")
+        except (OSError, ValueError) as error:
+            raise damaged_file(path, error) from error
+        return frame
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write NAME.parquet, without the frame's index."""

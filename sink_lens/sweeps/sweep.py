@@ -35,7 +35,7 @@ from ..models.inputs import check_sequences, default_folder, model_of, provenanc
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.prompt_tokens import most_tokens
-from ..records import RunWriter, check_known, create_run, display, read_table
+from ..records import RunWriter, check_known, create_run, display
 from ..records.reading import damaged_file
 from ..records.shards import holder, in_shard, remove_shards, take_parts
 from ..schema import MEANS
@@ -209,8 +209,7 @@ class _Asked:
             plan=_plan(writer, self.lens, self.batch, to_run, metrics_on(self.metrics, self.lens, tokens=self.batch)),
         )
         own = job.engine(self.lens, to_run)
-        if not writer.has("baseline"):
-            writer.write_table("baseline", own.baseline())
+        writer.once("baseline", own.baseline)
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
@@ -225,7 +224,7 @@ class _Asked:
             cells,
             controls,
             numbers,
-            _table(writer, "baseline", columns=("sequence", "metric", "value")),
+            writer.read("baseline", columns=("sequence", "metric", "value")),
             metrics=own.metrics,
             most_controls=self.what.controls if isinstance(self.what, Grid) else 0,
             generator=np.random.default_rng(self.seed),
@@ -450,21 +449,9 @@ def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.D
     Raises:
         RunError: the file holds something else, such as other cells.
     """
-    found = _table(writer, part, columns=("cell", "sequence", "value", "metric", "changed", "error"))
+    found = writer.read(part, columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(cells):
         raise damaged_file(writer.folder / f"{part}.parquet", ValueError("it holds cells of another block"))
-    return found
-
-
-def _table(writer: RunWriter, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
-    """A table of the folder; refuses a damaged one."""
-    path = writer.folder / f"{name}.parquet"
-    try:
-        found = read_table(path, kind="sweep")
-        if absent := [one for one in columns if one not in found]:
-            raise ValueError(f"it lacks {', '.join(absent)}")
-    except (OSError, ValueError) as error:
-        raise damaged_file(path, error) from error
     return found
 
 
