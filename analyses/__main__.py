@@ -1,8 +1,8 @@
 """``python -m analyses``: run all claims or some, one after another; what is finished is not run again.
 
---by-model runs what docs/claims.md asks of a trained model on one that you name, and prints its column of the table;
+--by-model runs what docs/claims_in_detail.md asks of a trained model on one that you name, and prints its column;
 --keep puts results, figures and tables into the claims' folders; --expect writes what tiny mode must give; --list
-writes README.md, docs/coverage.md, docs/claims.md, and the tables of the claims, from the committed results.
+writes README.md, docs/coverage.md, the two pages of claims, and the tables of the claims, from the committed results.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyses.answers import Page, by_model, claims_page, committed, cost, models, read_page
+from analyses.answers import Page, by_model, committed, cost, models, read_page, write_pages
 from analyses.claims import loaded, run_claim
 from analyses.verdicts import Claim, coverage, keep, overview, read_claim, read_coverage, show, shown
 from sink_lens.errors import SinkLensError
@@ -23,17 +23,26 @@ HERE = Path(__file__).parent
 TABLES = HERE / "by_model"
 README = """# Analyses: one claim a folder
 
-Each folder holds the claim as it was written before the run (`claim.md`: question, prediction, what would refute it,
-and the rule by which every number is judged), `run.py`, the result on the default model (`result.csv`, `figure.png`),
-and what tiny mode must give (`expected.csv`). Judgements are computed, by the range that the claim wrote down for each
-number. The **verdict on theirs** exists only where the paper has a number: *reproduced* where the whole 95% interval
-lies in the range, *not shown* where a part of it does, *not reproduced* where none of it does, *contradicted* where the
-whole of it lies in the opposite range; it says where the number lies, not that ours and theirs are equal. **Our
-prediction** stands beside it, for every number: *as predicted*, *not shown* and *not as predicted* in the same way, and
-*opposite* (where we expected something else than the paper, that is the paper's range). Intervals are bootstraps over
-sequences (over seeds where models were trained). Which claims of the papers hold, claims in
-words too, is answered in [claims](../docs/claims.md), claim by claim and model by model; which figures and tables are
-covered, and which are not, is listed in [coverage](../docs/coverage.md).
+Do the papers hold? [One page answers](../docs/claims.md), with [every number in detail](../docs/claims_in_detail.md).
+[Coverage](../docs/coverage.md) lists the papers' figures and tables.
+
+Each folder has:
+
+- `claim.md`: the question, the prediction, what would refute it, and the rule that judges each number, written before
+  the run; at its end what came;
+- `run.py`, and the result on the default model: `result.csv`, `figure.png`;
+- `expected.csv`: the numbers of tiny mode.
+
+Two judgements are computed for each number from its 95% interval (over sequences; over seeds if models were trained):
+
+| where the interval lies | verdict on the paper's number | our own prediction |
+| --- | --- | --- |
+| whole in the range that was written down | reproduced | as predicted |
+| partly | not shown | not shown |
+| wholly outside | not reproduced | not as predicted |
+| whole in the opposite range | contradicted | opposite |
+
+A paper that gives no number gets no verdict. *Reproduced* says where the number lies, not that the two are equal.
 
 ```
 make analyses-tiny                                 # every one on a planted model, in one process
@@ -127,7 +136,7 @@ def main() -> int:
     parser.add_argument("--expect", action="store_true", help="with --tiny: write expected.csv")
     parser.add_argument("--list", action="store_true", help="write README.md from the committed results, run nothing")
     parser.add_argument(
-        "--by-model", action="store_true", help="what docs/claims.md asks of a trained model, on one text"
+        "--by-model", action="store_true", help="what docs/claims_in_detail.md asks of a trained model, on one text"
     )
     parser.add_argument("--dry-run", action="store_true", help="with --by-model: how long and how much memory")
     parser.add_argument("--parameters", type=float, default=6.7e9, help="with --dry-run: of your model (%(default)g)")
@@ -162,8 +171,7 @@ def main() -> int:
             show(claim)
         (HERE / "README.md").write_text(README + overview(claims()) + "\n", encoding="utf-8")
         (HERE.parent / "docs" / "coverage.md").write_text(coverage_page(), encoding="utf-8")
-        written = claims_page(page(), committed(page(), claims()), folder=TABLES)
-        (HERE.parent / "docs" / "claims.md").write_text(written, encoding="utf-8")
+        write_pages(page(), committed(page(), claims()), docs=HERE.parent / "docs", folder=TABLES)
     return failed
 
 

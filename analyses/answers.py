@@ -1,6 +1,7 @@
-"""The page that answers whether the papers hold: docs/claims.md, from ``claims.toml`` and the committed results.
+"""The pages that answer whether the papers hold, from ``claims.toml`` and the committed results.
 
-A row is a claim in its paper's words with the numbers that decide it. Each number is held against the range that its
+``docs/claims.md`` has each claim in plain words with its verdict and one number; ``docs/claims_in_detail.md`` has it in
+its paper's words with all numbers that decide it. Each number is held against the range that its
 analysis wrote down before the run (``claim.md``); a range that was written with this page is marked as such. A row
 holds where every number's whole interval lies in its range. One number on several texts counts once: the row shows
 where all of them lie.
@@ -21,14 +22,12 @@ from analyses.verdicts import Claim, line, read_result, shown, span
 from sink_lens.errors import InputError
 from sink_lens.schema import DEFAULT_MODEL
 
-PAPERS = {
-    "A": "A: the structural origin of the attention sink",
-    "B": "B: born biased",
-    "C": "C: SeedPrints",
-    "D": "D: Prefix-Tuning+",
-}
 ANSWERS = ("holds", "holds in part", "does not hold", "not shown", "not tested here")
 """All numbers in their ranges; some; none, and each wholly outside; none, but some lie in part; no number."""
+PARTS = {"weaker": "true, but weaker", "settings": "true in some settings"}
+"""How a claim holds in part -> the verdict that a reader sees."""
+_MARKS = {"holds": "●", **dict.fromkeys(PARTS.values(), "◐"), "does not hold": "○"}
+_ORDER = ("holds", *PARTS.values(), "does not hold", "not shown", "not tested here")
 _PLACE = re.compile(r"\{([^{}|]+/[^{}|]+)(?:\|([^{}]+))?\}")
 _ID = re.compile(r"\[([A-D]\d+[a-z]?)\]")
 _AT = " @ "
@@ -57,6 +56,12 @@ class Row:
     """Short name of the paper, and where it says so."""
     words: str
     """In the paper's words, if ``where`` does not say otherwise."""
+    plain: str = ""
+    """In plain words."""
+    short: str = ""
+    """The one number of the short page, with places; or why there is none."""
+    part: str = ""
+    """How it holds in part, if it does: one of ``PARTS``."""
     decides: tuple[Part, ...] = ()
     on: str = ""
     """On how many models, texts and seeds."""
@@ -68,6 +73,18 @@ class Row:
     """Why it was not tested."""
     trained: Mapping[str, str] = field(default_factory=dict)
     """Models that an analysis trained -> its number that answers for them, in the table by model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """A paper's box on the short page."""
+
+    letter: str
+    title: str
+    number: str
+    """Of arXiv."""
+    holds: str
+    fails: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +102,13 @@ class Page:
     """The content of ``claims.toml``."""
 
     opening: str
-    """The page's first part, with places for the sentences and counts."""
+    """The short page's first part, with places for counts and boxes."""
     closing: str
+    long_opening: str
+    """The long page's first part."""
+    long_closing: str
     """Its last part, with a place for the table by model."""
-    sentences: tuple[str, ...]
-    """The five that a person can repeat."""
+    papers: tuple[Paper, ...]
     rows: tuple[Row, ...]
     said: tuple[Said, ...]
 
@@ -111,8 +130,9 @@ def read_page(path: Path) -> Page:
     if len({row.id for row in rows}) < len(rows):
         raise InputError(f"{path} gives an id twice: {[row.id for row in rows]}; need each once")
     said = tuple(Said(**(one | {"claims": tuple(one["claims"])})) for one in fields["said"])
-    texts = {name: fields[name] for name in ("opening", "closing")}
-    return Page(**texts, sentences=tuple(fields["sentences"]), rows=tuple(rows), said=said)
+    papers = tuple(Paper(**one) for one in fields["paper"])
+    texts = {name: fields[name] for name in ("opening", "closing", "long_opening", "long_closing")}
+    return Page(**texts, papers=papers, rows=tuple(rows), said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +211,7 @@ class Results:
 def committed(page: Page, claims: Sequence[Claim]) -> Results:
     """The results that are kept in the folders that the page names."""
     texts = [
-        *page.sentences,
-        *(f"{row.note} {row.more} {row.why}" for row in page.rows),
+        *(f"{row.short} {row.note} {row.more} {row.why}" for row in page.rows),
         *(one.text for one in page.said),
     ]
     named = {place[1] for text in texts for place in _PLACE.finditer(text)}
@@ -206,6 +225,20 @@ def answer(row: Row, results: Results) -> str:
     """One of ``ANSWERS`` for a claim: from those of its numbers."""
     found = _joined([results.judge(part) for part in row.decides])
     return "holds in part" if row.more and found == "holds" else found
+
+
+def verdict_of(row: Row, results: Results) -> str:
+    """The verdict that a reader sees: that of ``answer``, and of a claim that holds in part how.
+
+    Raises:
+        InputError: the claim holds in part and does not say how, or says how and does not.
+    """
+    found = answer(row, results)
+    if (found == "holds in part") != (row.part in PARTS):
+        raise InputError(
+            f"{row.id} {found} and has part {row.part!r}; need one of {', '.join(PARTS)} if it holds in part"
+        )
+    return PARTS.get(row.part, found)
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -224,7 +257,7 @@ def table(rows: Sequence[Row], results: Results) -> str:
         "| --- " * 5 + "|",
     ]
     for row in rows:
-        verdict = answer(row, results)
+        verdict = verdict_of(row, results)
         told = "<br>".join(_cell_of(part, results) for part in row.decides)
         words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.words} ({row.where})'
         lines.append(
@@ -270,8 +303,8 @@ def _between(low: float, high: float) -> str:
 
 def counts(page: Page, results: Results) -> dict[str, int]:
     """Verdict -> how many claims have it."""
-    found = [answer(row, results) for row in page.rows]
-    return {verdict: found.count(verdict) for verdict in ANSWERS}
+    found = [verdict_of(row, results) for row in page.rows]
+    return {verdict: found.count(verdict) for verdict in _ORDER}
 
 
 def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str:
@@ -347,14 +380,42 @@ def cost(folder: Path, *, parameters: float) -> str:
     )
 
 
-def claims_page(page: Page, results: Results, *, folder: Path) -> str:
-    """docs/claims.md."""
-    sentences = "\n".join(f"{place}. {_linked(results.fill(one))}" for place, one in enumerate(page.sentences, start=1))
-    told = ", ".join(f"{n} {_plural(verdict, n)}" for verdict, n in counts(page, results).items() if n)
-    parts = [page.opening.format(sentences=sentences, n=len(page.rows), told=told) + "\n"]
-    for letter, title in PAPERS.items():
-        rows = [row for row in page.rows if row.id[0] == letter]
-        parts.append(f"## {title}\n\n{table(rows, results)}\n\n")
+def claims_page(page: Page, results: Results) -> str:
+    """docs/claims.md: the answer, a box for each paper, and every claim in plain words with one number."""
+    boxes, tables = [], []
+    for paper in page.papers:
+        rows = sorted(
+            (row for row in page.rows if row.id[0] == paper.letter),
+            key=lambda row: _ORDER.index(verdict_of(row, results)),
+        )
+        bar = "".join(_MARKS.get(verdict_of(row, results), "·") for row in rows)
+        name = f"{paper.letter}: *{paper.title}*"
+        boxes.append(
+            f"> **{name}** (arXiv {paper.number}) {bar}<br>\n> {_linked(paper.holds)}<br>\n"
+            f"> **What fails:** {_linked(paper.fails)}"
+        )
+        lines = ["| claim | verdict | one number |", "| --- " * 3 + "|"]
+        for row in rows:
+            words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.plain}'
+            lines.append(line(words, f"**{verdict_of(row, results)}**", results.fill(row.short)))
+        tables.append(f"## {name}\n\n" + "\n".join(lines))
+    found = counts(page, results)
+    told = (
+        f"{found['holds']} hold, {sum(found[part] for part in PARTS.values())} hold in part "
+        f"({found[PARTS['weaker']]} are true but weaker, {found[PARTS['settings']]} in some settings), "
+        f"{found['does not hold']} do not hold, {found['not shown']} are not shown, "
+        f"{found['not tested here']} were not tested"
+    )
+    opening = page.opening.format(n=len(page.rows), told=told, boxes="\n\n".join(boxes))
+    return "\n\n".join([opening.rstrip("\n"), *tables, page.closing.lstrip("\n")])
+
+
+def long_page(page: Page, results: Results, *, folder: Path) -> str:
+    """docs/claims_in_detail.md: every number of every claim, and the claims by model."""
+    parts = [page.long_opening + "\n"]
+    for paper in page.papers:
+        rows = [row for row in page.rows if row.id[0] == paper.letter]
+        parts.append(f"## {paper.letter}: *{paper.title}*\n\n{table(rows, results)}\n\n")
     others = {name: own for name, own in models(folder, results).items() if name != DEFAULT_MODEL}  # it saw more texts
     of_default = {DEFAULT_MODEL: results} | others
     names = (
@@ -362,8 +423,17 @@ def claims_page(page: Page, results: Results, *, folder: Path) -> str:
     )
     names += "small models that an analysis trained."
     about = {"names": names, "table": by_model(page, results, of_default), "cost": cost(folder, parameters=6.7e9)}
-    return "".join(parts) + page.closing.format(**about)
+    return "".join(parts) + page.long_closing.format(**about)
 
 
-def _plural(verdict: str, n: int) -> str:
-    return verdict if n == 1 else verdict.replace("holds", "hold").replace("does not", "do not")
+def write_pages(page: Page, results: Results, *, docs: Path, folder: Path) -> None:
+    """Write both pages.
+
+    Args:
+        page: the claims.
+        results: the committed ones.
+        docs: the folder that the pages go to.
+        folder: the tables by model.
+    """
+    (docs / "claims.md").write_text(claims_page(page, results), encoding="utf-8")
+    (docs / "claims_in_detail.md").write_text(long_page(page, results, folder=folder), encoding="utf-8")

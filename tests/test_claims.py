@@ -1,4 +1,4 @@
-"""The page of claims is that of the results, and what is said of a claim elsewhere has the page's numbers."""
+"""The pages of claims are those of the results, and what is said of a claim elsewhere has their numbers."""
 
 import math
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from analyses.__main__ import of_model
 from analyses.answers import (
-    ANSWERS,
+    PARTS,
     Part,
     Results,
     Row,
@@ -17,9 +17,11 @@ from analyses.answers import (
     claims_page,
     committed,
     cost,
+    long_page,
     models,
     read_page,
     several,
+    verdict_of,
 )
 from analyses.verdicts import Claim, Rule, read_claim
 from sink_lens.errors import InputError
@@ -30,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 ANALYSES = ROOT / "analyses"
 PAGE = read_page(ANALYSES / "claims.toml")
 RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.glob("*/claim.md"))])
-WRITTEN = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+WRITTEN, LONG = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "claims_in_detail"))
 ROWS = {row.id: row for row in PAGE.rows}
 SPEAK = (
     r"nulls? holds?\b|called related|are frozen|freezing (?:them|the)|The paper has|nats behind|p over \.01|with LoRA"
@@ -43,25 +45,51 @@ def words(text):
     return " ".join(re.sub(r'"\n\s*f?"', "", text).replace("\n> ", " ").split())
 
 
-def test_the_page_is_that_of_its_rows_and_the_results():
-    assert claims_page(PAGE, RESULTS, folder=ANALYSES / "by_model") == WRITTEN
+def test_the_pages_are_those_of_their_rows_and_the_results():
+    assert claims_page(PAGE, RESULTS) == WRITTEN
+    assert long_page(PAGE, RESULTS, folder=ANALYSES / "by_model") == LONG
 
 
-def test_the_page_opens_with_five_sentences_and_is_linked_from_the_top_of_the_readme():
-    assert re.findall(r"^(\d)\. ", WRITTEN.partition("Papers:")[0], flags=re.M) == list("12345")
-    assert "(docs/claims.md)" in "".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:10])
+def test_the_first_line_answers_and_the_readme_leads_there():
+    _, _, answer, *_ = WRITTEN.splitlines()
+    told = [int(number) for number in re.findall(r"\d+", answer)]
+    assert answer.startswith("**Mostly in part: of ")
+    whole, holds, part, weaker, settings, *others = told
+    assert (whole, part) == (len(PAGE.rows), weaker + settings)
+    assert holds + part + sum(others) == whole
+    assert "(docs/claims.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_claim_has_a_verdict_and_a_link_or_a_reason():
-    assert len(PAGE.rows) >= 40
+def test_every_claim_has_plain_words_a_verdict_and_one_number():
     for row in PAGE.rows:
         (line,) = (one for one in WRITTEN.splitlines() if one.startswith(f'| <a id="{row.id.lower()}"></a>'))
-        assert any(f"| **{verdict}** |" in line for verdict in ANSWERS), row.id
-        folders = re.findall(r"\]\(\.\./(analyses/\w+/result\.csv)\)", line)
+        claim, verdict, number = line.strip("| ").split(" | ")
+        assert claim.endswith(f"**{row.id}** {row.plain}")
+        assert 3 < len(row.plain.split()) < 20, row.id
+        assert verdict == f"**{verdict_of(row, RESULTS)}**"
+        assert number
+
+
+def test_every_claim_has_a_link_or_a_reason_in_the_long_table():
+    assert len(PAGE.rows) >= 40
+    for row in PAGE.rows:
+        (line,) = (one for one in LONG.splitlines() if one.startswith(f'| <a id="{row.id.lower()}"></a>'))
+        assert f"| **{verdict_of(row, RESULTS)}** |" in line, row.id
+        folders = re.findall(r"\]\(\.\./(analyses/[\w/]+/result\.csv)\)", line)
         assert len(folders) == len(row.decides)
         assert all((ROOT / folder).is_file() for folder in folders)
         assert row.decides or len(row.why) > 10, row.id
         assert not row.decides or row.on, row.id
+
+
+def test_a_claim_that_holds_in_part_says_how_and_no_other_does():
+    decides, numbers = (Part(of="one/x @ *"),), {"a": (1.2, 1.8), "b": (3.0, 4.0)}
+    row = Row(id="A1", where="A", words="x", decides=decides, part="settings")
+    assert verdict_of(row, results(**numbers)) == PARTS["settings"]
+    with pytest.raises(InputError, match="A1 holds and has part 'settings'"):
+        verdict_of(row, results(a=(1.2, 1.8)))
+    with pytest.raises(InputError, match="A1 holds in part and has part ''"):
+        verdict_of(Row(id="A1", where="A", words="x", decides=decides), results(**numbers))
 
 
 @pytest.mark.parametrize("said", PAGE.said, ids=lambda said: f"{said.file}-{'-'.join(said.claims)}")
@@ -100,7 +128,7 @@ QUESTIONS = {
 def test_twelve_questions_of_a_newcomer_are_answered_from_the_page():
     assert len(QUESTIONS) == 12
     for question, (name, says) in QUESTIONS.items():
-        (line,) = (one for one in WRITTEN.splitlines() if one.startswith(f'| <a id="{name.lower()}"></a>'))
+        (line,) = (one for one in LONG.splitlines() if one.startswith(f'| <a id="{name.lower()}"></a>'))
         assert says in line, question
 
 
@@ -143,7 +171,7 @@ def test_a_range_of_the_page_decides_and_is_marked():
     row = Row(id="A1", where="A", words="x", decides=(Part(of="one/x @ a", by="page", range=(2.0, 3.0)),))
     assert answer(row, results(a=(2.5, 3.0))) == "holds"
     marked = [part.of for one in PAGE.rows for part in one.decides if part.by == "page"]
-    assert len(marked) == WRITTEN.count("†]") > 0
+    assert len(marked) == LONG.count("†]") > 0
 
 
 def test_one_number_on_several_texts_is_one_number():
@@ -164,7 +192,7 @@ def test_places_are_filled_from_the_results():
 
 def test_a_row_with_numbers_and_a_reason_is_refused(tmp_path):
     path = tmp_path / "claims.toml"
-    path.write_text('opening = ""\nclosing = ""\nsentences = []\n[[claim]]\nid = "A1"\nwhere = "A"\nwords = "x"\n')
+    path.write_text('opening = ""\nclosing = ""\n[[claim]]\nid = "A1"\nwhere = "A"\nwords = "x"\n')
     with pytest.raises(InputError, match="need one of the two"):
         read_page(path)
 
@@ -174,7 +202,7 @@ def test_a_timed_run_of_the_default_model_says_what_others_cost_and_leaves_its_c
     pd.DataFrame([row | {"value": 9.0, "low": 8.0, "high": 10.0, "n": 8, "note": None}]).to_csv(
         tmp_path / "default.csv", index=False
     )
-    with_cost, without = (claims_page(PAGE, RESULTS, folder=one) for one in (tmp_path, tmp_path / "none"))
+    with_cost, without = (long_page(PAGE, RESULTS, folder=one) for one in (tmp_path, tmp_path / "none"))
     told = cost(tmp_path, parameters=6.7e9)
     assert told.startswith(f"{DEFAULT_MODEL} (100M parameters) took 10 minutes on two busy cores.")
     assert with_cost == without.replace(cost(tmp_path / "none", parameters=6.7e9), told)
