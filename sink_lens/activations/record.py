@@ -214,7 +214,10 @@ class _ReadingPass:
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         """Read one batch into what was found so far."""
-        self.waiting = {layer: [one for one in readings if _reads(one, layer)] for layer in plan}
+        self.waiting = {
+            layer: [one for one in readings if _reads(one, layer) and names.issuperset(one.sites)]
+            for layer, names in plan.items()
+        }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
         self.lens, self.rows = lens, rows
         self.valid, self.tokens = part.valid.to(lens.device), part.tokens.to(lens.device)

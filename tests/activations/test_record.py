@@ -509,3 +509,10 @@ def test_a_hook_that_never_fires_is_an_error_and_no_empty_reading(monkeypatch):
         run_with(own, tokens(), sites=["k"])
     with pytest.raises(SiteError, match="was never shown 'k', whose hook point did not fire in layer 1"):
         run_with(own, tokens(), zero("k", layers=[1]))
+
+
+def test_a_reading_of_the_final_norm_beside_one_of_each_layer_waits_at_its_own():
+    last = Reading(name="last", sites=("final",), function=lambda view: view["final"].norm(dim=-1))
+    found = stream(lens("llama"), tokens(), [*keep("z"), last])
+    alone, place = stream(lens("llama"), tokens(), [last]), ("last", lens("llama").n_layers)
+    assert torch.equal(found[place], alone[place])
