@@ -42,7 +42,7 @@ from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
 from sink_lens.patching.cells import cell_of_patch
 from sink_lens.patching.parts import cells, index_of
-from sink_lens.patching.patch import RunPair, run_for_metric
+from sink_lens.patching.run_pair import RunPair, run_for_metric
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
 TOLERANCE = 1e-5

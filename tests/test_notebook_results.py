@@ -14,9 +14,9 @@ from sink_lens.edits.part import Part
 from sink_lens.engine.generation import Generated
 from sink_lens.identity.contraction import Contraction
 from sink_lens.identity.preference import Preference
-from sink_lens.patching.attribution import AttributionResult
-from sink_lens.patching.patch import PatchResult, RunPair
 from sink_lens.patching.path import PathResult
+from sink_lens.patching.results import AttributionResult, PatchResult
+from sink_lens.patching.run_pair import RunPair
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.train import TrainResult
 

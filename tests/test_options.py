@@ -22,7 +22,7 @@ from sink_lens.identity import fingerprint
 from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
 from sink_lens.identity.surveys import survey
 from sink_lens.patching.config import PatchConfig
-from sink_lens.patching.patch import patch_config
+from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
 from sink_lens.studies.config import (

@@ -8,8 +8,8 @@ import torch
 
 from sink_lens import edits, load, stream
 from sink_lens.activations.views import Reading
+from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
-from sink_lens.circuits.files import save as save_circuit
 from sink_lens.circuits.pairs import read_pairs
 from sink_lens.data.corpora import read_text, texts_of
 from sink_lens.data.described import read_settings
@@ -71,7 +71,7 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path, monkeypatch):
         pass
     with pytest.raises(InputError, match="in a folder named ~"):
         render(tmp_path / "run", out=Path("~/page.html"))
-    for write in (save_figure, save_page, save_circuit):
+    for write in (save_figure, save_page, Circuit.save):
         with pytest.raises(InputError, match="in a folder named ~"):
             write("", "~/a.html" if write is save_page else "~/a.png")
     with pytest.raises(InputError, match="in a folder named ~"):

@@ -6,6 +6,7 @@ circuit.save("circuit.json")    # EAP-IG's format; .pt, .dot, .svg, .png, .pdf, 
 circuit.draw()
 """
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,16 +26,17 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
-from ..errors import InputError
+from ..errors import InputError, check_home
 from ..models.load import ModelLike, as_lens
 from ..patching.pairs import Sequences
 from ..records import display
-from . import stability
+from . import files, stability
 from .ablated import circuit_values
 from .choice import chosen, connected, node_scores, outputs_of
-from .config import EDGES, REST, SIZES, TOLERANCE, Ablation, Choice, Method
+from .config import EDGES, REST, SIZES, TOLERANCE, Ablation, Choice, Method, check_ending
 from .curve import Curve, curve
 from .exact import exact_node_scores, exact_scores
+from .files import SavedCircuit
 from .graph import Graph
 from .runs import Runs
 from .scores import Scores, score
@@ -359,11 +361,56 @@ class Circuit:
             circuits[template] = pick(self.runs, scores, choice="top", n=self.size, threshold=0.0)
         return settings, circuits
 
-    def save(self, path: str | Path) -> Path:
-        """Write a file; its ending says which: see ``circuits.files.save``."""
-        from .files import save
+    @property
+    def every_edge(self) -> pd.DataFrame:
+        """All edges in the order of their numbers, with score, standard error over pairs and inclusion."""
+        spans, writers, readers = self.graph.ends
+        values = self.scores.values
+        error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
+        return pd.DataFrame(
+            {
+                "edge": self.graph.names.astype(str),
+                "writer": [self.graph.writers[one].name for one in writers],
+                "reader": [self.graph.readers[one].name for one in readers],
+                "span": [self.graph.spans[one] for one in spans],
+                "score": self.scores.mean.astype(float),
+                "standard_error": error.astype(float),
+                "inclusion": self.inclusion,
+                "in_circuit": self.chosen,
+            }
+        )
 
-        return save(self, path)
+    def save(self, path: str | Path) -> Path:
+        """Write a file; its ending says which.
+
+        ``.json``: EAP-IG's format; ``.pt``: its tensors; a path without an ending: a folder as MIB takes it.
+        ``.graph.json``: Neuronpedia's attribution graph of the circuit's edges. ``.dot``: Graphviz. ``.svg``, ``.png``,
+        ``.pdf``: the picture. ``.html``: a page to explore it in. ``.parquet``: every edge, one row each.
+
+        Raises:
+            InputError: another ending, or a graph that the format cannot hold.
+        """
+        check_ending(path)
+        check_home(path, what="the file of the circuit")
+        path = Path(path)
+        ending = ".graph.json" if path.name.lower().endswith(".graph.json") else path.suffix.lower()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if ending in ("", ".json", ".pt"):
+            files.write(SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen), path)
+        elif ending == ".graph.json":
+            drawn = self._attribution_graph(self.every_edge.loc[self.chosen])
+            path.write_text(json.dumps(drawn, ensure_ascii=False), "utf-8")
+        elif ending == ".dot":
+            path.write_text(files.dot(self.edges, group=self.graph.group), "utf-8")
+        elif ending == ".parquet":
+            self.every_edge.to_parquet(path, index=False)
+        elif ending == ".html":
+            self.explore().save(path)
+        elif ending == ".pdf":
+            self.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
+        else:
+            path.write_bytes(display.image(self.draw(), "svg" if ending == ".svg" else "png"))
+        return path
 
     def explore(self, curve: Curve | None = None) -> Any:
         """A page to explore the largest edges in; ``.save("c.html")`` writes it, and a notebook shows it by itself.
@@ -371,12 +418,28 @@ class Circuit:
         Args:
             curve: what ``evaluate`` found, for the faithfulness of what is shown.
         """
-        from .files import every_edge, neuronpedia_graph
-
-        edges = every_edge(self)
         most = np.sort(np.argsort(-np.abs(self.scores.mean), kind="stable")[: display.MOST_EDGES])
-        graph = neuronpedia_graph(self, edges.iloc[most])
+        graph = self._attribution_graph(self.every_edge.iloc[most])
         return display.explorer(graph, curve=None if curve is None else curve.frame)
+
+    def _attribution_graph(self, edges: pd.DataFrame) -> dict[str, Any]:
+        """Edges as an attribution graph that Neuronpedia shows, and the explorer; see ``sink_lens.report.explorer``."""
+        lens, graph, runs = self.runs.lens, self.graph, self.runs
+        tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
+        return display.edge_graph(
+            edges,
+            model=lens.name,
+            tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
+            title=repr(self),
+            n_layers=graph.n_layers,
+            group=graph.group,
+            n_edges=graph.n_edges,
+            size=self.size,
+            choice=self.choice,
+            method=self.scores.method,
+            ablation=runs.ablation,
+            outputs=[graph.readers[one].name for one in outputs_of(runs.metric, graph)],
+        )
 
     def draw(
         self, style: Literal["page", "talk", "paper"] = "page", *, most: int = 60, width: float | None = None

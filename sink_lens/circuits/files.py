@@ -1,10 +1,7 @@
-"""Files of circuits, by their ending.
+"""Formats of circuits that other programs read: EAP-IG's JSON and tensors, MIB's folder, and Graphviz.
 
-- ``.json``: EAP-IG's format, all edges with score and whether they are in the circuit; ``.graph.json``: Neuronpedia's
-  attribution graph of the circuit's edges; ``.pt``: EAP-IG's tensors, read with ``weights_only=True``.
-- ``.dot``: Graphviz; ``.svg``, ``.png``, ``.pdf``: the picture; ``.html``: a page to explore it in; ``.parquet``: every
-  edge, one row each.
-- a folder (no ending), such as ``ioi_gpt2``: what MIB takes as a submission, ``importances.json`` inside.
+EAP-IG's files hold all edges with score and whether they are in the circuit; its tensors are read with
+``weights_only=True``. A folder such as ``ioi_gpt2`` is what MIB takes as a submission: ``importances.json`` inside.
 
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
 each of them, with equal parts of the score, and read back as their sum. Spans of positions are summed; a set of neurons
@@ -15,22 +12,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..errors import InputError, check_home, check_regular
-from ..records import display
+from ..errors import InputError, check_regular
 from ..text import json_value, visible
-from .choice import outputs_of
-from .config import check_ending
 from .graph import Graph
-
-if TYPE_CHECKING:
-    from .circuit import Circuit
 
 _COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 
@@ -44,38 +35,16 @@ class SavedCircuit:
     chosen: Bool[np.ndarray, " edge"]
 
 
-def save(circuit: "Circuit", path: str | Path) -> Path:
-    """Write a circuit; the ending of the path says which file it is, and a path without one is a MIB folder.
-
-    Raises:
-        InputError: another ending, or a graph that the format cannot hold.
-    """
-    check_ending(path)
-    check_home(path, what="the file of the circuit")
-    path = Path(path)
-    name, ending = path.name.lower(), path.suffix.lower()
-    if not ending:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "importances.json").write_text(eap_ig_json(circuit.graph, circuit.scores.mean, circuit.chosen), "utf-8")
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if name.endswith(".graph.json"):
-        path.write_text(json.dumps(neuronpedia_graph(circuit), ensure_ascii=False), "utf-8")
-    elif ending == ".json":
-        path.write_text(eap_ig_json(circuit.graph, circuit.scores.mean, circuit.chosen), "utf-8")
-    elif ending == ".pt":
-        torch.save(eap_ig_tensors(circuit.graph, circuit.scores.mean, circuit.chosen), path)
-    elif ending == ".dot":
-        path.write_text(dot(circuit.edges, group=circuit.graph.group), "utf-8")
-    elif ending == ".parquet":
-        every_edge(circuit).to_parquet(path, index=False)
-    elif ending == ".html":
-        circuit.explore().save(path)
-    elif ending == ".pdf":
-        circuit.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
+def write(circuit: SavedCircuit, path: Path) -> None:
+    """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
+    held = (circuit.graph, circuit.scores, circuit.chosen)
+    if path.suffix.lower() == ".pt":
+        torch.save(eap_ig_tensors(*held), path)
+    elif path.suffix:
+        path.write_text(eap_ig_json(*held), "utf-8")
     else:
-        path.write_bytes(display.image(circuit.draw(), "svg" if ending == ".svg" else "png"))
-    return path
+        path.mkdir(exist_ok=True)
+        (path / "importances.json").write_text(eap_ig_json(*held), "utf-8")
 
 
 def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
@@ -105,25 +74,6 @@ def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
             f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt"
         ) from None
-
-
-def every_edge(circuit: "Circuit") -> pd.DataFrame:
-    """All edges in the order of their numbers, with score, standard error over pairs and inclusion."""
-    spans, writers, readers = circuit.graph.ends
-    values = circuit.scores.values
-    error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
-    return pd.DataFrame(
-        {
-            "edge": circuit.graph.names.astype(str),
-            "writer": [circuit.graph.writers[one].name for one in writers],
-            "reader": [circuit.graph.readers[one].name for one in readers],
-            "span": [circuit.graph.spans[one] for one in spans],
-            "score": circuit.scores.mean.astype(float),
-            "standard_error": error.astype(float),
-            "inclusion": circuit.inclusion,
-            "in_circuit": circuit.chosen,
-        }
-    )
 
 
 def _plain(graph: Graph) -> Graph:
@@ -286,30 +236,3 @@ def dot(edges: pd.DataFrame, *, group: int) -> str:
         there = [head for head in heads if head in writers]
         lines += [f'  "{layer}.kv{shared}" -> "{head}" [color="#999999", style=dotted];' for head in there]
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def neuronpedia_graph(circuit: "Circuit", edges: pd.DataFrame | None = None) -> dict[str, Any]:
-    """A circuit as an attribution graph that Neuronpedia shows, and the explorer; see ``sink_lens.report.explorer``.
-
-    Args:
-        circuit: the circuit.
-        edges: rows of ``every_edge``. Default: those of the circuit.
-    """
-    lens, graph, runs = circuit.runs.lens, circuit.graph, circuit.runs
-    if edges is None:
-        edges = every_edge(circuit).loc[circuit.chosen]
-    tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
-    return display.edge_graph(
-        edges,
-        model=lens.name,
-        tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
-        title=repr(circuit),
-        n_layers=graph.n_layers,
-        group=graph.group,
-        n_edges=graph.n_edges,
-        size=circuit.size,
-        choice=circuit.choice,
-        method=circuit.scores.method,
-        ablation=runs.ablation,
-        outputs=[graph.readers[one].name for one in outputs_of(runs.metric, graph)],
-    )

@@ -33,7 +33,6 @@ from .attention import attention_of
 from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, with_spans
 from .config import Ablation, CircuitConfig, without_files
 from .curve import Curve
-from .files import every_edge
 from .graph import Graph
 from .pairs import read_pairs
 from .runs import Runs
@@ -320,7 +319,7 @@ def _written(
         raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
     writer.write_table("pairs", _pairs(lens, task, runs))
     writer.write_table("nodes", circuit.nodes)
-    writer.once("edges", lambda: every_edge(circuit))
+    writer.once("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
     completeness = scores.completeness
     writer.write_table("completeness", completeness)

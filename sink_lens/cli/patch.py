@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..models.lens import LensModel
-    from ..patching.attribution import AttributionResult
-    from ..patching.patch import PatchResult
+    from ..patching.results import AttributionResult, PatchResult
 
 _MOST_DIFFERENCES = 20
 _EXAMPLES = """\
@@ -118,8 +117,9 @@ def _print_approximation(
     import torch
 
     from ..patching.attribution import attribution_patch
-    from ..patching.patch import prepare_runs
-    from ..patching.run_folder import open_run, write_result
+    from ..patching.results import write_result
+    from ..patching.run_folder import open_run
+    from ..patching.run_pair import prepare_runs
 
     runs, _, pair = prepare_runs(lens, None, None, metric=None, config=config)
     with open_run(folder, lens, pair, config=config, metric=runs.metric, own={}, overwrite=overwrite) as writer:

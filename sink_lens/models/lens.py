@@ -15,7 +15,7 @@ from .experts import size_of
 from .families import Family, reach_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
-from .running import State
+from .turns import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

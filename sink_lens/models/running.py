@@ -13,78 +13,35 @@ shows, a metric may look at the model), and ``alone`` keeps those of the pool's 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from itertools import repeat
 from operator import contains, getitem
-from threading import Lock
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
 
 from torch import nn
 
 from ..errors import InputError
 from ..modes import plainly
-from .unchanged import Unchanged
+from .lens import LensModel
+from .turns import Turns, turns_of
 
-if TYPE_CHECKING:
-    from .lens import LensModel
-
-
-class Turns:
-    """One model's lock, and whose turn it is."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.noted: WeakSet[Unchanged] = WeakSet()
-        """What each lens on the model has noted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class State:
-    """What all lenses on a model share, and what one lens noted when it was made."""
-
-    turns: Turns
-    unchanged: Unchanged
-    alone: Lock = field(default_factory=Lock)
-    """Held by each pass over these modules; a copy for a thread of the engine has its own."""
-
-
-_TURNS: WeakKeyDictionary[nn.Module, Turns] = WeakKeyDictionary()
-_NEW = Lock()
 _COMPILED = "_compiled_call_impl"
 _HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())
 
 
-def state_of(unchanged: Unchanged, *modules: nn.Module) -> State:
-    """The state of a lens on the model that these are parts of: its decoder, its bridge, the user's own around it."""
-    turns = _turns_of(*modules)
-    turns.noted.add(unchanged)
-    return State(turns=turns, unchanged=unchanged)
-
-
-def _turns_of(*modules: nn.Module) -> Turns:
-    """The lock of the model that these are parts of."""
-    with _NEW:
-        found = next((_TURNS[one] for one in modules if one in _TURNS), None) or Turns()
-        for one in modules:
-            _TURNS[one] = found
-    return found
-
-
-def holds_views(lens: "LensModel") -> bool:
+def holds_views(lens: LensModel) -> bool:
     """Check whether a bridge of the model has parts of its parameters, whose memory is then in use as long as they."""
     return any(one.holds_views() for one in lens.state.turns.noted)
 
 
-def note_memory(lens: "LensModel") -> None:
+def note_memory(lens: LensModel) -> None:
     """Let all lenses on the model note where its parameters are now: they were set aside, and came back equal."""
     for one in lens.state.turns.noted:
         one.note_memory()
 
 
 @contextlib.contextmanager
-def turn(lens: "LensModel") -> Iterator[None]:
+def turn(lens: LensModel) -> Iterator[None]:
     """Within the block the model is this caller's alone, and it is the model that was wrapped.
 
     Raises:
@@ -100,7 +57,7 @@ def turn(lens: "LensModel") -> Iterator[None]:
 @contextlib.contextmanager
 def turn_to_wrap(*modules: nn.Module, name: str) -> Iterator[None]:
     """Within the block a model is this caller's alone, although there may be no lens on it yet."""
-    with _held(_turns_of(*modules), name=name):
+    with _held(turns_of(*modules), name=name):
         yield
 
 
@@ -121,7 +78,7 @@ def _held(turns: Turns, *, name: str) -> Iterator[bool]:
             _HELD.reset(token)
 
 
-def check_unchanged(lens: "LensModel") -> None:
+def check_unchanged(lens: LensModel) -> None:
     """Refuse a model that was changed, if it is nobody's turn: one's own began with this, and another's is in the way.
 
     Raises:
@@ -136,7 +93,7 @@ def check_unchanged(lens: "LensModel") -> None:
 
 
 @contextlib.contextmanager
-def inside(lens: "LensModel") -> Iterator[None]:
+def inside(lens: LensModel) -> Iterator[None]:
     """Within the block, which the caller's turn is around, a forward runs: whom it calls may run no other."""
     state = lens.state
     with state.alone:
@@ -148,7 +105,7 @@ def inside(lens: "LensModel") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluated(lens: "LensModel") -> Iterator[None]:
+def evaluated(lens: LensModel) -> Iterator[None]:
     """Within the block, which the caller's turn is around, no module of either path trains, and none runs compiled."""
     settings, changed = lens.state.unchanged.settings, list[tuple[dict[str, Any], str, Any]]()
     if any(map(getitem, settings, repeat("training"))):
@@ -165,7 +122,7 @@ def evaluated(lens: "LensModel") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(lens: "LensModel") -> Iterator[None]:
+def running(lens: LensModel) -> Iterator[None]:
     """Within the block, one forward of the model runs, in eval mode, in turn, on the model that was wrapped.
 
     Raises:
@@ -177,7 +134,7 @@ def running(lens: "LensModel") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def block_of_passes(lens: "LensModel") -> Iterator[None]:
+def block_of_passes(lens: LensModel) -> Iterator[None]:
     """Within the block, several forwards of the model run, each ``inside``, in eval mode."""
     with turn(lens), evaluated(lens):
         yield

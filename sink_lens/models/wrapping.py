@@ -23,8 +23,9 @@ from .lens import LensModel, linear_layers, refusal
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
 from .packed import is_packed
-from .running import State, state_of, turn_to_wrap
+from .running import turn_to_wrap
 from .text_part import text_part
+from .turns import State, state_of
 from .unchanged import Unchanged
 
 _BRIDGE_BOS = (

@@ -1,7 +1,6 @@
 """First-order effect of every patch of a sweep, (x' - x) . dm/dx, from the gradient of the metric m."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -11,12 +10,10 @@ from ..edits.part import Part
 from ..engine.forward import run_with
 from ..engine.gradients import metric_gradients
 from .parts import place
-
-if TYPE_CHECKING:
-    from .patch import RunPair
+from .run_pair import RunPair
 
 
-def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
+def first_order(runs: RunPair, grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
     """Compute (x' - x) . dm/dx for each cell, by sequence; with several steps, the gradient's mean over them.
 
     It is nan in a sequence that is too short to have the cell's position.
@@ -35,7 +32,7 @@ def first_order(runs: "RunPair", grid: Sequence[Part], *, steps: int = 1) -> Flo
     return effects
 
 
-def _gradients(runs: "RunPair", *, steps: int) -> dict[tuple[str, int], Tensor]:
+def _gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:
     """Gradient of the metric, summed over sequences, at the site in every layer patched, averaged over steps."""
     run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:

@@ -12,147 +12,39 @@ runs have bit-identical values in a cell, nothing is run and the effect is 0.
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
 """
 
-import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from tqdm.auto import tqdm
-from transformer_lens.patching import PatchingResult
 
-from ..configuration import with_fields
-from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.effect_table import effect_table
-from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
+from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
-from ..edits.part import Part, Where
-from ..edits.references import References
-from ..engine.cells import Cell
+from ..edits.part import Part
 from ..engine.code_identity import code_of
-from ..engine.engine import Engine
-from ..engine.forward import run_with
 from ..engine.measured import metric_config
 from ..engine.plan import Plan
-from ..engine.trust import make_engine
 from ..errors import InputError
-from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.sites import SITES
-from ..records import RunWriter, check_known, display
+from ..records import RunWriter, check_known
 from ..records.shards import in_shard, remove_shards, take_parts
-from ..stats import strongest
-from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
-from .config import PatchConfig, check_differ
+from .cells import MakesEdit
+from .config import PatchConfig
 from .first_order import first_order
-from .named_metric import named_metric
-from .pairs import Direction, PromptPair, Sequences, label_table, pair_prompts
-from .parts import cells, check_put, drawn_parts, identity_of, index_of, open_whole_axes, put_spec
-from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
+from .pairs import Direction, PromptPair, Sequences
+from .parts import check_put, drawn_parts, identity_of, index_of
+from .results import PatchResult, write_result
+from .run_folder import Kept, Measured, label_of, open_run
+from .run_pair import RunPair, patch_config, prepare_runs
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_THEIR_AXES = {"position": "pos"}
-_THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_index"}
-"""Axis of a sweep -> its name in ``transformer_lens.patching``, of activations and of scores and pattern."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatchResult:
-    """The effect of every patch of a sweep on the metric."""
-
-    frame: pd.DataFrame
-    """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
-    (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
-    standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
-    interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
-    ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
-    site: str
-    metric: str
-    unit: str
-    """Unit of value and effect; empty if they are pure numbers."""
-    direction: Direction
-    by: tuple[str, ...]
-    baseline: float
-    """The metric of the patched run before it is patched."""
-    source: float
-    """The metric of the source run, from which the patched-in values come."""
-    values: Float[Tensor, "sample batch"] = field(repr=False)
-    """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
-    baselines: Float[Tensor, "2 batch"] = field(repr=False)
-    """The metric of the baseline run and of the source run, by sequence as in ``values``."""
-    differences: pd.DataFrame = field(repr=False)
-    """The positions at which the clean and the corrupted tokens differ."""
-    labels: Mapping[int, str] = field(repr=False)
-    """Position -> the label of its token; * marks positions where the tokens differ."""
-    folder: Path | None = None
-    """The run folder, if one was written."""
-
-    def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The rows with the largest effects, positive or negative."""
-        return strongest(self.frame, "effect", n=n)
-
-    def heatmap(self, value: str = "effect") -> "Figure":
-        """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""
-        title = f"{self.direction}: {self.site} patched, {self.metric}"
-        return display.figure(
-            "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
-        )
-
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
-        n_patches, n = self.values.shape
-        values = {
-            "patch": np.repeat(np.arange(n_patches), n),
-            "sequence": np.tile(np.arange(n), n_patches),
-            "value": self.values.flatten().numpy(),
-        }
-        return {
-            "patches": self.frame,
-            "tokens": label_table(self.labels),
-            "differences": self.differences,
-            "values": pd.DataFrame(values),
-        }
-
-    def patching_result(self) -> PatchingResult:
-        """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
-
-        ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
-        the sequences last. ``normalized(result.baselines[1])`` is 0 at the baseline run and 1 at the source run.
-        """
-        theirs = _THEIR_MATRIX_AXES if SITES[self.site].observed else _THEIR_AXES
-        names = [theirs.get(axis, axis) for axis in self.by]
-        index = pd.DataFrame(self.frame[[*self.by]].to_numpy(), columns=names)
-        sizes = [len({*index[name]}) for name in names]
-        if math.prod(sizes) != len(index):  # only the largest approximations were patched
-            sizes, names = [len(index)], []
-        return PatchingResult(
-            values=self.values.reshape(*sizes, -1),
-            axis_names=names,
-            index_df=index,
-            metric_names=[self.metric],
-            reduced=False,
-            baseline=self.baselines[0],
-        )
-
-    def _repr_html_(self) -> str:
-        """The patches in a notebook."""
-        said = (
-            f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
-            f"{self.source:.4g} in the source run."
-        )
-        drawn = [self.heatmap()] if self.by else []
-        return display.html(said, *drawn, self.strongest())
+    pass
 
 
 def patch(
@@ -277,7 +169,7 @@ def patch_shard(
 class _Request:
     """Everything that determines the numbers of a patch."""
 
-    runs: "RunPair"
+    runs: RunPair
     grid: list[Part]
     pair: PromptPair
     config: PatchConfig
@@ -377,254 +269,13 @@ def _request(
     )
 
 
-def _screen_cells(runs: "RunPair", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
+def _screen_cells(runs: RunPair, grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
     """The cells with the largest effects to first order, in the order of the grid, and these effects."""
     found = first_order(runs, grid, steps=steps).double()
     by_sequence = len(runs.baseline) == runs.run.n_sequences
     effects = found[:, ~runs.baseline.isnan()].nanmean(1) if by_sequence else found.sum(1)
     best = sorted(effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:most].tolist())
     return [grid[number] for number in best], effects[best].tolist()
-
-
-def patch_config(
-    config: PatchConfig | None,
-    *,
-    lens: LensModel,
-    metric: Metric | Callable[[Outcome], Any] | str | None,
-    fields: Mapping[str, Any],
-) -> PatchConfig:
-    """The configuration of a call, from another one and from fields, which win.
-
-    Raises:
-        InputError: an unknown field, or a value that cannot be used.
-    """
-    named = {"metric": metric} if isinstance(metric, str) else {}
-    return with_fields(PatchConfig, config, {**named, **fields, "model": lens.name}, where="patch")
-
-
-def prepare_runs(
-    lens: LensModel,
-    clean: Sequences | None,
-    corrupted: Sequences | None,
-    *,
-    metric: Metric | Callable[[Outcome], Any] | str | None,
-    config: PatchConfig,
-    edits: tuple[Edit, ...] = (),
-    own_put: bool = False,
-) -> tuple["RunPair", list[Part], PromptPair]:
-    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``.
-
-    ``own_put`` says that a function makes the edit that is put in, so that the other run's values are not.
-    """
-    clean = config.clean if clean is None else clean
-    corrupted = config.corrupted if corrupted is None else corrupted
-    for texts in (clean, corrupted):
-        if isinstance(texts, tuple) and not texts:
-            raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")
-    pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
-    is_source = config.put == "source" and not own_put
-    if is_source:
-        check_differ(not pair.differences.empty)
-    run, source = pair.run_and_source(config.direction)
-    read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
-    read = on_tokens(read, pair.clean, pair.corrupted)
-    measured = as_metric(read, lens=lens, n_positions=run.n_positions)
-    chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
-    grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
-    return (
-        RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits, is_source=is_source),
-        grid,
-        pair,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPair:
-    """The baseline run and the source run of a sweep."""
-
-    lens: LensModel
-    run: TokenBatch
-    """The sequences that are patched."""
-    other: TokenBatch
-    """The sequences of the source run."""
-    site: str
-    metric: Metric
-    baseline: Float[Tensor, " sample"]
-    source: Float[Tensor, " sample"]
-    """The metric of both runs."""
-    held: Mapping[tuple[str, int], Tensor]
-    """The site in the baseline run."""
-    given: Mapping[tuple[str, int], Tensor]
-    """The site in the source run."""
-    edits: tuple[Edit, ...] = ()
-    """What is changed in both runs, and beside every patch."""
-
-    @classmethod
-    def of(
-        cls,
-        lens: LensModel,
-        run: TokenBatch,
-        source: TokenBatch,
-        *,
-        site: str,
-        metric: Metric,
-        grid: Sequence[Part],
-        edits: tuple[Edit, ...] = (),
-        is_source: bool = True,
-    ) -> "RunPair":
-        """Run both; warn if their values at the site are equal and those of the source are put in."""
-        layers = sorted({layer for part in grid for layer in part.layers or ()})
-        options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
-        one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
-        if one_run:
-            options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
-        runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
-        held, given = (one.tensors for one in runs)
-        if not one_run:
-            runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
-        baseline, wanted = (evaluate(metric, one) for one in runs)
-        if is_source and all(torch.equal(held[key], given[key]) for key in given):
-            warnings.warn(
-                f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
-            )
-        return cls(
-            lens=lens,
-            run=run,
-            other=source,
-            site=site,
-            metric=metric,
-            baseline=baseline,
-            source=wanted,
-            held=held,
-            given=given,
-            edits=edits,
-        )
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of the site's axes after the sequence axis."""
-        return tuple(next(iter(self.held.values())).shape[1:])
-
-    def changes(self, part: Part) -> bool:
-        """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
-        return self.reads(part) and self.differs(part)
-
-    def reads(self, part: Part) -> bool:
-        """Check whether the metric reads something that comes after a part."""
-        return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(part.layers or (0,))
-
-    def differs(self, part: Part) -> bool:
-        """Check whether the two runs have different values in a part."""
-        return differs(part, run=self.held, source=self.given)
-
-    def defined(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
-        """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
-        short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
-        return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
-
-    def maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
-        if config.put == "source":
-            return None
-        references = References(self.lens, self.run, known=self.held)
-
-        def make(site: str, **where: Unpack[Where]) -> Edit:
-            """The edit of a part."""
-            return put_spec(config, Part.at(site, where)).edit(references)
-
-        return make
-
-    def measure(
-        self,
-        parts: Mapping[str, Part],
-        *,
-        make: MakesEdit | None = None,
-        kept: Kept | None = None,
-        batch_size: int | None = None,
-        progress: bool = False,
-    ) -> dict[str, Measured]:
-        """The metric under each patch, by sequence, and whether it changed anything.
-
-        Args:
-            parts: identity -> part.
-            make: makes the edit of a part; None puts in the values of the source run.
-            kept: what an interrupted run has measured, to which each block of patches is added.
-            batch_size: sequences per forward pass.
-            progress: show a bar.
-        """
-        found = {
-            name: Measured(values=self.defined(part, self.baseline), changed=False) for name, part in parts.items()
-        }
-        able = self.changes if make is None else self.reads
-        todo = [part for part in parts.values() if able(part)]
-        if make is None:
-            at: dict[str, Any] = {"run": self.held, "source": self.given}
-            patches = [cell_of_patch(part, edits=self.edits, **at) for part in todo]
-        else:
-            at = {"sizes": self.sizes, "make": make}
-            patches = [cell_of_edit(part, edits=self.edits, **at) for part in todo]
-        if not patches:
-            return found
-        engine = self._engine(patches, kept=kept, batch_size=batch_size)
-        blocks = engine.blocks if kept is None else kept.of(engine.blocks)
-        rows: list[Row] = []
-
-        def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
-            """Keep a patch's metric by sequence."""
-            values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
-            first = 0 if self._is_whole else outcome.sequences.start
-            rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))
-
-        with tqdm(
-            total=sum(len(block.cells) for block in blocks),
-            desc=f"patching {self.site}",
-            unit="patch",
-            disable=not progress,
-            leave=False,
-        ) as bar:
-            for block in blocks:
-                before = None if kept is None else kept.read(block.number)
-                if before is None:
-                    engine.map(block, take, advance=bar.update)
-                    if kept is not None:
-                        kept.add(block.number, rows)
-                else:
-                    rows.extend(before)
-                    bar.update(len(block.cells))
-                for name, sequence, value, did in rows:
-                    if not found[name].values[sequence].isnan():  # the sequence has the part, and a metric
-                        found[name].values[sequence] = value
-                    found[name].changed |= bool(did)
-                rows.clear()
-        return found
-
-    @property
-    def _is_whole(self) -> bool:
-        """Check whether the metric gives one number for all sequences."""
-        return len(self.baseline) != self.run.n_sequences
-
-    def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
-        """The engine of patches, by the plan that an interrupted run began with if there is one."""
-        plan = None if kept is None else kept.plan
-        if plan is not None:
-            return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
-        options = {} if kept is None else {"keep_plan": kept.keep_plan}
-        whole = self._is_whole
-        return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
-
-
-def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model, with edits if any are given, and keep what a metric reads."""
-    return run_with(
-        lens,
-        tokens,
-        edits,
-        positions=metric.positions,
-        layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
-        sites=metric.sites,
-        loss=metric.loss,
-        logits=metric.logits or (metric.whole and not metric.loss),
-    )
 
 
 def _result(

@@ -50,7 +50,7 @@ from ..records import display
 from .config import check_differ
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import cells, place
-from .patch import run_for_metric
+from .run_pair import run_for_metric
 
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""

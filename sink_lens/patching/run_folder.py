@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from jaxtyping import Float
@@ -14,17 +14,11 @@ from ..engine.engine import Block
 from ..engine.plan import Plan, read_plan
 from ..models.inputs import provenance_of
 from ..models.lens import LensModel
-from ..records import RunWriter, create_run, display
+from ..records import RunWriter, create_run
 from ..records.shards import holder
 from .config import PatchConfig
 from .pairs import PromptPair
 
-if TYPE_CHECKING:
-    from .attribution import AttributionResult
-    from .patch import PatchResult
-
-SHOWN = 10
-"""Rows of the table ``summary``."""
 _BLOCK = "block-{:06d}"
 _ROW = ("part", "sequence", "value", "changed")
 Row = tuple[str, int, float, bool]
@@ -126,18 +120,6 @@ def open_run(
         reopen=reopen,
         patience=patience,
     )
-
-
-def write_result(writer: RunWriter, result: "PatchResult | AttributionResult", *, top: int = SHOWN) -> pd.DataFrame:
-    """Write the tables and the heat map; the strongest patches, which are the summary."""
-    for name, frame in result.tables.items():
-        writer.write_table(name, frame)
-    if result.by:
-        writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
-    about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
-    strongest = result.strongest(top).assign(**about)
-    writer.write_csv("summary", strongest)
-    return strongest
 
 
 def label_of(function: Callable[..., Any]) -> str:

@@ -6,7 +6,7 @@ from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.load import load
 from ..patching.config import PatchConfig
-from ..patching.patch import prepare_runs, run_for_metric
+from ..patching.run_pair import prepare_runs, run_for_metric
 from .card_pair import second_of
 from .config import CardConfig
 from .estimate import Estimable, StudyCost, most_passes

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import warnings
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -20,13 +19,11 @@ from sink_lens.engine.forward import run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
-from sink_lens.patching import path
+from sink_lens.patching import path, run_pair
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.config import PatchConfig
 from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
-
-activation = import_module("sink_lens.patching.patch")
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
@@ -135,7 +132,7 @@ def test_equal_prompts_are_refused_before_the_model_runs(monkeypatch):
     def runs(*args, **options):
         pytest.fail("the model ran")
 
-    monkeypatch.setattr(activation, "run_with", runs)
+    monkeypatch.setattr(run_pair, "run_with", runs)
     monkeypatch.setattr(path, "run_with", runs)
     for call in (
         lambda: patch(lens, clean, clean, site="z", metric=DIFFERENCE),

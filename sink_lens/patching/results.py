@@ -1,0 +1,248 @@
+"""Results of patches and of their approximation: tables, figures, and what their run folder holds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from scipy.stats import spearmanr
+from torch import Tensor
+from transformer_lens.patching import PatchingResult
+
+from ..edits.part import Part
+from ..engine.trust import TOLERANCE
+from ..errors import InputError
+from ..models.sites import SITES
+from ..records import RunWriter, display
+from ..stats import strongest
+from .pairs import Direction, label_table
+from .parts import identity_of
+from .run_pair import RunPair
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = 10
+"""Rows of the table ``summary``."""
+_THEIR_AXES = {"position": "pos"}
+_THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_index"}
+"""Axis of a sweep -> its name in ``transformer_lens.patching``, of activations and of scores and pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchResult:
+    """The effect of every patch of a sweep on the metric."""
+
+    frame: pd.DataFrame
+    """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
+    (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
+    standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
+    interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
+    ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
+    site: str
+    metric: str
+    unit: str
+    """Unit of value and effect; empty if they are pure numbers."""
+    direction: Direction
+    by: tuple[str, ...]
+    baseline: float
+    """The metric of the patched run before it is patched."""
+    source: float
+    """The metric of the source run, from which the patched-in values come."""
+    values: Float[Tensor, "sample batch"] = field(repr=False)
+    """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
+    baselines: Float[Tensor, "2 batch"] = field(repr=False)
+    """The metric of the baseline run and of the source run, by sequence as in ``values``."""
+    differences: pd.DataFrame = field(repr=False)
+    """The positions at which the clean and the corrupted tokens differ."""
+    labels: Mapping[int, str] = field(repr=False)
+    """Position -> the label of its token; * marks positions where the tokens differ."""
+    folder: Path | None = None
+    """The run folder, if one was written."""
+
+    def strongest(self, n: int = 10) -> pd.DataFrame:
+        """The rows with the largest effects, positive or negative."""
+        return strongest(self.frame, "effect", n=n)
+
+    def heatmap(self, value: str = "effect") -> "Figure":
+        """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""
+        title = f"{self.direction}: {self.site} patched, {self.metric}"
+        return display.figure(
+            "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
+        )
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        n_patches, n = self.values.shape
+        values = {
+            "patch": np.repeat(np.arange(n_patches), n),
+            "sequence": np.tile(np.arange(n), n_patches),
+            "value": self.values.flatten().numpy(),
+        }
+        return {
+            "patches": self.frame,
+            "tokens": label_table(self.labels),
+            "differences": self.differences,
+            "values": pd.DataFrame(values),
+        }
+
+    def patching_result(self) -> PatchingResult:
+        """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
+
+        ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
+        the sequences last. ``normalized(result.baselines[1])`` is 0 at the baseline run and 1 at the source run.
+        """
+        theirs = _THEIR_MATRIX_AXES if SITES[self.site].observed else _THEIR_AXES
+        names = [theirs.get(axis, axis) for axis in self.by]
+        index = pd.DataFrame(self.frame[[*self.by]].to_numpy(), columns=names)
+        sizes = [len({*index[name]}) for name in names]
+        if math.prod(sizes) != len(index):  # only the largest approximations were patched
+            sizes, names = [len(index)], []
+        return PatchingResult(
+            values=self.values.reshape(*sizes, -1),
+            axis_names=names,
+            index_df=index,
+            metric_names=[self.metric],
+            reduced=False,
+            baseline=self.baselines[0],
+        )
+
+    def _repr_html_(self) -> str:
+        """The patches in a notebook."""
+        said = (
+            f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
+            f"{self.source:.4g} in the source run."
+        )
+        drawn = [self.heatmap()] if self.by else []
+        return display.html(said, *drawn, self.strongest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The agreement of an approximation with real patches."""
+
+    frame: pd.DataFrame
+    """One row per sampled patch: the swept columns, ``approximation``, ``effect`` (of the real patch), ``error``
+    (approximation - effect)."""
+    n: int
+    """Number of patches compared."""
+    mean_error: float
+    """Mean magnitude of the error."""
+    mean_effect: float
+    """Mean magnitude of the real effect, for comparison with the error."""
+    rank_correlation: float
+    """Spearman's correlation of approximation and effect; nan if either is constant, or for fewer than 3 patches."""
+    same_sign_frac: float
+    """Share of the compared patches whose approximation has the same sign as the effect; what is within rounding
+    (1e-5 of the metric of the baseline run, at least of 1) has none."""
+
+    @property
+    def sentence(self) -> str:
+        """The error in words."""
+        return (
+            f"against {self.n} real patches: mean error {self.mean_error:.2g} on effects of {self.mean_effect:.2g}, "
+            f"rank correlation {self.rank_correlation:.2f}, same sign in {self.same_sign_frac:.0%}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributionResult:
+    """The first-order approximation of every patch's effect on the metric."""
+
+    frame: pd.DataFrame
+    """One row per patch: the swept columns, ``approximation`` of the effect of ``patch``, ``changed``, ``n``."""
+    site: str
+    metric: str
+    unit: str
+    direction: Direction
+    by: tuple[str, ...]
+    baseline: float
+    """The metric of the baseline run."""
+    source: float
+    """The metric of the source run, from which the patched-in values come."""
+    differences: pd.DataFrame = field(repr=False)
+    labels: Mapping[int, str] = field(repr=False)
+    runs: RunPair = field(repr=False)
+    grid: tuple[Part, ...] = field(repr=False)
+
+    def strongest(self, n: int = 10) -> pd.DataFrame:
+        """The rows with the largest approximations, positive or negative."""
+        return strongest(self.frame, "approximation", n=n)
+
+    def heatmap(self, value: str = "approximation") -> "Figure":
+        """The approximation as a heat map; with three axes, it shows the strongest value along the third."""
+        title = f"{self.direction}, to first order: {self.site} patched, {self.metric}"
+        return display.figure(
+            "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
+        )
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
+
+    def _repr_html_(self) -> str:
+        """The approximation in a notebook."""
+        said = (
+            f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
+        )
+        drawn = [self.heatmap()] if self.by else []
+        return display.html(said, *drawn, self.strongest())
+
+    def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
+        """Compare the approximation with real patches of randomly drawn cells, among those whose values differ.
+
+        Cost: one pass per drawn cell.
+
+        Raises:
+            InputError: fewer than one patch is requested, or no cell's values differ.
+        """
+        if n < 1:
+            raise InputError(f"{n} patches were requested for the comparison; need at least 1")
+        able = [number for number, part in enumerate(self.grid) if self.runs.changes(part)]
+        if not able:
+            raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
+        drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
+        numbers = sorted(able[one] for one in drawn)
+        parts = {identity_of(self.grid[number]): self.grid[number] for number in numbers}
+        found = self.runs.measure(parts, progress=progress)
+        values = torch.stack([found[name].values for name in parts])
+        frame = self.frame.iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
+        frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
+        frame["error"] = frame["approximation"] - frame["effect"]
+        both = frame.dropna()
+        rounding = TOLERANCE * max(1.0, abs(self.baseline))
+        signs = [np.sign(both[name].where(both[name].abs() > rounding, 0.0)) for name in ("approximation", "effect")]
+        ranked = len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
+        return Check(
+            frame=frame,
+            n=len(both),
+            mean_error=float(both["error"].abs().mean()),
+            mean_effect=float(both["effect"].abs().mean()),
+            rank_correlation=_spearman(both) if ranked else float("nan"),
+            same_sign_frac=float((signs[0] == signs[1]).mean()),
+        )
+
+
+def write_result(writer: RunWriter, result: PatchResult | AttributionResult, *, top: int = SHOWN) -> pd.DataFrame:
+    """Write the tables and the heat map; the strongest patches, which are the summary."""
+    for name, frame in result.tables.items():
+        writer.write_table(name, frame)
+    if result.by:
+        writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
+    about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
+    strongest = result.strongest(top).assign(**about)
+    writer.write_csv("summary", strongest)
+    return strongest
+
+
+def _spearman(both: pd.DataFrame) -> float:
+    """Rank correlation of approximation and effect."""
+    found: Any = spearmanr(both["approximation"], both["effect"])
+    return float(found.statistic)

@@ -1,0 +1,276 @@
+"""The baseline run and the source run of a sweep of patches, and the metric under every patch."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..configuration import with_fields
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
+from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
+from ..edits.outcome import Outcome
+from ..edits.part import Part, Where
+from ..edits.references import References
+from ..engine.cells import Cell
+from ..engine.engine import Engine
+from ..engine.forward import run_with
+from ..engine.trust import make_engine
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
+from .config import PatchConfig, check_differ
+from .named_metric import named_metric
+from .pairs import PromptPair, Sequences, pair_prompts
+from .parts import cells, identity_of, open_whole_axes, put_spec
+from .run_folder import Kept, Measured, Row
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPair:
+    """The baseline run and the source run of a sweep."""
+
+    lens: LensModel
+    run: TokenBatch
+    """The sequences that are patched."""
+    other: TokenBatch
+    """The sequences of the source run."""
+    site: str
+    metric: Metric
+    baseline: Float[Tensor, " sample"]
+    source: Float[Tensor, " sample"]
+    """The metric of both runs."""
+    held: Mapping[tuple[str, int], Tensor]
+    """The site in the baseline run."""
+    given: Mapping[tuple[str, int], Tensor]
+    """The site in the source run."""
+    edits: tuple[Edit, ...] = ()
+    """What is changed in both runs, and beside every patch."""
+
+    @classmethod
+    def of(
+        cls,
+        lens: LensModel,
+        run: TokenBatch,
+        source: TokenBatch,
+        *,
+        site: str,
+        metric: Metric,
+        grid: Sequence[Part],
+        edits: tuple[Edit, ...] = (),
+        is_source: bool = True,
+    ) -> "RunPair":
+        """Run both; warn if their values at the site are equal and those of the source are put in."""
+        layers = sorted({layer for part in grid for layer in part.layers or ()})
+        options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
+        one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
+        if one_run:
+            options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
+        runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
+        held, given = (one.tensors for one in runs)
+        if not one_run:
+            runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
+        baseline, wanted = (evaluate(metric, one) for one in runs)
+        if is_source and all(torch.equal(held[key], given[key]) for key in given):
+            warnings.warn(
+                f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
+            )
+        return cls(
+            lens=lens,
+            run=run,
+            other=source,
+            site=site,
+            metric=metric,
+            baseline=baseline,
+            source=wanted,
+            held=held,
+            given=given,
+            edits=edits,
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the site's axes after the sequence axis."""
+        return tuple(next(iter(self.held.values())).shape[1:])
+
+    def changes(self, part: Part) -> bool:
+        """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
+        return self.reads(part) and self.differs(part)
+
+    def reads(self, part: Part) -> bool:
+        """Check whether the metric reads something that comes after a part."""
+        return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(part.layers or (0,))
+
+    def differs(self, part: Part) -> bool:
+        """Check whether the two runs have different values in a part."""
+        return differs(part, run=self.held, source=self.given)
+
+    def defined(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
+        """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
+        short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
+        return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
+
+    def maker(self, config: PatchConfig) -> MakesEdit | None:
+        """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
+        if config.put == "source":
+            return None
+        references = References(self.lens, self.run, known=self.held)
+
+        def make(site: str, **where: Unpack[Where]) -> Edit:
+            """The edit of a part."""
+            return put_spec(config, Part.at(site, where)).edit(references)
+
+        return make
+
+    def measure(
+        self,
+        parts: Mapping[str, Part],
+        *,
+        make: MakesEdit | None = None,
+        kept: Kept | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, Measured]:
+        """The metric under each patch, by sequence, and whether it changed anything.
+
+        Args:
+            parts: identity -> part.
+            make: makes the edit of a part; None puts in the values of the source run.
+            kept: what an interrupted run has measured, to which each block of patches is added.
+            batch_size: sequences per forward pass.
+            progress: show a bar.
+        """
+        found = {
+            name: Measured(values=self.defined(part, self.baseline), changed=False) for name, part in parts.items()
+        }
+        able = self.changes if make is None else self.reads
+        todo = [part for part in parts.values() if able(part)]
+        if make is None:
+            at: dict[str, Any] = {"run": self.held, "source": self.given}
+            patches = [cell_of_patch(part, edits=self.edits, **at) for part in todo]
+        else:
+            at = {"sizes": self.sizes, "make": make}
+            patches = [cell_of_edit(part, edits=self.edits, **at) for part in todo]
+        if not patches:
+            return found
+        engine = self._engine(patches, kept=kept, batch_size=batch_size)
+        blocks = engine.blocks if kept is None else kept.of(engine.blocks)
+        rows: list[Row] = []
+
+        def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
+            """Keep a patch's metric by sequence."""
+            values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
+            first = 0 if self._is_whole else outcome.sequences.start
+            rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))
+
+        with tqdm(
+            total=sum(len(block.cells) for block in blocks),
+            desc=f"patching {self.site}",
+            unit="patch",
+            disable=not progress,
+            leave=False,
+        ) as bar:
+            for block in blocks:
+                before = None if kept is None else kept.read(block.number)
+                if before is None:
+                    engine.map(block, take, advance=bar.update)
+                    if kept is not None:
+                        kept.add(block.number, rows)
+                else:
+                    rows.extend(before)
+                    bar.update(len(block.cells))
+                for name, sequence, value, did in rows:
+                    if not found[name].values[sequence].isnan():  # the sequence has the part, and a metric
+                        found[name].values[sequence] = value
+                    found[name].changed |= bool(did)
+                rows.clear()
+        return found
+
+    @property
+    def _is_whole(self) -> bool:
+        """Check whether the metric gives one number for all sequences."""
+        return len(self.baseline) != self.run.n_sequences
+
+    def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
+        """The engine of patches, by the plan that an interrupted run began with if there is one."""
+        plan = None if kept is None else kept.plan
+        if plan is not None:
+            return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
+        options = {} if kept is None else {"keep_plan": kept.keep_plan}
+        whole = self._is_whole
+        return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
+
+
+def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
+    """Run the model, with edits if any are given, and keep what a metric reads."""
+    return run_with(
+        lens,
+        tokens,
+        edits,
+        positions=metric.positions,
+        layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
+        sites=metric.sites,
+        loss=metric.loss,
+        logits=metric.logits or (metric.whole and not metric.loss),
+    )
+
+
+def patch_config(
+    config: PatchConfig | None,
+    *,
+    lens: LensModel,
+    metric: Metric | Callable[[Outcome], Any] | str | None,
+    fields: Mapping[str, Any],
+) -> PatchConfig:
+    """The configuration of a call, from another one and from fields, which win.
+
+    Raises:
+        InputError: an unknown field, or a value that cannot be used.
+    """
+    named = {"metric": metric} if isinstance(metric, str) else {}
+    return with_fields(PatchConfig, config, {**named, **fields, "model": lens.name}, where="patch")
+
+
+def prepare_runs(
+    lens: LensModel,
+    clean: Sequences | None,
+    corrupted: Sequences | None,
+    *,
+    metric: Metric | Callable[[Outcome], Any] | str | None,
+    config: PatchConfig,
+    edits: tuple[Edit, ...] = (),
+    own_put: bool = False,
+) -> tuple[RunPair, list[Part], PromptPair]:
+    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``.
+
+    ``own_put`` says that a function makes the edit that is put in, so that the other run's values are not.
+    """
+    clean = config.clean if clean is None else clean
+    corrupted = config.corrupted if corrupted is None else corrupted
+    for texts in (clean, corrupted):
+        if isinstance(texts, tuple) and not texts:
+            raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")
+    pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
+    is_source = config.put == "source" and not own_put
+    if is_source:
+        check_differ(not pair.differences.empty)
+    run, source = pair.run_and_source(config.direction)
+    read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
+    read = on_tokens(read, pair.clean, pair.corrupted)
+    measured = as_metric(read, lens=lens, n_positions=run.n_positions)
+    chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
+    grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
+    return (
+        RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits, is_source=is_source),
+        grid,
+        pair,
+    )
