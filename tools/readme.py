@@ -1,7 +1,7 @@
 """Make the README's picture and output from a run of the current code: ``make readme`` (RUN=folder: that run).
 
 Traces the default model (``--quick``) unless a run is given; draws ``docs/images/circuit.png`` and the page, writes
-between the README's marks what the command prints, and keeps the numbers in ``docs/images/readme.json``, which a test
+between the README's marks what its lines of Python print, and keeps them in ``docs/images/readme.json``, which a test
 compares.
 """
 
@@ -14,16 +14,16 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from PIL import Image
 
-from sink_lens.records import Run, read_run
+from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
-from sink_lens.report.html import conclusion, render
+from sink_lens.report.html import render
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-WIDTH = 80
-BEGIN, END = "<!-- output of sink-lens trace --quick, by make readme -->", "<!-- end of the output -->"
+BEGIN, END = "<!-- printed by these lines, from make readme -->", "<!-- end of the output -->"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     folder = Path(asked.run) if asked.run else traced()
     run = read_run(folder)
-    printed = output(run)
+    printed = output(run.tables["links"])
     circuit = circuit_of(run)
     circuit.save(IMAGES / "circuit.png", style="talk")
     drawn = sketches.of_chain(circuit)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "weights_sha256": run.provenance["weights_sha256"],
         "picture_sha256": hashlib.sha256((IMAGES / "circuit.png").read_bytes()).hexdigest(),
         "arrows": [[one.source, one.target, one.label] for one in drawn.arrows],
-        "output": printed,
+        "printed": printed,
     }
     (IMAGES / "readme.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     photograph(render(folder, out=ROOT / "build" / "readme.html"))
@@ -73,19 +73,9 @@ def traced() -> Path:
     return trace(TraceConfig(quick=True), out=ROOT / "runs" / "readme", overwrite=True).folder
 
 
-def output(run: Run) -> list[str]:
-    """Return what the command prints of a finished trace, in lines."""
-    from sink_lens.chain.config import TraceConfig
-    from sink_lens.chain.locate import location_from
-    from sink_lens.chain.trace import Trace
-    from sink_lens.cli.console import lines
-    from sink_lens.cli.trace_table import brief
-    from sink_lens.configuration import with_fields
-
-    config = with_fields(TraceConfig, None, {"model": str(run.config["model"]), "quick": True}, where="run.json")
-    location = location_from((run.folder / "location.json").read_text("utf-8"))
-    result = Trace(folder=run.folder, config=config, location=location, tables=dict(run.tables))
-    return lines(brief(result, conclusion=conclusion(run.folder)), width=WIDTH)
+def output(links: pd.DataFrame) -> list[str]:
+    """Return what the README's lines of Python print of a trace."""
+    return links.query("is_primary")[["link", "verdict"]].to_string(index=False).splitlines()
 
 
 def with_output(page: str, printed: Sequence[str]) -> str:
