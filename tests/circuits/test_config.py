@@ -1,0 +1,34 @@
+"""The configuration of a circuit."""
+
+import re
+
+import pytest
+
+from sink_lens.circuits.config import CircuitConfig
+from sink_lens.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"threshold": 0.1}, "threshold is 0.1, which nothing reads here: it is for choice threshold"),
+        ({"length": 32}, "it is for task text"),
+        ({"sink_position": 1}, "it is for metric sink_mass"),
+        ({"metric": "loss", "task": "text", "metric_layers": (1,)}, "it is for metric sink_mass"),
+        ({"method": "gim", "steps": 7}, "it is for the methods eap-ig"),
+    ],
+)
+def test_a_field_that_nothing_reads_is_refused(fields, text):
+    with pytest.raises(InputError, match=re.escape(text)):
+        CircuitConfig(**fields).check_together()
+
+
+def test_spans_and_neurons_are_what_was_given():
+    given = CircuitConfig(spans=("last=-2,-1", "sink=0"), neurons=("2:15", "2:8-9"))
+    assert given.positions_by_span == {"last": (-2, -1), "sink": (0,)}
+    assert given.neurons_by_layer == {2: (15, 8, 9)}
+    for spans, said in ((("a=0", "a=1"), "given twice"), (("a=-3--1",), "need numbers such as")):
+        with pytest.raises(InputError, match=said):
+            CircuitConfig(spans=spans).positions_by_span  # noqa: B018
+    with pytest.raises(InputError, match="ending that is not known"):
+        CircuitConfig(save=("c.txt",)).check_together()

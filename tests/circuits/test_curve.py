@@ -1,0 +1,54 @@
+"""The curve of a circuit: its areas, and circuits judged on other pairs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.circuits.curve import area
+from sink_lens.errors import InputError
+
+from .tiny_runs import circuit
+
+
+def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
+    found = circuit()
+    curve = found.evaluate([0.1, 1.0], random=2)
+    first, second = found.halves
+    assert not set(first) & set(second)
+    whole = curve.frame[(curve.frame["by"] == "edges") & (curve.frame["share"] == 1)]
+    assert whole["value"].item() == pytest.approx(found.runs.clean_values[second].mean().item(), abs=1e-5)
+    assert curve.empty.estimate == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
+    small = curve.frame[curve.frame["share"] == 0.1]
+    assert len(small[small["by"] == "random"]) == 2
+    if curve.defined:
+        f = (small["value"] - curve.empty.estimate) / curve.gap.estimate
+        assert small["faithfulness"].to_numpy() == pytest.approx(f.to_numpy())
+    else:
+        assert small["faithfulness"].isna().all()
+
+
+def test_the_area_of_a_straight_line():
+    share = np.array([0.001, 0.01, 0.1, 1.0])
+    assert area(share, share) == pytest.approx((1 - 0.001**2) / 2)
+    assert area(share, np.array([0.0, 1.0, 2.0, 3.0]), logarithmic=True) == pytest.approx(1.5)
+    assert np.isnan(area(share[:1], share[:1]))
+
+
+def test_areas_and_the_smallest_share_are_those_of_the_table():
+    found = circuit().evaluate([0.1, 0.5, 1.0], random=1)
+    frame = pd.DataFrame({"by": "edges", "share": [0.1, 0.5, 1.0], "faithfulness": [0.2, 0.9, 1.0]})
+    by_hand = replace(found, frame=frame)
+    assert by_hand.smallest() == 0.5
+    assert np.isnan(by_hand.smallest(at_least=1.1))
+    # trapezoids of 0.4 and 0.5 width: (0.2 + 0.9) / 2 * 0.4 + (0.9 + 1) / 2 * 0.5
+    (areas,) = by_hand.areas.to_dict("records")
+    assert areas["cpr"] == pytest.approx(0.22 + 0.475)
+    assert areas["cmd"] == pytest.approx((0.8 + 0.1) / 2 * 0.4 + 0.1 / 2 * 0.5)
+
+
+@pytest.mark.parametrize("sizes", [(), (0.0, 1.0), (0.5, 1.1)])
+def test_sizes_that_are_no_shares_are_refused(sizes):
+    with pytest.raises(InputError, match="need shares of all edges, above 0 and at most 1"):
+        circuit().evaluate(sizes)

@@ -1,0 +1,74 @@
+"""Files of circuits: written and read again."""
+
+import json
+
+import pytest
+import torch
+
+from sink_lens import circuits
+from sink_lens.circuits.files import read as read_file
+from sink_lens.errors import InputError
+
+from .tiny_runs import circuit
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    for family in ("llama", "gpt2"):
+        found = circuit(family)
+        for name in ("c.json", "c.pt", "ioi_tiny"):
+            held = circuits.read(found.save(tmp_path / family / name))
+            assert held.graph.names.tolist() == found.graph.names.tolist()
+            assert held.scores == pytest.approx(found.scores.mean, abs=1e-6)
+            assert (held.chosen == found.chosen).all()
+    held = json.loads((tmp_path / "llama" / "c.json").read_text())
+    one, other = (held["edges"][f"a0.h1->a1.h{head}<k>"] for head in (0, 1))  # share a key-value head
+    assert one == other
+    assert one["score"] * 2 == pytest.approx(found_score(circuit("llama"), "a0.h1->a1.kv0<k>"), abs=1e-6)
+    tensors = torch.load(tmp_path / "gpt2" / "c.pt", weights_only=True)
+    layers, heads = 3, 4
+    assert tensors["edges_scores"].shape == (1 + layers * (heads + 1), layers * (3 * heads + 1) + 1)
+    assert tensors["src_nodes"][:6] == ["input", "a0.h0", "a0.h1", "a0.h2", "a0.h3", "m0"]
+    row, column = 1 + 1 * (heads + 1) + 2, 2 * (3 * heads + 1) + "qkv".index("k") * heads + 3  # EAP-IG's indices
+    assert tensors["edges_scores"][row, column].item() == pytest.approx(
+        found_score(circuit("gpt2"), "a1.h2->a2.h3<k>"), abs=1e-6
+    )
+    for name in ("c.txt", "c.bin"):
+        with pytest.raises(InputError, match="ending"):
+            found.save(tmp_path / name)
+    (tmp_path / "damaged.json").write_text('{"cfg": {}}')
+    with pytest.raises(InputError, match="cannot be read as a circuit"):
+        circuits.read(tmp_path / "damaged.json")
+
+
+def found_score(one, name):
+    return float(one.scores.mean[one.graph.index[name]])
+
+
+def test_pictures_and_tables_are_written(tmp_path):
+    found = circuit()
+    begins = {"c.svg": b"<?xml", "c.png": b"\x89PNG", "c.pdf": b"%PDF", "c.dot": b"digraph", "c.parquet": b"PAR1"}
+    for name, start in begins.items():
+        assert found.save(tmp_path / name).read_bytes().startswith(start), name
+    drawn = (tmp_path / "c.dot").read_text()
+    group, heads = found.graph.group, set(found.edges["writer"])
+    layer, shared = next(one.partition("<")[0].split(".kv") for one in found.edges["reader"] if ".kv" in one)
+    own = {f"{layer}.h{head}" for head in range(group * int(shared), group * (int(shared) + 1))} & heads
+    assert all(f'"{layer}.kv{shared}" -> "{head}" [color="#999999"' in drawn for head in own)
+    assert (drawn.count("style=dotted") > 0) == bool(own)
+    assert drawn.count("penwidth") == found.n_edges
+    graph = json.loads(found.save(tmp_path / "c.graph.json").read_text())
+    nodes = {node["node_id"] for node in graph["nodes"]}
+    assert {link["source"] for link in graph["links"]} | {link["target"] for link in graph["links"]} <= nodes
+    for node in graph["nodes"]:
+        assert {"node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId", "clerp"} <= node.keys()
+    assert {"slug", "scan", "prompt_tokens", "prompt"} <= graph["metadata"].keys()
+    assert sum(link["weight"] for link in graph["links"]) == pytest.approx(found.edges["score"].sum(), abs=1e-4)
+    assert found.draw().axes
+    shown = {text.get_text() for text in found.draw().axes[0].texts}
+    assert not any(".kv" in node and f"{node.partition('.')[0]}.h{2 * int(node[-1])}" in shown for node in shown)
+
+
+def test_a_circuit_of_others_is_refused_in_a_line(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(InputError, match="nested too deep"):
+        read_file(tmp_path / "deep.json")

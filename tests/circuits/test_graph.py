@@ -1,0 +1,106 @@
+"""Writers, readers and edges of a model."""
+
+import re
+
+import numpy as np
+import pytest
+from lenses import lens_of
+
+from sink_lens.circuits.graph import Graph
+from sink_lens.circuits.runs import Runs
+from sink_lens.circuits.scores import score
+from sink_lens.edits import metrics
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.tiny import HYBRID_FAMILIES
+
+from .tiny_runs import EXPERTS, METRIC, pair, runs_of
+
+
+def test_what_has_no_circuit_is_refused():
+    for family in EXPERTS[:2]:
+        with pytest.raises(ModelError, match="mixture of experts"):
+            Graph.of(lens_of(family))
+    with pytest.raises(ModelError, match="no attention"):
+        Graph.of(lens_of(HYBRID_FAMILIES[0]))
+    lens = lens_of("llama")
+    clean, _ = pair()
+    with pytest.raises(InputError, match="corrupted"):
+        Runs.of(lens, clean, None, graph=Graph.of(lens), metric=METRIC)
+    with pytest.raises(InputError, match="reads the residual stream"):
+        runs_of(lens, metric=metrics.norm(0, layer=1))
+    with pytest.raises(InputError, match="neurons"):
+        Graph.of(lens, neurons={1: [80]})
+    with pytest.raises(ModelError, match="something else reads the stream"):
+        of_stream = {"name": "size", "function": lambda run: run.state_at(5)[1].square().sum(-1), "positions": (5,)}
+        score(runs_of(lens, metric=metrics.Metric(**of_stream, logits=True)), method="eap")
+
+
+def test_numbers_of_edges_are_those_of_eap_ig():
+    for n_layers, n_heads, parallel in ((2, 3, False), (3, 2, True)):
+        graph = Graph(n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_heads, d_model=4, parallel=parallel)
+        total, writers = 0, 1
+        for _ in range(n_layers):
+            total += 3 * n_heads * writers + writers + (0 if parallel else n_heads)
+            writers += n_heads + 1
+        assert graph.n_edges == total + writers
+        assert len(graph.writers) == writers
+
+
+SIZES = ({}, {"parallel": True}, {"gated": True}, {"neurons": {1: (3, 5)}}, {"spans": ("early", "late")})
+
+
+def came_before(writer, reader, *, parallel):
+    """If a node writes before another reads, by their names alone."""
+    if writer == "input" or reader == "logits":
+        return True
+    ends = re.fullmatch(r"[am](\d+)", writer.partition(".")[0]), re.fullmatch(r"[am](\d+)", reader.partition(".")[0])
+    first, second = (int(one[1]) for one in ends)
+    beside = writer[0] == "a" and reader[0] == "m" and not parallel
+    return first < second or (first == second and beside)
+
+
+@pytest.mark.parametrize("more", SIZES, ids=lambda more: "".join(more) or "plain")
+def test_there_is_an_edge_from_every_writer_to_every_reader_that_comes_after_it(more):
+    graph = Graph(n_layers=3, n_heads=4, n_kv_heads=2, d_model=8, **more)
+    wanted = [
+        f"{writer.name}->{reader.name}{span and '@'}{span}"
+        for span in graph.spans
+        for writer in graph.writers
+        for reader in graph.readers
+        if came_before(writer.name, reader.name, parallel=graph.parallel)
+    ]
+    assert graph.names.tolist() == wanted
+    assert graph.n_edges == len(wanted)
+    assert [graph.index[name] for name in wanted] == [*range(len(wanted))]
+    values = np.arange(1, len(wanted) + 1)
+    matrix = graph.matrix(values, fill=-1)
+    for number, (span, writer, reader) in enumerate(zip(*graph.ends, strict=True)):
+        assert matrix[span, writer, reader] == values[number]
+    assert (matrix == -1).sum() == matrix.size - len(wanted)
+    for reader in range(len(graph.readers)):
+        mine = graph.ends[1][(graph.ends[2] == reader) & (graph.ends[0] == 0)]
+        assert mine.tolist() == [*range(graph.before(reader))]
+
+
+def test_a_writer_is_computed_from_the_readers_of_its_own_node():
+    graph = Graph(n_layers=2, n_heads=4, n_kv_heads=2, d_model=8, gated=True, neurons={0: (1,)})
+    own = graph.reader_of_node
+    writers = [one.name for one in graph.writers]
+    readers = [one.name for one in graph.readers]
+
+    def read(writer):
+        return {readers[row] for row in np.flatnonzero(own[:, writers.index(writer)])}
+
+    assert read("input") == set()
+    assert read("a1.h3") == {"a1.h3<q>", "a1.kv1<k>", "a1.kv1<v>", "a1.h3<g>"}
+    assert read("a0.h0") == {"a0.h0<q>", "a0.kv0<k>", "a0.kv0<v>", "a0.h0<g>"}
+    assert (read("m0"), read("m0.n"), read("m1")) == ({"m0"}, {"m0.n"}, {"m1"})
+    assert not own[readers.index("logits")].any()
+
+
+def test_a_batch_has_as_many_pairs_as_what_writers_add_fits():
+    graph = Graph(n_layers=2, n_heads=3, n_kv_heads=3, d_model=1024)
+    size = 9 * 100 * 1024 * 4  # writers, positions, width, bytes
+    assert graph.pairs_a_pass(n_positions=100, copies=20) == 192 * 2**20 // (20 * size)
+    assert graph.pairs_a_pass(n_positions=1) == 32
+    assert graph.pairs_a_pass(n_positions=10**6) == 1

@@ -1,0 +1,76 @@
+"""Rules of the backward pass: norms held, softmax smoothed; what a plain gradient misses is seen."""
+
+import numpy as np
+import pytest
+import torch
+
+from analyses.zoo.mechanisms import wire
+from sink_lens.circuits import rules
+from sink_lens.circuits.graph import Graph
+from sink_lens.circuits.runs import Runs
+from sink_lens.circuits.scores import score
+from sink_lens.circuits.stream import normed
+from sink_lens.models.load import wrap
+from sink_lens.models.weights import norm_weights
+
+from .tiny_runs import DENSE, exact_lens, runs_of
+from .written_out import HeldNorms, written_out
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_rules_for_the_backward_pass_know_the_norms_of_every_family(family):
+    score(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_neox"])
+def test_rules_for_the_backward_pass_equal_autograd_with_norms_held(family, monkeypatch):
+    monkeypatch.setattr(rules, "TEMPERATURE", 1.0)
+    lens = exact_lens(family)
+    found = score(runs_of(lens), method="gim")
+    theirs = written_out(lens, found.graph.names, made=HeldNorms).float().detach().numpy()
+    off = np.abs(found.values - theirs).max()
+    assert off < 5e-6 * np.abs(theirs).max()  # the model's own norms round to float32
+    assert np.abs(found.values - score(runs_of(lens), method="eap").values).max() > 0.01 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(("name", "ablation", "method"), [("redundant", "resample", "eap"), ("copy", "zero", "eap-ig")])
+def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation, method):
+    mechanism = wire(name, seed=20, family="llama")
+    clean, corrupted, metric = mechanism.pairs(6, generator=torch.Generator().manual_seed(0))
+    lens = wrap(mechanism.model)
+    runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
+    names = runs.graph.names
+    needed = np.isin(names, list(mechanism.needed(ablation)))
+    judged = ~np.isin(names, list(mechanism.unjudged(ablation, names)))
+
+    def share_found(method):
+        size = np.where(judged, np.abs(score(runs, method=method, most_steps=10).mean), -1)
+        return needed[np.argsort(-size)[: needed.sum()]].mean()
+
+    assert share_found("gim") >= 0.8
+    assert share_found(method) <= share_found("gim") - 0.25
+
+
+def test_a_held_norm_is_the_norm_and_its_gradient_takes_the_divisor_as_fixed():
+    lens = exact_lens("gpt2")
+    norm = norm_weights(lens, layer=0, which="attn_norm")
+    x = torch.randn(2, 5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    out = normed(x, norm)
+    found = rules._held(out, None, seen={"a": x}, key="a", norm=norm)
+    assert torch.equal(found, out)
+    given = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad((found * given).sum(), x)
+    divisor = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True).add(norm.eps).sqrt()
+    part = given * norm.gain / divisor
+    torch.testing.assert_close(gradient, (part - part.mean(-1, keepdim=True)).detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_smoothed_pattern_is_the_pattern_with_the_slope_of_a_warmer_softmax():
+    scores = torch.tensor([[9.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    pattern = torch.softmax(scores, -1)
+    found = rules._smoothed(pattern, None, seen={0: scores}, key=0)
+    assert torch.equal(found, pattern)
+    (gradient,) = torch.autograd.grad(found[0, 0], scores)
+    warm = torch.softmax(scores.detach() / 2, -1)[0]
+    # d p_0 / d s_j at temperature 2 is p_0 (1[j = 0] - p_j) / 2, and the rule takes it twice
+    assert gradient[0].tolist() == pytest.approx([float(warm[0] * (float(j == 0) - warm[j])) for j in range(3)])

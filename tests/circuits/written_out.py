@@ -1,0 +1,155 @@
+"""A run in which every reader has a stream of its own, by the plain model's modules, and its scores by autograd."""
+
+import torch
+
+from sink_lens.models.sites import SITES, bridge_hook, read_site
+
+from .tiny_runs import pair
+
+
+class WrittenOut:
+    """One run in which every reader has a stream of its own, made by the plain model's own norms and projections."""
+
+    def __init__(self, lens, tokens):
+        self.lens, self.zeros, self.kept = lens, {}, {}
+        hooks = []
+        for layer in range(lens.n_layers):
+            for site in ("resid_pre", "attn_out", "resid_post", "z", "mlp_out"):
+                hooks.append((self.hook(site, layer), self.keeper(site, layer)))
+            for kind in ("q", "k", "v"):
+                hooks.append((self.hook(kind, layer), self.projector(kind, layer)))
+            hooks.append((self.hook("mlp_in", layer), self.mlp_reader(layer)))
+            if hasattr(self.attention(layer), "head_gate"):
+                hooks.append((f"blocks.{layer}.attn.head_gate.hook_out", self.gate_reader(layer)))
+        hooks.append((self.hook("final", 0), self.last_reader()))
+        self.logits = lens.bridge.run_with_hooks(tokens, fwd_hooks=hooks, use_cache=False)
+
+    def hook(self, site, layer):
+        return bridge_hook(SITES[site], family=self.lens.family, layer=layer)
+
+    def attention(self, layer):
+        return self.lens.layer(layer).get_submodule(self.lens.family.attention)
+
+    def keeper(self, site, layer):
+        def keep(x, hook):
+            self.kept[site, layer] = x
+
+        return keep
+
+    def own_stream(self, name, x):
+        self.zeros[name] = torch.zeros_like(x, requires_grad=True)
+        return x + self.zeros[name]
+
+    def norm(self, layer, path):
+        return (lambda x: x) if path is None else self.lens.layer(layer).get_submodule(path)
+
+    def projector(self, kind, layer):
+        family = self.lens.family
+        address = SITES[kind].address(family)
+        sizes = {"n_heads": self.lens.n_heads, "n_kv_heads": self.lens.n_kv_heads, "d_head": self.lens.d_head}
+
+        def project(x, hook):
+            heads = []
+            for head in range(x.shape[2]):
+                stream = self.own_stream(f"a{layer}.{head}<{kind}>", self.kept["resid_pre", layer])
+                out = self.lens.layer(layer).get_submodule(address.module)(self.norm(layer, family.attn_norm)(stream))
+                heads.append(read_site(out, address=address, family=family, batch=len(x), **sizes)[:, :, head])
+            new = torch.stack(heads, 2)
+            torch.testing.assert_close(new, x, atol=1e-5, rtol=1e-5)
+            return new
+
+        return project
+
+    def gate_reader(self, layer):
+        def project(x, hook):
+            parts = x.unflatten(-1, (self.lens.n_heads, -1)).shape[-1]
+            heads = []
+            for head in range(self.lens.n_heads):
+                stream = self.own_stream(f"a{layer}.{head}<g>", self.kept["resid_pre", layer])
+                out = self.attention(layer).head_gate(self.norm(layer, self.lens.family.attn_norm)(stream))
+                heads.append(out[..., head * parts : (head + 1) * parts])
+            return torch.cat(heads, -1)
+
+        return project
+
+    def mlp_reader(self, layer):
+        config, family = self.lens.config, self.lens.family
+        parallel = getattr(config, "use_parallel_residual", False) or family.architecture in (
+            "CohereForCausalLM",
+            "Cohere2ForCausalLM",
+            "PhiForCausalLM",
+            "FalconForCausalLM",
+            "GPTJForCausalLM",
+        )
+
+        def reader(x, hook):
+            stream = self.kept["resid_pre", layer] + (0 if parallel else self.kept["attn_out", layer])
+            new = self.norm(layer, family.mlp_norm)(self.own_stream(f"m{layer}", stream)).reshape(x.shape)
+            torch.testing.assert_close(new, x, atol=1e-5, rtol=1e-5)
+            return new
+
+        return reader
+
+    def last_reader(self):
+        def reader(x, hook):
+            stream = self.own_stream("logits", self.kept["resid_post", self.lens.n_layers - 1])
+            return self.lens.plain.get_submodule(self.lens.family.final_norm)(stream)
+
+        return reader
+
+    def written(self):
+        """What every writer adds: a head's part goes through the output projection alone."""
+        found = [self.kept["resid_pre", 0]]
+        for layer in range(self.lens.n_layers):
+            z, o = self.kept["z", layer], self.attention(layer).get_submodule(self.lens.family.o)
+            nothing = o(torch.zeros_like(z).flatten(2))
+            total = o(z.flatten(2))
+            factor = self.kept["attn_out", layer] / total  # a norm or a multiplier behind it, element by element
+            for head in range(self.lens.n_heads):
+                alone = torch.zeros_like(z)
+                alone[:, :, head] = z[:, :, head]
+                found.append((o(alone.flatten(2)) - nothing) * factor)
+            found.append(self.kept["mlp_out", layer])
+        return [one.detach() for one in found]
+
+
+class HeldNorms(WrittenOut):
+    """The same with norms whose divisor is a constant of the backward pass."""
+
+    def norm(self, layer, path):
+        return self.held(super().norm(layer, path))
+
+    def last_reader(self):
+        def reader(x, hook):
+            stream = self.own_stream("logits", self.kept["resid_post", self.lens.n_layers - 1])
+            return self.held(self.lens.plain.get_submodule(self.lens.family.final_norm))(stream)
+
+        return reader
+
+    def held(self, module):
+        def norm(x):
+            off, gain = module(torch.zeros_like(x)).detach(), module.weight.detach() + self.lens.family.gain_offset
+            c = gain * (x - x.mean(-1, keepdim=True) if self.lens.family.centred_norm else x)
+            size = (module(x) - off).detach().norm(dim=-1, keepdim=True) / c.detach().norm(dim=-1, keepdim=True)
+            return c * size + off
+
+        return norm
+
+
+def written_out(lens, names, made=WrittenOut):
+    """EAP's score of every edge by pair: the readers one by one, by autograd."""
+    clean, corrupted = pair()
+    run = made(lens, clean)
+    rows = torch.arange(len(clean))
+    value = (run.logits[rows, -1, [5, 6, 9]] - run.logits[rows, -1, [7, 8, 10]]).sum()
+    gradients = dict(zip(run.zeros, torch.autograd.grad(value, list(run.zeros.values())), strict=True))
+    differences = [a - b for a, b in zip(run.written(), WrittenOut(lens, corrupted).written(), strict=True)]
+    writers = ["input"]
+    for layer in range(lens.n_layers):
+        writers += [*(f"a{layer}.h{head}" for head in range(lens.n_heads)), f"m{layer}"]
+    found = []
+    for name in names:
+        writer, reader = name.split("->")
+        reader = reader.replace(".h", ".").replace(".kv", ".")
+        found.append((differences[writers.index(writer)] * gradients[reader]).sum((1, 2)))
+    return torch.stack(found, 1)
