@@ -1,8 +1,6 @@
 """The command line: what it shows, what it passes on, and how errors end."""
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +14,6 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from sink_lens import cli
-from sink_lens.chain.config import TraceConfig
-from sink_lens.cli import trace as command
 from sink_lens.cli.console import console
 from sink_lens.data.cache import cache_entries
 from sink_lens.errors import RunError, SinkLensError
@@ -25,12 +21,6 @@ from sink_lens.models import bundled
 from sink_lens.records import create_run
 
 ROOT = Path(__file__).parents[1]
-
-
-OPTIONS = """
-    out text prompt tokens bos sequences length threshold device dtype seed
-    overwrite batch-size no-random-init quiet dry-run
-""".split()  # noqa: SIM905
 
 
 def run(*arguments, **options):
@@ -91,77 +81,12 @@ def test_help_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
-def test_help_names_every_command():
-    shown = run("--help").stdout
-    for name in ("trace", "report", "cache"):
-        assert name in shown
-
-
-@pytest.mark.parametrize(
-    "option",
-    OPTIONS,
-)
-def test_trace_has_the_option(option):
-    assert re.search(rf"--{option}\s", run("trace", "--help").stdout)
-
-
-def test_every_example_of_the_help_is_a_command_that_runs(traced):
-    examples = [line.split("[dim]")[0] for line in command._TRACE_EXAMPLES.splitlines() if line.startswith("sink-lens")]
-    assert len(examples) == 5
-    for example in examples:
-        result = run(*shlex.split(example)[1:])
-        assert result.exit_code == 0, result.output
-
-
 def test_the_version_is_shown(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3" if name == "sink-lens" else "")
     assert run("--version").stdout == "sink-lens 1.2.3\n"
 
 
-def test_an_unknown_option_ends_with_code_2():
-    result = run("trace", "--sequnces", "3")
-    assert result.exit_code == 2
-    assert "--sequnces" in result.stderr
-
-
 # --- trace
-
-
-def test_without_options_the_configuration_is_the_default_one(traced):
-    assert run("trace").exit_code == 0
-    (call,) = traced
-    assert call["config"] == TraceConfig(model="SmolLM2-135M-Instruct")
-    assert (call["overwrite"], call["progress"]) == (False, True)
-
-
-def test_every_option_reaches_the_configuration(traced, tmp_path):
-    (tmp_path / "book.txt").write_text("It was a dark and stormy night")
-    options = (
-        "--text book.txt --bos with --sequences 3 --length 17 --threshold 0.2 --device cpu --dtype bfloat16 "
-        "--seed 5 --batch-size 2 --no-random-init --out here --overwrite"
-    )
-    result = run("trace", "a/model", *options.split())
-    assert result.exit_code == 0, result.output
-    (call,) = traced
-    assert call["config"] == TraceConfig(
-        model="a/model",
-        text="book.txt",
-        bos="with",
-        sequences=3,
-        length=17,
-        threshold=0.2,
-        device="cpu",
-        dtype="bfloat16",
-        seed=5,
-        batch_size=2,
-        random_init=False,
-    )
-    assert (call["out"], call["overwrite"]) == (Path("here"), True)
-
-
-def test_prompts_repeat(traced):
-    run("trace", "--prompt", "one", "--prompt", "two words")
-    assert traced[0]["config"].prompts == ("one", "two words")
 
 
 def test_trace_begins_with_its_answer_and_ends_with_the_path_of_the_report(traced):
@@ -185,36 +110,7 @@ def test_without_out_the_folder_is_the_one_of_the_chain(traced):
     assert traced[0]["out"] == Path("runs/model.gguf today")
 
 
-def test_a_dry_run_measures_nothing(traced):
-    result = run("trace", "--dry-run", "--length", "99")
-    assert result.stdout == "32 sequences of 99 tokens\n"
-    assert traced == []
-
-
 # --- errors
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--threshold", "1.5"], "threshold is 1.5"),
-        (["--threshold", "0"], "threshold is 0"),
-        (["--length", "1"], "length is 1"),
-        (["--sequences", "0"], "sequences is 0"),
-        (["--tokens", "words"], "tokens is 'words'"),
-        (["--bos", "maybe"], "bos is 'maybe'"),
-        (["--text", "away.txt"], "away.txt"),
-        (["--tokens", "random", "--prompt", "a"], "prompts"),
-    ],
-)
-def test_bad_input_ends_with_a_message_and_code_2(traced, tmp_path, options, named):
-    result = run("trace", *options)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert named in result.stderr
-    assert "Traceback" not in result.output
-    assert traced == []
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", SinkLensError.__subclasses__())
@@ -298,16 +194,6 @@ def test_a_bug_is_not_hidden(traced, monkeypatch):
     assert isinstance(run("trace").exception, ZeroDivisionError)
 
 
-def test_ctrl_c_says_where_the_finished_part_is(traced, monkeypatch, tmp_path):
-    failing(monkeypatch, KeyboardInterrupt())
-    assert run("trace", "--out", "here").stderr == "interrupted: nothing was written\n"
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "run.json").write_text("{}")
-    result = run("trace", "--out", "here")
-    assert result.exit_code == 130
-    assert result.stderr.startswith("interrupted: what is finished is in here;")
-
-
 def test_a_real_interrupt_ends_with_code_130(tmp_path):
     # The module of the chain is replaced by one that waits; the signal is a real one.
     code = (
@@ -379,14 +265,6 @@ finally:
 
 
 # --- report, cache
-
-
-def test_report_renders_a_run_again(monkeypatch):
-    fake = types.ModuleType("sink_lens.report.html")
-    fake.render = lambda *folders, out, by=(): out or Path(folders[0]) / "report.html"
-    monkeypatch.setitem(sys.modules, "sink_lens.report.html", fake)
-    assert run("report", "runs/a").stdout == "report: runs/a/report.html\n"
-    assert run("report", "runs/a", "runs/b", "--out", "both.html").stdout == "report: both.html\n"
 
 
 @pytest.fixture

@@ -1,27 +1,33 @@
 """What a user gives wrongly in Python is refused in a sentence of ours, and not by an error from within."""
 
+import json
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from sink_lens import edits, load, stream
+from analyses.published_facts.facts import facts_of
+from sink_lens import HeadNormConfig, edits, load, measures, stream
 from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
 from sink_lens.circuits.pairs import read_pairs
+from sink_lens.configuration import setting
 from sink_lens.data.corpora import read_text, texts_of
 from sink_lens.data.described import read_settings
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, ModelError
 from sink_lens.models.header import read_header
-from sink_lens.models.tiny import tiny
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import render
 from sink_lens.report.style import save_figure
 from sink_lens.report.views import save_page
-from sink_lens.sweeps import EditGrid, Grid, SweepConfig
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig
 from sink_lens.training import SinkMonitorCallback
 
 
@@ -105,3 +111,84 @@ def test_a_named_pipe_in_the_folder_of_a_model(name, tmp_path):
     for call in (load, read_header):
         with pytest.raises(InputError, match=f"{name}, cannot be read: it is a named pipe"):
             call(tmp_path / "model")
+
+
+def test_a_link_to_itself_is_no_model(tmp_path):
+    (tmp_path / "model.gguf").symlink_to("model.gguf")
+    with pytest.raises(ModelError, match=r"there is no file .*model\.gguf"):
+        load(tmp_path / "model.gguf")
+
+
+def test_a_setting_of_the_tokenizer_that_has_another_type_is_refused_with_its_folder(tmp_path):
+    folder = tmp_path / "wrong"
+    tiny("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "many"}))
+    with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read"):
+        load(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 100, "unk_token": "\ud800"}))
+    with pytest.raises(ModelError, match=r"the tokenizer .*; need "):
+        load(folder)
+
+
+def test_what_is_given_to_a_configuration_is_shown_on_one_line():
+    with pytest.raises(InputError, match=r"^value_norm_init is .*; need one of first_token") as refused:
+        HeadNormConfig(value_norm_init=torch.eye(3).to_sparse())
+    assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
+        HeadNormConfig(id2label=2j)
+    for wrong in ({"rope_parameters": math.inf}, {"bos_token_id": "a"}, {"num_attention_heads": int}):
+        with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
+            HeadNormConfig(**wrong)
+    with pytest.raises(InputError, match=r"of massive_ratio is a Tensor .* of the layout torch.sparse_coo"):
+        measures.massive_ratio(torch.eye(3).to_sparse())
+    with pytest.raises(InputError, match=r"sigma of uniform_law is -1000.*of more than 64 bits\); need a number"):
+        measures.uniform_law(sigma=-(10**30), n_positions=1)
+    with pytest.raises(InputError, match=r"a metric is \[None\] with the options .*; need a name and a mapping"):
+        MetricSpec(name=[None])
+    with pytest.raises(InputError, match="grid is -1; need a Grid"):
+        SweepConfig(grid=-1)
+    with pytest.raises(InputError, match=r"by is 1\.5"):
+        PatchConfig(by=1.5)
+    with pytest.raises(InputError, match=r"by is array\('a'.*; need a list"):
+        PatchConfig(by=np.array("a"))
+
+
+@pytest.mark.parametrize("content", ["a." * 50_000 + "a = 1", "a = 1\n" * 2_000_000, None])
+def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_path):
+    path = Path("/dev/zero") if content is None else tmp_path / "s.toml"
+    if content is not None:
+        path.write_text(content)
+    for call in (lambda: read_settings(path, what="a sweep"), lambda: facts_of(path)):
+        with pytest.raises(InputError, match="cannot be read"):
+            call()
+
+
+def test_a_setting_of_many_parts_is_a_text():
+    assert setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
+    assert setting("x=" + "[" * 50_000)[0] == "x"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": 3},
+        {"model": [3]},
+        {"condition": [1]},
+        {"tolerance": {"absolute": "a"}},
+        {"tolerance": {"relative": True}},
+        {"value": 10**400},
+        {"source": 3},
+        {"quantity": ["sink_rate"]},
+    ],
+)
+def test_a_fact_that_cannot_be_used_is_refused(wrong, tmp_path):
+    fact = {"id": "a", "model": ["m"], "quantity": "sink_rate", "value": 0.5}
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({"schema": "sink_lens.facts/1", "facts": [fact | {"condition": False}]}))
+    (read,) = facts_of(path)
+    assert (read.condition, read.room) == ({}, 0.05)
+    path.write_text(json.dumps({"schema": "sink_lens.facts/1", "facts": [fact | wrong]}))
+    with pytest.raises(InputError, match="fact 0 of"):
+        facts_of(path)

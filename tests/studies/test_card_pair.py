@@ -14,7 +14,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import content
 from sink_lens.studies import card
-from sink_lens.studies.card_pair import _decision
+from sink_lens.studies.card_pair import _change, _decision
 from sink_lens.studies.config import CardConfig
 
 
@@ -225,3 +225,9 @@ def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
         card(lens, others=("a", "b"), **given)
     with pytest.raises(InputError, match="--other-dtype goes with --by dtype"):
         CardConfig(other_dtype="bfloat16")
+
+
+def test_a_change_names_neurons_as_neurons():
+    row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
+    row |= dict.fromkeys(("first", "second", "change", "change_low", "change_high"), float("nan"))
+    assert _change(row) == "writing neurons L1.N49, L11.N1229 → none"

@@ -1,14 +1,11 @@
 """``sink-lens tokens``: its tables on models with planted sinks, what is printed, and what is refused."""
 
-import json
-
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from analyses.zoo import build
-from sink_lens import cli, read_run, wrap
+from sink_lens import read_run, wrap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
@@ -138,45 +135,12 @@ def test_delimiters_have_no_letter_and_no_digit_or_are_special():
     assert not is_delimiter("3", 5, frozenset())
 
 
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    tiny("llama").save_pretrained(tmp_path / "MODEL")
-    tiny_tokenizer().save_pretrained(tmp_path / "MODEL")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TQDM_DISABLE", "0")  # --json sets it
-    return "MODEL"
-
-
-def run(*arguments):
-    given = ["tokens", *map(str, arguments), "--device", "cpu"]
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, given)
-
-
-def test_the_command_prints_the_thresholds_the_agreement_and_where_the_report_is(model):
-    done = run(model, "--sequences", 4, "--length", 32, "--out", "run")
-    assert done.exit_code == 0, done.output
-    assert "by attention: " in done.output
-    assert "by norm: " in done.output
-    assert "massive only" in done.output
-    assert "residual sink" in done.output
-    assert done.stdout.splitlines()[-2:] == ["report: run/report.html", "run: run"]
-
-
-def test_prompts_of_different_lengths_are_taken(model):
-    prompts = ["--prompt", "one two three four five six seven", "--prompt", "a b c"]
-    done = run(model, *prompts, "--out", "run", "--quiet")
-    assert done.exit_code == 0, done.output
-    tokens = read_run("run").tables["tokens"]
+def test_prompts_of_different_lengths_are_taken_and_gradients_may_be_left_out(tmp_path):
+    given = {"prompts": ["one two three four five six seven", "a b c"], "gradient_sequences": 0, "progress": False}
+    found = sink_tokens(wrap(tiny("llama"), tokenizer=tiny_tokenizer()), out=tmp_path / "run", **given)
+    tokens = found.tables["tokens"]
     assert tokens.groupby("sequence")["position"].max().tolist() == (tokens["sequence"].value_counts() - 1).tolist()
-
-
-def test_json_is_json_and_has_the_thresholds(model):
-    done = run(model, "--sequences", 4, "--length", 32, "--out", "run", "--json", "--gradient-sequences", 0)
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert [row["by"] for row in found["thresholds"]] == ["attention", "norm"]
-    assert {"run", "report", "agreement", "dimensions", "layers", "maxima", "token_ids"} <= set(found)
-    assert "gradients" not in read_run("run").tables
+    assert "gradients" not in read_run(found.folder).tables
 
 
 @pytest.mark.parametrize(

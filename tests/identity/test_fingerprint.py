@@ -37,26 +37,6 @@ def saved(folder, *, seed=0, tokenizer=None, **fields):
     return folder
 
 
-def test_two_models_and_a_report(tmp_path, monkeypatch):
-    a, b = saved(tmp_path / "a"), saved(tmp_path / "b", seed=1)
-    done = run(a, b, *OPTIONS, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.stderr
-    assert "no common lineage shown" in done.stdout
-    assert "tau_bar" in done.stdout
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "out" / "report.html")
-    made = read_run(tmp_path / "out")
-    assert (made.kind, made.status, made.missing) == ("fingerprint", "finished", [])
-    assert len(made.tables["nulls"]) == 5
-    page = (tmp_path / "out" / "report.html").read_text()
-    for words in ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"):
-        assert words in page
-    assert (tmp_path / "out" / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(module, "facts", None)  # refused before a model is opened
-    again = run(a, b, *OPTIONS, "--out", tmp_path / "out")
-    assert again.exit_code == 2
-    assert "--overwrite" in again.stderr
-
-
 def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
     models = [load(tiny("llama", seed=seed)) for seed in (0, 0, 1, 1)]
     for number, lens in enumerate(models):
@@ -86,45 +66,8 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_times_what_is_not_cached(tmp_path):
-    done = run("--untrained", SMALL, "--seeds", "0,1", *OPTIONS, "--dry-run")
-    assert done.exit_code == 0, done.stderr
-    assert "800" in done.stdout  # tokens
-    assert "cached" not in done.stdout
-    assert not (tmp_path / "cache").exists()
-
-
-def test_embeddings_come_with_their_warning(tmp_path):
-    done = run("--untrained", SMALL, "--seeds", "0,1", *OPTIONS, "--embeddings", "--quiet")
-    assert done.exit_code == 0, done.stderr
-    assert "unrelated models then look related" in done.stderr
-
-
 def test_widths_that_differ_get_no_answer(tmp_path):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", hidden_size=64)
     done = run(a, b, *OPTIONS, "--quiet")
     assert done.exit_code == 0, done.stderr
     assert "no answer (widths 48 and 64" in done.stdout
-
-
-def test_bad_input_ends_with_code_2(tmp_path):
-    a, b = saved(tmp_path / "a"), saved(tmp_path / "b", seed=1)
-    other = tiny_tokenizer()
-    other.add_tokens(["zzz"])
-    c = saved(tmp_path / "c", tokenizer=other, vocab_size=310)
-    for arguments, says in (
-        ((a, a), "is there twice; need each model once"),
-        ((a, f"{a}/../a"), "is there twice"),
-        ((), "no model was given; need two or more"),
-        ((a,), "1 model was given"),
-        ((a, c), "2 different tokenizers"),
-        ((a, b, "--sequences", 49), "49 inputs were asked for; need at least 50"),
-        ((a, b, "--length", 300), "takes at most 256"),
-        ((a, b, "--length", 0), "the length is 0"),
-        ((a, b, "--null", "bayes"), "--null is 'bayes'; need one of analytical"),
-        ((a, b, "--coordinates", 60), "60 of 48 coordinates"),
-    ):
-        done = run(*arguments)
-        assert done.exit_code == 2, arguments
-        assert says in done.stderr
-    assert not (tmp_path / "runs").exists()

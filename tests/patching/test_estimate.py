@@ -1,0 +1,38 @@
+"""What a patch would cost, by the headers of a model's files and the tokens that differ."""
+
+from dataclasses import replace
+
+import pytest
+from lenses import speaking
+
+from sink_lens.data.tokens import from_prompts
+from sink_lens.errors import InputError
+from sink_lens.models.header import read_header
+from sink_lens.patching.config import PatchConfig
+from sink_lens.patching.estimate import _BESIDE, passes_of_patches
+
+PAIR = ["--clean", "the cat and the", "--corrupted", "the bat and the"]
+
+
+def test_passes_are_counted_from_the_files_and_from_the_first_token_that_differs(tmp_path):
+    lens = speaking()
+    lens.plain.save_pretrained(tmp_path / "model")
+    lens.tokenizer.save_pretrained(tmp_path / "model")
+    clean, corrupted = (from_prompts([text], lens.tokenizer).tokens[0].tolist() for text in PAIR[1::2])
+    (first,) = [place for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
+    header = read_header(tmp_path / "model")
+    n, length, body, vocab = lens.n_layers, len(clean), header.n_body, header.n_vocab
+    assert 0 < first < length - 1
+    asked = PatchConfig(clean=PAIR[1:2], corrupted=PAIR[3:4], metric="loss")
+    passes, tokens = passes_of_patches(asked, header, path=tmp_path / "model")
+    # a patch at layer L runs n - L layers and the unembedding; controls at other positions are cells of the sweep
+    by_hand = (length - first) * sum(((n - layer) / n * body + vocab) / (body + vocab) for layer in range(n))
+    assert (passes, tokens) == (pytest.approx(_BESIDE + by_hand), length)
+    near = replace(asked, metric="norm", metric_layers=(0,), layers=(0,), positions=(length - 1,), controls=0)
+    assert passes_of_patches(near, header, path=tmp_path / "model")[0] == pytest.approx(
+        _BESIDE + 1 / n * body / (body + vocab)
+    )
+    with pytest.raises(InputError, match=r"sequence 0 has . clean and . corrupted tokens; need the same number"):
+        passes_of_patches(replace(asked, clean=("the cat",)), header, path=tmp_path / "model")
+    with pytest.raises(InputError, match="norm is read at one layer"):
+        passes_of_patches(replace(asked, metric="norm"), header, path=tmp_path / "model")

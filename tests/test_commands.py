@@ -1,0 +1,1025 @@
+"""Every command of ``sink-lens``, which runs once for all that is said of it, and what every command refuses."""
+
+import errno
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+from html import unescape
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from sink_lens import TraceConfig, cli, load, read_run, trace
+from sink_lens.errors import InputError, RunError
+from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.records import create_run
+from sink_lens.report import html
+from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep
+from sink_lens.training.config import TrainConfig, read_train
+
+from .training.runs import watched, write_run
+
+FILES = {
+    "sweep.toml": '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n',
+    "train.toml": "n_layers = 1\nd_model = 32\nd_mlp = 32\nn_heads = 2\nvocab_size = 300\nlength = 16\nbatch = 3\n"
+    'steps = 4\nwarmup = 1\ncheckpoints = [0, 4]\neval_sequences = 4\ndevice = "cpu"\n',
+    "text.toml": "n_layers = 2\nd_model = 16\nd_mlp = 24\nn_heads = 2\nvocab_size = 280\nlength = 12\nbatch = 4\n"
+    'steps = 4\nwarmup = 1\nlog_every = 2\neval_every = 4\ndevice = "cpu"\ndata = "mine.txt"\n',
+    "mine.txt": "It was the best of times, it was the worst of times, and nobody knew. " * 40,
+    "unknown.toml": 'colour = 1\n[[edits]]\nsite = "z"\n',
+    "empty.toml": "[tokens]\nlength = 9\n",
+    "broken.toml": "[[edits]\n",
+    "short.toml": '[tokens]\nlength = 1\n[[edits]]\nsite = "z"\n',
+}
+SMALL = "gpt2,n_layers=1,d_model=16,n_heads=2,vocab_size=64,n_context=64"
+WORDS = {
+    "RANDOM": "MODEL --tokens random --sequences 4 --length 24 --device cpu",
+    "PAIR": "MODEL --clean 'a b c' --corrupted 'a d c' --device cpu",
+    "PROSE": "MODEL --task text --pairs 2 --length 16 --method eap --device cpu",
+    "GPT2": f"--untrained {SMALL} --sequences 64 --device cpu",
+    "TWO": "MODEL MODEL-1 --sequences 50 --length 4 --coordinates 28",
+    "SWEEP": "sweep sweep.toml --model MODEL --device cpu",
+}
+"""What many commands have in common."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command is asked, and what is said of its answer."""
+
+    words: str
+    """After the command's name; ``--out`` and the row's name follow where it writes a run."""
+    shows: str
+    """Pattern of what a reader sees."""
+    has: str = ""
+    """Keys of the object of ``--json``."""
+    page: tuple[str, ...] = ()
+    """Texts of the page."""
+    writes: bool = True
+    """False for a command without ``--out``."""
+    code: int = 0
+
+
+COST = r"passes +\S+.*time +(under|about) .*, from the model's size and the speed of.*memory +about"
+ENDS = r".*report: \S.*report.html\nrun: "
+METRICS = (
+    *("loss", "kl", "sink_mass --sink-position 1 --metric-layers 1,2", "norm --metric-layers 2"),
+    *("logit_difference --correct a --incorrect b", "dominance --sink-position 2 --metric-layers 1"),
+)
+COMMANDS = {
+    "trace": Asked(
+        "RANDOM --no-interventions --no-random-init",
+        r"Position 0 is the attention sink \(40% of heads\)\.\n.*super neurons +. holds.*report: trace/",
+        "run report sentence links summary",
+        ("key_sink", "default-src 'none'; script-src 'sha256-"),
+    ),
+    "trace --verbose": Asked("RANDOM --no-interventions --no-random-init", "attention sink.*holds.*report: "),
+    "trace --dry-run": Asked(
+        "RANDOM --no-interventions --no-random-init",
+        "4 sequences of up to 24 tokens, on the CPU.*scout +│ +192.*in all +│ +576.*memory: about.*disk",
+    ),
+    "isolate": Asked(
+        "RANDOM --target-position 5 --layers 0",
+        rf"isolating position 5: attention there.*loss change, nats *\n5 {ENDS}",
+        "run report sentence rows",
+    ),
+    "isolate --dry-run": Asked("RANDOM", COST),
+    "amplify": Asked(
+        "RANDOM --target-position 5 --layers 0 --factors 2 --centre none",
+        f"amplifying position 5.*centre +factor +times{ENDS}",
+        "run report sentence rows",
+    ),
+    "amplify --dry-run": Asked("RANDOM --factors 2 --centre none", COST),
+    "ablate": Asked(
+        "RANDOM --bos with --controls 1",
+        rf"L2\.N62 together remove 88% of the sink.*set +2\.62 +zero of outlier entries, sink +88% +\[{ENDS}",
+        "run report sentence rows",
+    ),
+    "ablate --dry-run": Asked("RANDOM --controls 1", COST),
+    "quantise": Asked(
+        "RANDOM --controls 1",
+        rf"Nothing to keep: int8_tensor changes the loss by.*all +\d+ .*undefined{ENDS}",
+        "run report sentence verdict closed_share n",
+    ),
+    "quantise --dry-run": Asked("RANDOM --controls 1", COST),
+    "tokens": Asked(
+        "RANDOM --gradient-sequences 1",
+        f"by attention: 4 of 96.*by norm: .*massive only.*(residual sink|sink token){ENDS}",
+        "run report sentence thresholds agreement dimensions layers maxima token_ids",
+    ),
+    "tokens --dry-run": Asked("RANDOM --gradient-sequences 1", COST),
+    "patch": Asked(
+        "PAIR --layers 0-1 --site z",
+        rf"the prompts differ in 1 token.*the strongest of \d+ patches of z, denoising: sink mass at{ENDS}",
+        "run report metric differences strongest",
+    ),
+    **{f"patch by {one.split()[0]}": Asked(f"PAIR --layers 0-1 --site z --metric {one}", ENDS) for one in METRICS},
+    "patch heads": Asked(
+        "PAIR --site z --by layer,position,head --heads 1,3 --positions 2-3 --units 0-5 --layers 1 --direction noising",
+        "noising: sink mass",
+    ),
+    "patch screened": Asked("PAIR --approximate --check 5 --metric loss", "against 5 real patches"),
+    "patch pairs": Asked("PAIR --clean 'b b a' --corrupted 'b c a' --by layer", "differ in 2 tokens"),
+    "patch at once": Asked("PAIR --by ''", "the strongest of 1 patches"),
+    "patch --dry-run": Asked("PAIR --layers 0", COST),
+    "circuit": Asked(
+        "PROSE --sizes 0.1,1 --random 0 --check 0",
+        f"The circuit.*edge +score +95% interval{ENDS}",
+        "run report sentences summary strongest",
+    ),
+    "circuit --dry-run": Asked("PROSE", "541 edges of MODEL, 2 pairs.*scores .eap.*curve.*memory"),
+    "sweep": Asked(
+        "sweep.toml --model MODEL --device cpu",
+        "20 cells on 2 sequences.*strongest effects on sink mass at position 0.*zero z .*report: ",
+        "run report sentence failed cells strongest",
+    ),
+    "sweep --dry-run": Asked(
+        "sweep.toml --model MODEL --device cpu",  # of five layers a head of layer L takes 5 - L: 15 / 25
+        "cells +│ +20.*random controls beside them +│ +0.*layers run for a cell +│ +60% of all.*Nothing was",
+    ),
+    "status": Asked("sweep", "sweep: sweep, finished", "run kind state shards", writes=False),
+    "train": Asked(
+        "train.toml",
+        r"toy, softmax, seed 0: 4 steps, 192 tokens, \d+ s; loss 5\.\d+ nats, held out 5.*report: .*\ntrain\n",
+        "run report sentence",
+    ),
+    "train faster": Asked("train.toml --lr 0.004", "toy, softmax"),
+    "train text": Asked("text.toml", r"4 steps, 192 tokens, \d+ s; loss 5\.\d+ nats, held out 5\."),
+    "train --dry-run": Asked(
+        "text.toml --value-norm per_head",
+        # 280 x 16, two layers of 4 x 256 + 3 x 384 + 2 x 16 + 2 x 8, and a last norm of 16
+        r"parameters +8,944, 112 of them not decayed.*tokens +192 \(0\.0 a parameter\).*"
+        r"a step +[\d.e-]+ s on cpu in one process \(from the speed of a product.*4 kept",
+    ),
+    "watch": Asked(
+        "train --device cpu",
+        "sinks above 0.3.*mass +S2 +norm +dominance +rank +w/o 0 +growth.*no sink at threshold 0.3.*course",
+        "run report sentence table",
+        writes=False,
+    ),
+    "compare": Asked(
+        "train 'train faster' --by lr",
+        "lr: 0.004 against 0.002, 1 seed each.*one seed: no interval.*final losses, nats.*times as fast",
+        "run report sentences notes finals",
+    ),
+    "preference": Asked(
+        "GPT2 --seeds 0-1 --length 16",
+        "top token relative to chance.*report.html",
+        "run report arms summary",
+        ("Do few tokens take most predictions?", "one token more often than chance would"),
+    ),
+    "preference --dry-run": Asked(
+        "GPT2 --seeds 0-1 --length 32", r"4\.1\d?k.*the memory does not grow with the sequences"
+    ),
+    "contraction": Asked(
+        "GPT2 --seeds 0-1 --length 16 --switch mlp",
+        r"cosine between sequences.*All models: gpt2.*by att\..*no MLP",
+        "run report arms summary",
+        ("Where do states become alike?", "Does the seed set the direction?", "Contraction beside the sink"),
+    ),
+    "contraction --dry-run": Asked("GPT2 --length 32", "the memory does not grow with the sequences"),
+    "fingerprint": Asked(
+        "TWO",
+        "tau_bar.*no common lineage shown.*report.html",
+        "run report sentences notes pairs",
+        ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"),
+    ),
+    "fingerprint --embeddings": Asked("TWO", "unrelated models then look related"),
+    "fingerprint --dry-run": Asked("TWO", "2 models, 1 pairs.*200"),
+    "report": Asked("trace", "report: trace/", "runs report figures not_drawn sentence", writes=False),
+    "cache": Asked("", "/cache", "folder entries", writes=False),
+    "card": Asked(
+        "RANDOM",
+        rf"Keep the token at position 0: it is the sink of 40% \[40%, 40%\] of heads; .*model card: \S+/card\.md{ENDS}",
+        "run report schema sentence sink bos outlier_dimensions loss chain",
+        ("A sink at position 0 in 40% [40%, 40%] of heads, outlier dimension 29",),
+    ),
+    "card --dry-run": Asked("RANDOM", COST),
+    "card two": Asked(
+        "MODEL-1 RANDOM",
+        "From MODEL-1 to MODEL: loss.*quantity +first +second +change",
+        "run report sentence by within_bound changes",
+    ),
+    "card --by": Asked(
+        "bos RANDOM",
+        "bound of 0.25 nats",
+        page=("nats, from the first model to the other BOS condition", "within the bound of 0.25 nats"),
+    ),
+    "card many": Asked("trace card RANDOM", "model +sink rate", "columns rows", writes=False),
+    "card worse": Asked("MODEL worse --tokens random --sequences 4 --length 24", "lm_head.weight", code=1),
+    "card refused": Asked("trace 'card two'", "error: card two holds a run of", writes=False, code=2),
+}
+"""A name that begins with the command -> what it is asked; an option in the name is an option of the command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a command gave."""
+
+    code: int
+    found: dict
+    stderr: str
+    folder: Path
+
+
+def meant(line):
+    """The words of a line in which the words of ``WORDS`` stand for theirs."""
+    for word, meaning in WORDS.items():
+        line = re.sub(rf"\b{word}\b", lambda _, meaning=meaning: meaning, line)
+    return shlex.split(line)
+
+
+def words_of(name):
+    """The command line of a row."""
+    command, *options = name.split()
+    words = [command, *(one for one in options if one.startswith("--")), *meant(COMMANDS[name].words)]
+    return words + (["--out", name] if COMMANDS[name].writes and "--dry-run" not in options else [])
+
+
+def run(*arguments, width=200):
+    env = {"COLUMNS": str(width), "TERM": "dumb", "TQDM_DISABLE": "1"}
+    return CliRunner(env=env).invoke(cli.app, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory):
+    """A folder with two models and one that is much worse, and the files that commands read."""
+    folder = tmp_path_factory.mktemp("commands")
+    for name, seed in (("MODEL", 0), ("MODEL-1", 1), ("worse", 0)):
+        model = planted(seed=seed).model
+        if name == "worse":
+            with torch.no_grad():
+                model.lm_head.weight.mul_(-20)
+        model.save_pretrained(folder / name)
+        tiny_tokenizer(adds_bos=True).save_pretrained(folder / name)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(workshop, monkeypatch):
+    monkeypatch.chdir(workshop)
+    monkeypatch.setenv("SINK_LENS_CACHE", str(workshop / "cache"))
+    monkeypatch.setenv("TQDM_DISABLE", "0")  # quiet commands set it
+
+
+@pytest.fixture(scope="module")
+def done(workshop):
+    """The answer of a command by the name of its row; it runs when it is first asked for, and what it reads before."""
+
+    @functools.cache
+    def answer(name):
+        for word in shlex.split(COMMANDS[name].words):
+            if word in COMMANDS and word != name:
+                answer(word)
+        before = {path for path in Path().rglob("*") if "cache" not in path.parts}
+        given = run(*words_of(name), "--json")
+        assert given.exit_code == COMMANDS[name].code, given.output
+        if "--dry-run" in name:
+            assert before == {path for path in Path().rglob("*") if "cache" not in path.parts}
+        assert given.stdout.count("\n") == 1
+        return Done(
+            code=given.exit_code,
+            found=json.loads(given.stdout),
+            stderr=given.stderr,
+            folder=workshop / (name if COMMANDS[name].writes else "."),
+        )
+
+    return answer
+
+
+def files(folder):
+    return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def named(group, before=""):
+    """Every command and subcommand."""
+    for name, command in group.commands.items():
+        yield from named(command, f"{name} ") if hasattr(command, "commands") else [f"{before}{name}"]
+
+
+EVERY = [*named(typer.main.get_command(cli.app))]
+
+
+# --- each command once
+
+
+def test_every_command_is_asked():
+    assert {name.split()[0] for name in COMMANDS} == set(EVERY)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_answers_writes_its_run_and_draws_a_page_that_was_left_out(done, name, monkeypatch):
+    given, asked = done(name), COMMANDS[name]
+    is_answered(given, name)
+    if given.code != 2 and asked.writes and "--dry-run" not in name and "columns" not in given.found:
+        is_written(given, name)
+    if name in EVERY and "report" in asked.has and asked.writes:
+        is_drawn_again(given, name, monkeypatch)
+
+
+def is_answered(given, name):
+    """``--json`` is one object on stdout, and a reader sees the rest."""
+    asked = COMMANDS[name]
+    assert given.found["command"] == name.split()[0]
+    assert set(asked.has.split()) <= set(given.found)
+    assert ("dry_run" in given.found) == ("--dry-run" in name)
+    assert asked.code != 2 or given.found["error"] in given.stderr.replace("\n", " ")
+    assert re.search(asked.shows, given.stderr, flags=re.S), given.stderr
+    assert "Traceback" not in given.stderr
+    if "run" in given.found:
+        assert given.found["run"] in given.stderr or given.found["report"] in given.stderr
+
+
+def is_written(given, name):
+    """The run is whole, shows itself in a notebook, and its page and pictures are there."""
+    found = read_run(given.folder)
+    assert (found.status, found.missing) == ("finished", [])
+    assert f"{found.kind}, finished" in found._repr_html_()
+    page = unescape(Path(given.found["report"]).read_text(encoding="utf-8"))
+    assert [text for text in COMMANDS[name].page if text not in page] == []
+    assert "RunError" not in page
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in given.folder.glob("*.png"))
+
+
+GOES_ON = ("sweep", "train")
+"""Commands that go on in the folder of a finished run, where there is nothing left to do."""
+
+
+def is_drawn_again(given, name, monkeypatch):
+    """A finished run is not run again; a page that a full disk left out is drawn by the same command, and no more."""
+    words, page = words_of(name), given.folder / "report.html"
+    before = tables(given.folder)
+    again = run(*words)
+    if name in GOES_ON:
+        assert again.exit_code == 0
+    else:
+        assert (again.exit_code, "--overwrite" in again.stderr) == (2, True), again.output
+    drawn = page.read_bytes()
+    page.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(html, "page_text", short_page)
+        patch.setattr(Path, "write_text", full)
+        first = run(*words)
+    assert first.exit_code == 2, first.output
+    assert "No space left" in first.stderr
+    assert f"sink-lens report {name}" in first.stderr
+    assert not page.exists()
+    monkeypatch.setattr(html, "page_text", short_page)
+    again = run(*words, "--quiet")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.splitlines()[-1].endswith((name, "report.html", "drawn now"))
+    assert page.stat().st_size >= 1000
+    if name not in GOES_ON:  # which put their tables together again
+        assert tables(given.folder) == before
+    assert read_run(given.folder).status == "finished"
+    page.write_bytes(drawn)
+
+
+def short_page(*folders, by=()):
+    """Instead of a page, which takes longer than the runs here."""
+    return f"key_sink of {folders}" + 1000 * " "
+
+
+def full(path, *given, **options):
+    """``Path.write_text`` on a disk that has no room for a page."""
+    if path.name.startswith("report.html"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    path.write_bytes(given[0].encode())
+
+
+def tables(folder):
+    """The files of a run but its page, with the time at which each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".html"}
+
+
+def test_what_is_asked_of_a_patch_is_what_is_patched(done):
+    frame = read_run(done("patch heads").folder).tables["patches"]
+    assert [sorted(set(frame[name])) for name in ("layer", "position", "head")] == [[1], [2, 3], [1, 3]]
+    screened = read_run(done("patch screened").folder).tables
+    assert (len(screened["check"]), "approximation" in screened["patches"]) == (5, True)
+    assert (read_run(done("patch pairs").folder).tables["patches"]["n"] == 2).all()
+    at_once = read_run(done("patch at once").folder)
+    assert (len(at_once.tables["patches"]), (at_once.folder / "heatmap.png").exists()) == (1, False)
+    plain = read_run(done("patch").folder)
+    assert set(plain.tables["patches"]["layer"]) == {0, 1}
+    assert plain.tables["summary"]["effect"].notna().all()
+    assert plain.provenance["corrupted_sha256"] != plain.provenance["tokens_sha256"]
+
+
+def test_a_switch_is_off_in_its_variant_alone(done):
+    tables = read_run(done("contraction").folder).tables
+    variants = tables["arms"].set_index(["measure", "variant"])
+    off = next(variant for _, variant in variants.index if "mlp=False" in variant)
+    assert variants.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
+    assert variants.loc[("inter_by_mlp", off), "n"] == 2
+    assert len(tables["agreement"]) == 2 * 6  # pairs of four models, after the last layer and after the norm
+    assert read_run(done("preference").folder).tables["models"]["weights_sha256"].nunique() == 2
+
+
+def test_a_loss_above_its_bound_is_code_1_and_a_higher_bound_is_kept(done):
+    assert done("card worse").found["within_bound"] is False
+    again = run(*words_of("card worse"), "--most-loss", "1000", "--overwrite", "--quiet")
+    assert (again.exit_code, again.stdout) == (0, "card worse\n")
+
+
+# --- help
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_help_fits_80_columns_and_names_no_types(name):
+    text, _, examples = run(name, "--help", width=80).stdout.partition("\nExamples:")
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    assert not re.search("<(bool|str|path|int|float|list)", text), text
+    assert "--json" in text
+    assert "--quiet" in text
+    assert "[dim]" not in examples
+    assert name in run("--help").stdout
+
+
+def test_help_says_exit_codes_that_are_not_those_of_all():
+    for name, said in (("sweep", "0 all cells, 1 some cells failed, 2 bad input"), ("train", "0 trained to the end")):
+        assert f"Exit codes: {said}" in run(name, "--help").stdout
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, monkeypatch):
+    """Up to its configuration, whose own checks are made; nothing is run."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("mine.txt", "corpus.txt", "my_pairs.jsonl"):
+        Path(file).write_text("text")
+    if name in ("sweep", "train"):
+        Path(f"{name}.toml").write_text(run(name, "--example").stdout)
+    command = typer.main.get_command(cli.app).commands[name]
+    lines = [line.split("[dim]")[0] for line in (command.epilog or "").splitlines()]
+    lines = [line[line.index("sink-lens ") :].split(" > ")[0] for line in lines if "sink-lens " in line]
+    assert len(lines) >= 2 or name == "cache"
+    made, build = [], cli.options.build_config
+
+    def stopped(*given, **rest):
+        made.append(build(*given, **rest))
+        raise typer.Exit
+
+    monkeypatch.setattr("sink_lens.cli.options.build_config", stopped)
+    for line in lines:
+        words = shlex.split(line)[1:]
+        if name == "status":
+            assert command.make_context(name, words[1:])
+        else:
+            assert run(*words).exit_code == 0, line
+    assert len(made) == sum("--example" not in line for line in lines if name != "status")
+
+
+def test_the_example_is_a_file_to_begin_with(tmp_path):
+    for name in ("sweep", "train"):
+        (tmp_path / name).write_text(run(name, "--example").stdout)
+    config = read_sweep(tmp_path / "sweep")
+    assert config.metrics == (MetricSpec(name="sink_mass", options={"sink_position": 0, "layers": "12-29"}),)
+    assert config.grid.edits[1] == EditGrid(kind="zero", site="z", heads="each")
+    assert read_train(tmp_path / "train") == TrainConfig()
+
+
+# --- what is refused
+
+REFUSED = {
+    "trace RANDOM --threshold 1.5": "threshold is 1.5",
+    "trace RANDOM --threshold 0": "threshold is 0",
+    "trace RANDOM --length 1": "length is 1",
+    "trace RANDOM --sequences 0": "sequences is 0",
+    "trace RANDOM --tokens words": "tokens is 'words'",
+    "trace RANDOM --bos maybe": "bos is 'maybe'",
+    "trace MODEL --text away.txt": "away.txt",
+    "trace RANDOM --prompt a": "prompts",
+    "trace RANDOM --sequnces 3": "--sequnces",
+    "trace RANDOM --target-position 30": "30",
+    "trace ~no-such-user/model": "no-such-user",
+    "isolate RANDOM --target-position 99": "99",
+    f"isolate RANDOM --target-position {10**30}": "target",
+    "isolate RANDOM --layers 9": "9",
+    "isolate RANDOM --layers 3-1": "--layers is '3-1'",
+    "isolate RANDOM --tokens noise": "tokens is 'noise'",
+    "amplify RANDOM --layers 0-4": "layer",
+    "amplify RANDOM --factors 1,two": "--factors is '1,two'",
+    "ablate RANDOM --length 1": "length is 1",
+    "quantise RANDOM --format int3": "format is 'int3'; need one of int8_tensor",
+    "quantise RANDOM --channels 1,two": "--channels is '1,two'",
+    "tokens MODEL --tokens random --length 5000 --device cpu": "takes at most 256",
+    "tokens RANDOM --gap 1": "gap is 1.0; need a number above 1",
+    "patch MODEL": "give --clean TEXT and --corrupted TEXT",
+    "patch MODEL --clean 'a b'": "give --clean TEXT and --corrupted TEXT",
+    "patch MODEL --clean 'a cat' --corrupted 'an elephant'": "need the same number",
+    "patch PAIR --metric beauty": "metric is 'beauty'; need one of sink_mass",
+    "patch PAIR --metric logit_difference": "give --correct TEXT",
+    "patch PAIR --metric logit_difference --correct giraffe": "give --incorrect TEXT",
+    "patch PAIR --metric logit_difference --correct giraffe --incorrect a": "tokens behind 'a b c'; need one",
+    "patch PAIR --metric norm": "give it with --metric-layers N",
+    "patch PAIR --layers 2-0": "--layers is '2-0'; need numbers and ranges such as 0-3,7",
+    "patch PAIR --layers 0-9": "layers: 5 does not exist; need 0 to 4",
+    "patch PAIR --site resid_mid": "there is no site 'resid_mid'",
+    "patch PAIR --by layer,head": "by head is not possible",
+    "patch PAIR --direction up": "direction is 'up'; need one of denoising, noising",
+    "patch PAIR --sink-position 99": "reads position 99",
+    "patch PAIR --metric loss --sink-position 1": "it is for metric sink_mass and norm and dominance",
+    "patch PAIR --metric kl --metric-layers 1": "metric_layers is (1,), which nothing reads here",
+    "patch PAIR --correct a": "it is for metric logit_difference",
+    "patch PAIR --steps 5": "steps is 5, which nothing reads here: it is for approximate and screen",
+    "patch PAIR --screen 2 --check 3": "it is for approximate. Leave it out",
+    "patch PAIR --approximate --check -1": "check is -1",
+    "patch PAIR --batch-size -1": "batch_size is -1",
+    "sweep": "no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml",
+    "sweep none.toml": "none.toml cannot be read as a configuration of sweep",
+    "sweep unknown.toml": "has 'colour', which is not known; need some of",
+    "sweep empty.toml": "has no edits",
+    "sweep broken.toml": "cannot be read as a configuration of sweep",
+    "sweep short.toml": "length is 1; need at least 2",
+    "SWEEP --engine slurm": "slurm",
+    "SWEEP --workers 0": "--workers",
+    "sweep sweep.toml --model MODEL --devices cuda:7,cuda:8": "cuda",
+    "sweep sweep.toml 'a\u202egnp.exe\nerror: not ours'": "⟨U+202E⟩",
+    "train": "no file was given; need one that says what to train: sink-lens train --example > train.toml",
+    "train none.toml": "none.toml cannot be read as a configuration of train",
+    "train train.toml --set lr": "--set lr is no setting; need NAME=VALUE",
+    "train train.toml --set speed=3": "--set has 'speed', which is not known; did you mean seed?",
+    "train train.toml --set lr=fast": "lr is 'fast'; need a number",
+    "train train.toml --set accumulation=2": "accumulation",
+    "train train.toml --set size=huge": "size is 'huge'",
+    "train train.toml --device tpu": "device is 'tpu'; need one of cpu, cuda, mps",
+    "compare MODEL missing": "MODEL",
+    "preference": "nothing to measure",
+    "preference MODEL --seeds 0-3": "--seeds was given and no untrained model",
+    "preference --untrained gpt3": "style is 'gpt3'",
+    "preference GPT2 --length 100": "takes at most 64",
+    "preference GPT2 --device @SUM(A1)": "device @SUM(A1) cannot be used here",
+    "contraction --switch mlp": "--switch was given and no untrained model",
+    "contraction GPT2 --length 8": "need 10 tokens",
+    "contraction GPT2 --sequences 10": "need at least 50",
+    f"contraction GPT2 --sequences {10**30}": "sequences",
+    "contraction GPT2 --seeds a": "need numbers and ranges",
+    "contraction missing --device cpu": "is no folder and no file here",
+    "fingerprint": "no model was given; need two or more",
+    "fingerprint MODEL": "1 model was given",
+    "fingerprint MODEL MODEL/../MODEL": "is there twice; need each model once",
+    "fingerprint TWO --sequences 49": "49 inputs were asked for; need at least 50",
+    "fingerprint TWO --length 300": "takes at most 256",
+    "fingerprint TWO --length 0": "the length is 0",
+    "fingerprint TWO --null bayes": "--null is 'bayes'; need one of analytical",
+    "fingerprint TWO --coordinates 60": "60 of 48 coordinates",
+    "card RANDOM --threshold 2": "threshold is 2.0; need a number between 0 and 1",
+    "card RANDOM --columns loss": "--columns was given; need more than two models, or folders of runs for it",
+    "card RANDOM --by bos --trace x": "--trace goes with the card of one model",
+    "card RANDOM --by taste": "by is 'taste'; need one of weights, dtype, bos",
+    "card RANDOM --most-loss 0": "most_loss is 0.0; need nats above 0",
+    "origin MODEL missing": "origin",
+}
+"""What is asked of each command and cannot be done -> what the error says."""
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A run that must stay as it is."""
+    folder = tmp_path / "kept"
+    with create_run(folder, kind="trace", config={}, provenance={}) as writer:
+        writer.write_text("table.csv", "a\n1\n")
+        writer.write_text("gone.csv", "a\n1\n")
+    (folder / "gone.csv").unlink()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "weights.bin").write_text("weights")
+    return folder
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_refused_says_why_and_leaves_no_folder_and_a_run_as_it_was(line, kept):
+    (kept / "report.html").write_text("its page")
+    before = files(kept)
+    for options in (("--out", "deep/run"), ("--out", kept, "--overwrite")):
+        done = run(*meant(line), *options)
+        assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True), done.output
+        assert REFUSED[line] in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "\u202e" not in done.output
+        assert not any(one.startswith("error: not ours") for one in done.output.splitlines())
+    assert not Path("deep").exists()
+    assert files(kept) == before
+
+
+def test_an_empty_folder_stays_empty_and_the_corrected_command_uses_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "page_text", short_page)
+    for line, corrected in (("GPT2 --length 8", "GPT2 --length 16"), ("GPT2 --seeds a", "GPT2 --length 16 --no-sinks")):
+        out = tmp_path / corrected[-2:]
+        out.mkdir()
+        assert run("contraction", *meant(line), "--out", out).exit_code == 2
+        assert [*out.iterdir()] == []
+        assert run("contraction", *meant(corrected), "--out", out).exit_code == 0
+
+
+@pytest.mark.filterwarnings("default:missing is left out")
+def test_a_model_that_cannot_be_opened_is_left_out_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "page_text", short_page)
+    done = run("preference", "missing", *meant("GPT2 --length 16"), "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.stderr
+    assert "missing is left out" in done.stderr
+    assert read_run(tmp_path / "run").tables["models"]["error"].notna().tolist() == [True, False]
+
+
+def test_an_option_that_would_do_nothing_is_refused():
+    done = run("report", "RUN", "--only", "circuit")
+    assert (done.exit_code, "--only was given without --figures" in done.stderr) == (2, True)
+
+
+# --- pages that are not drawn
+
+
+ISOLATE = meant("isolate RANDOM --target-position 5 --layers 0")
+
+
+def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(tmp_path, monkeypatch):
+    """In a process of its own, as a user's: SIGKILL where the page would be written."""
+    monkeypatch.setattr(html, "page_text", short_page)
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "written = Path.write_text\n"
+        "def killed(self, text, **options):\n"
+        "    if self.name.startswith('report.html'):\n"
+        "        written(self, text[:1000], **options)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return written(self, text, **options)\n"
+        "Path.write_text = killed\n"
+        "from sink_lens.report import html\n"
+        "html.page_text = lambda *folders, by=(): 2000 * ' '\n"
+        "from sink_lens import cli\n"
+        "cli.main()\n"
+    )
+    folder = tmp_path / "run"
+    words = [*meant("trace RANDOM --no-interventions --no-random-init --quiet --out"), folder]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = tables(folder)
+    assert read_run(folder).status == "finished"
+    again = run(*words)
+    assert (again.exit_code, again.stdout) == (0, f"{folder / 'report.html'}\n")
+    assert not [*folder.glob("*.part")]
+    (part,) = [name for name in before if name.startswith("report.html")]
+    del before[part]
+    assert tables(folder) == before
+
+
+def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(tmp_path, monkeypatch):
+    lens, out = load("MODEL", device="cpu"), tmp_path / "run"
+    config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, interventions=False, random_init=False)
+    whole = trace(lens, config=config, out=out, progress=False)
+    whole.report_path.unlink()
+    monkeypatch.setattr("sink_lens.chain.trace.scout_and_measure", None)  # nothing is measured
+    drawn = trace(lens, config=config, out=out, progress=False)
+    assert drawn.report_path.exists()
+    assert drawn.location == whole.location
+    assert {name: frame.shape for name, frame in drawn.tables.items()} == {
+        name: frame.shape for name, frame in whole.tables.items()
+    }
+    with pytest.raises(RunError, match="--overwrite"):
+        trace(lens, config=config, out=out, progress=False)
+
+
+def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritten_run(tmp_path, monkeypatch):
+    def stopped(*folders, by=()):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(html, "page_text", stopped)
+    first = run(*ISOLATE, "--out", out)
+    assert first.exit_code == 130
+    assert f"sink-lens report {out}" in " ".join(first.stderr.split())
+    assert "nothing was written" not in first.stderr
+    other = run(*ISOLATE, "--target-position", 7, "--out", out)
+    assert (other.exit_code, "sink-lens report" in other.stderr) == (2, True)
+    (out / "report.html").write_text("the page of the run before")
+    assert run(*ISOLATE, "--target-position", 7, "--overwrite", "--out", out).exit_code == 130
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "table.csv", "gone.csv", "notes.txt", "deep/weights.bin", "deep/../run.json"]
+)
+def test_a_page_is_not_written_over_a_file_of_a_run(kept, name):
+    before = files(kept)
+    done = run("report", kept, "--out", kept / name)
+    assert done.exit_code == 0
+    page = (kept / name).with_name(f"{(kept / name).name}.html")
+    assert str(page) in done.stdout  # a page has an ending
+    page.unlink()
+    assert files(kept) == before
+    page.mkdir()
+    assert run("report", kept, "--out", page).exit_code == 0
+    assert [one.name for one in page.iterdir()] == ["report.html"]
+
+
+def test_a_page_is_not_written_through_a_link_to_a_file_of_a_run(kept, tmp_path):
+    page = tmp_path / "page.html"
+    page.symlink_to(kept / "run.json")
+    before = files(kept)
+    assert run("report", kept, "--out", page).exit_code == 2
+    assert files(kept) == before
+
+
+@pytest.mark.parametrize("name", ["kept/report.html", "kept/again.html", "kept/deep/page.html", "page.txt"])
+def test_a_page_may_be_written_beside_the_files_of_a_run(kept, name):
+    for _ in range(2):
+        assert run("report", kept, "--out", kept.parent / name).exit_code == 0
+
+
+def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_they_are_refused(done, kept, tmp_path):
+    from sink_lens.report.export import save_figures
+
+    drawn, _ = save_figures([done("isolate").folder], tmp_path / "figures")
+    with create_run(tmp_path / "other", kind="isolate", config={}, provenance={}) as writer:
+        writer.write_text(drawn[0].name, "a file of the run")
+    with pytest.raises(InputError, match="belongs to the run"):
+        save_figures([done("isolate").folder], tmp_path / "other")
+    assert (tmp_path / "other" / drawn[0].name).read_text() == "a file of the run"
+    (kept / "report.html").write_text("before")
+    assert run("report", kept, "--figures", tmp_path / "more", "--font", "No Such Font").exit_code == 2
+    assert (kept / "report.html").read_text() == "before"
+
+
+# --- stopped, failed
+
+
+DOORS = {
+    "trace RANDOM": ("chain.trace", "trace"),
+    "SWEEP": ("sweeps.sweep", "sweep"),
+    "train train.toml": ("training.train", "train"),
+    "contraction GPT2": ("identity.surveys", "survey"),
+}
+"""Commands that say how they go on -> the module and function that they call."""
+
+
+def opened_by(monkeypatch, line, function):
+    """Put a function in the place of what a command calls."""
+    module, name = DOORS[line]
+    monkeypatch.setattr(import_module(f"sink_lens.{module}"), name, function)
+
+
+@pytest.mark.parametrize("line", DOORS)
+def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_path, monkeypatch):
+    raised = [KeyboardInterrupt(), KeyboardInterrupt(), RunError("runs/a holds a run that differs in mode")]
+
+    def stopped(config, **options):
+        raise raised.pop(0)
+
+    opened_by(monkeypatch, line, stopped)
+    folder = tmp_path / ("a long name of a folder " * 5).strip()
+    words = [*meant(line), "--out", folder]
+    first = run(*words)
+    assert first.exit_code == 130
+    assert re.fullmatch("(stopped; |interrupted: )(nothing was written|what is finished is in .*)\n", first.stderr)
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    second = run(*words)
+    assert second.exit_code == 130
+    assert re.search("(finished|checkpoints).*same command", second.stderr)
+    assert str(folder) in second.stderr
+    assert second.stderr.count("\n") == 1
+    third = run(*words)
+    assert (third.exit_code, third.stderr) == (2, "error: runs/a holds a run that differs in mode\n")
+
+
+def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(tmp_path, monkeypatch):
+    from sink_lens.engine.engine import Engine
+
+    monkeypatch.setattr("sink_lens.engine.engine.CELLS_A_BLOCK", 1)
+    monkeypatch.setattr("sink_lens.engine.plan._CPU_TOKENS", 60)
+    engine_run, begun = Engine.run, []
+
+    def stopped(self, block, **options):
+        begun.append(block.number)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return engine_run(self, block, **options)
+
+    monkeypatch.setattr(Engine, "run", stopped)
+    monkeypatch.setattr(html, "page_text", short_page)
+    out = tmp_path / "out"
+    words = [*meant("SWEEP --quiet"), "--out", out]
+    assert run(*words).exit_code == 130
+    assert read_run(out).status == "interrupted"
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("block-*")}
+    assert len(kept) == 2
+    second = run(*words)
+    assert (second.exit_code, second.stdout) == (0, f"{out}\n")
+    assert all(path.stat().st_mtime_ns == kept[path] for path in kept if path.exists())
+    assert len(read_run(out).tables["cells"]) == 20
+    other = run(*words, "--seed", "4")
+    assert (other.exit_code, "interval_seed: 0 there, 4 here" in other.stderr) == (2, True)
+
+
+def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path, monkeypatch):
+    from sink_lens.edits import named_edits as kinds
+    from sink_lens.edits.constructors import edit
+
+    state = {"broken": True}
+
+    def fragile(place, references):
+        def change(x, at):
+            if state["broken"] and place.part.heads == (2,) and at.layer == 1:
+                raise ValueError("no luck")
+            return torch.zeros_like(x)
+
+        return edit(place.part.site, change, **place.arguments)
+
+    kind = kinds.Kind(meaning="breaks", make=fragile)
+    monkeypatch.setattr(kinds, "KINDS", kinds.KINDS | {"zero": kind})
+    monkeypatch.setattr("sink_lens.sweeps.grid.KINDS", kinds.KINDS)
+    monkeypatch.setattr(html, "page_text", short_page)
+    file = tmp_path / "heads.toml"
+    file.write_text("controls = 0\n" + FILES["sweep.toml"] + 'layers = "0-1"\n')
+    words = ["sweep", file, "--model", "MODEL", "--device", "cpu", "--out", tmp_path / "out"]
+    first = run(*words)
+    assert first.exit_code == 1
+    assert first.stderr.endswith("failed: zero z layer 1, head 2: ValueError: no luck\n")
+    assert "8 cells on 2 sequences, 1 failed" in first.stdout
+    state["broken"] = False
+    quiet = run(*words, "--quiet")
+    assert (quiet.exit_code, quiet.stdout) == (1, f"{tmp_path / 'out'}\n")
+    again = run(*words, "--retry-failed")
+    assert again.exit_code == 0
+    assert " failed" not in again.stdout
+
+
+def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
+    calls = []
+
+    def called(config, **options):
+        calls.append((config, {name: str(value) if name == "out" else value for name, value in options.items()}))
+        raise RunError("called")
+
+    for line in DOORS:
+        opened_by(monkeypatch, line, called)
+    run("sweep", "sweep.toml")
+    options = "--device cpu --out a --engine ray --workers 3 --overwrite --retry-failed"
+    run("sweep", "sweep.toml", *shlex.split(options))
+    run("sweep", "sweep.toml", "--devices", "cpu, cuda:1", "--quiet")
+    run("train", "train.toml", "--seed", 3)
+    run("train", "train.toml", "--seed", 3, "--set", "attention=sigmoid", "--out", "a", "--overwrite", "--quiet")
+    (first, plain), (_, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
+    asked = {"engine": "local", "devices": [], "workers": None, "overwrite": False, "retry_failed": False}
+    assert (first, plain) == (read_sweep("sweep.toml"), {"out": "runs/sweep", "progress": True} | asked)
+    assert chosen == asked | {"out": "a", "engine": "ray", "workers": 3, "overwrite": True, "retry_failed": True} | {
+        "progress": True
+    }
+    assert (third.device, spread["devices"], spread["progress"]) == ("cpu", ["cpu", "cuda:1"], False)
+    assert begun == {"out": "runs/train-3", "overwrite": False, "progress": True}
+    assert (fifth.attention, fifth.seed, fifth.d_model) == ("sigmoid", 3, 32)
+    assert quiet == {"out": "a", "overwrite": True, "progress": False}
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("value", [1, 2], "'value' is mixed; need float"),
+        ("value", "a", "'value' is string; need float"),
+        ("metric", [1, 2], "'metric' is mixed; need str"),
+        ("sequence", float("inf"), "'sequence' holds inf; need whole numbers"),
+        ("sequence", 0.5, "'sequence' holds 0.5; need whole numbers"),
+    ],
+)
+def test_a_table_with_other_content_is_no_table_of_the_run(done, tmp_path, column, cell, said):
+    folder = shutil.copytree(done("sweep").folder, tmp_path / "run")
+    path, record = folder / "baseline.parquet", json.loads((folder / "run.json").read_text())
+    frame = pd.read_parquet(path)
+    frame.assign(**{column: [cell] * len(frame)}).to_parquet(path, index=False)
+    record["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
+    (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match=said):
+        read_run(folder).tables["baseline"]
+    assert run(*meant("SWEEP --quiet"), "--out", folder).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["isolate", "patch"])
+def test_a_finished_run_is_overwritten_if_asked_and_quiet_prints_the_folder_alone(done, name):
+    assert done(name).folder.is_dir()
+    again = run(*words_of(name), "--overwrite", "--quiet")
+    assert (again.exit_code, again.stdout) == (0, f"{name}\n")
+
+
+def test_a_training_of_another_model_is_refused_in_its_folder(done):
+    folder = done("train text").folder
+    other = run("train", "text.toml", "--out", folder, "--set", "value_norm=shared")
+    assert (other.exit_code, "value_norm: none there, shared here" in other.stderr) == (2, True)
+
+
+# --- watch and compare, on runs whose every number is known
+
+
+BASE = [6.0, 5.0, 4.0, 3.0]
+WATCHING = import_module("sink_lens.training.watch")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """No figure is drawn."""
+    from sink_lens.records import display
+
+    monkeypatch.setattr(display, "figure", lambda name, *data, **options: None)
+    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
+    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
+
+
+def variants(tmp_path, *, seeds=(0, 1, 2), norm=(5.5, 4.5, 3.0, 2.0), **config):
+    made = []
+    for seed in seeds:
+        made.append(write_run(tmp_path / f"softmax-{seed}", BASE, seed=seed, masses=(0.0, 0.02)))
+        changed = {"seed": seed, "value_norm": "shared"} | config
+        made.append(write_run(tmp_path / f"norm-{seed}", list(norm), masses=(0.0, 0.02), **changed))
+    return made
+
+
+def test_watch_says_when_the_sink_was_born(monkeypatch, tmp_path):
+    monkeypatch.setattr(WATCHING, "watch", lambda folder, **options: watched([0.0, 0.05, 0.6]))
+    folder = write_run(tmp_path / "run", BASE)
+    done = run("watch", folder)
+    assert done.exit_code == 0, done.stderr
+    assert "the sink was born between 640 and 1.28k tokens (step 20)" in done.stdout
+    assert "30.0%" in done.stdout  # half of the mass
+    assert done.stdout.splitlines()[-1] == str(folder / "course.png")
+    assert (folder / "course.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (folder / "course.svg").read_bytes()
+    quiet = run("watch", folder, "--threshold", 0.1, "--quiet")
+    assert len(quiet.stdout.splitlines()) == 1
+    assert "(step 10)" in quiet.stdout  # 5% over 0.1 at step 10 already, and no less after it
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_watch_says_plainly_that_there_is_no_sink_no_whole_checkpoint_or_no_training(monkeypatch, tmp_path):
+    folder, frames = write_run(tmp_path / "run", BASE), [watched([0.0, 0.02]), watched([0.1])]
+    assert run("watch", tmp_path).exit_code == 2
+    nothing = run("watch", folder)
+    assert (nothing.exit_code, "has no checkpoint; need checkpoints/checkpoint-N" in nothing.stderr) == (2, True)
+    frames[1] = frames[1].assign(measure="error", error="damaged")
+    monkeypatch.setattr(WATCHING, "watch", lambda folder, **options: frames.pop(0))
+    done = run("watch", folder)
+    assert "no sink at threshold 0.3; at the last checkpoint (640 tokens) 1.0% of layers and heads" in done.stdout
+    damaged = run("watch", folder)
+    assert (damaged.exit_code, "no checkpoint of" in damaged.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (
+            {},
+            (),
+            (
+                "value_norm: shared against none, 3 seeds each (0, 1, 2), 2.56k tokens per run, same data in the same",
+                "shared 2.0000, none 3.0000 nats, difference -1.0000",
+                "“none” has no sink at 0.3 (fewer than 5%) in any of 3 seeds",
+                "1.33",  # 2560 over 1920
+                "sink rate above 0.3",
+                "effective rank",
+            ),
+        ),
+        (
+            {"norm": (6.0, 5.9, 5.5, 5.0)},
+            (),
+            (
+                "shared is behind the baseline",
+                "not reached",
+                "does not reach the baseline's final evaluation loss in any of 3 seeds",
+            ),
+        ),
+        ({"seeds": (0, 1)}, ("--quiet",), ("warning: an interval of two seeds says little",)),
+        (
+            {},
+            ("--by", "value_norm", "--baseline", "shared", "--quiet"),
+            ("value_norm: none against shared", "none is behind the baseline"),
+        ),
+        ({"seeds": (0,), "lr": 5}, (), ("error: ", "the runs also differ in lr")),
+        ({"seeds": (0,), "seed": 9}, (), ("error: ", "the variants have other seeds")),
+    ],
+)
+def test_compare_prints_what_it_finds(change, options, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("compare", *variants(tmp_path, **change), *options)
+    assert done.exit_code == (2 if "error: " in says else 0), done.output
+    assert [text for text in says if text not in done.output] == []
+    assert "--quiet" not in options or "final losses" not in done.stdout
+    if done.exit_code:
+        assert not Path("runs").exists()
+    else:
+        (made,) = Path("runs").iterdir()
+        assert (made.name[:8], read_run(made).kind) == ("compare-", "compare")
