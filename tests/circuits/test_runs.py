@@ -84,7 +84,7 @@ def test_batches_cover_every_pair_once(monkeypatch):
 def test_a_mean_over_no_position_and_a_metric_of_all_pairs_are_refused():
     with pytest.raises(InputError, match="no position is ordinary"):
         runs_of(lens_of("llama"), ablation="mean_ordinary", ordinary=torch.zeros(3, 11, dtype=torch.bool))
-    with pytest.raises(InputError, match="gave a tensor of shape (.*) for 3 sequences; need one number per sequence"):
+    with pytest.raises(InputError, match=r"gave a tensor of shape (.*) for 3 sequences; need one number per sequence"):
         runs_of(
             lens_of("llama"), metric=metrics.Metric(name="all", function=lambda run: run.loss.mean()[None], loss=True)
         )
