@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sink_lens import TraceConfig, load, read_run, trace
+from sink_lens.chain.page.circuit import chain_circuit
 from sink_lens.report import attention_heads
-from sink_lens.report.circuit import chain_circuit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

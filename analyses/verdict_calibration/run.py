@@ -24,10 +24,10 @@ from analyses.rates import share as of_all
 from analyses.zoo import LINKS, ZOO, build
 from analyses.zoo.headlines import untrue
 from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
-from sink_lens.findings import Phrase, headline
+from sink_lens.chain.page.story import find_story, tables
+from sink_lens.chain.page.words import Phrase, headline
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_whole
-from sink_lens.report.story import find_story, tables
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval

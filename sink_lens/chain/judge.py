@@ -18,13 +18,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from ..findings import off_distribution
 from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS
 from ..text import span
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
+from .page.words import off_distribution
 
 Verdict = Literal["holds", "fails", "undecided", "not applicable"]
 Answer = Literal["yes", "no", "undecided", "not applicable"]

@@ -1,4 +1,4 @@
-"""The headline numbers of a trace, as a table of the run, and sentences about them.
+"""The headline numbers of a trace, as a table of the run.
 
 They say where the sink is, which links hold, what the sink is bound to, what carries it, and whether another path
 exists.
@@ -17,31 +17,14 @@ from ..activations.precision import Rounding
 from ..data.tokens import TokenBatch
 from ..measures.attention import fewest_queries
 from ..measures.dimensions import massive_ratio, stable_range
-from ..schema import NORM_ALONE
 from ..stats import Interval, interval, studentised_interval
 from ..text import listed, named_parts, span
 from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
 from .measure import Panel
+from .page.words import bound_to, first_parts, views_text
 from .placement import kind_of
-
-_VIEWS_DIFFER = 0.2
-"""The makers and the super neurons differ where they remove shares that differ by more than this."""
-_CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
-_BOUND_TO = {
-    "positional": "it comes at position 0 with BOS and with an ordinary token there, and BOS inside brings none",
-    "positional, not BOS": "an ordinary token at position 0 brings it; BOS brings none, there or inside",
-    "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
-    "position or token": "an ordinary token at position 0 brings it, and BOS wherever it stands",
-    "position and token": "it needs BOS at position 0",
-    "no sink": "neither position 0 nor BOS brings one on these sequences",
-    "undecided": "the sequences are too short to tell",
-}
-_WITHOUT_BOS = {
-    "positional": "an ordinary token at position 0 brings it; there is no BOS token to try",
-    "no sink": "position 0 brings none on these sequences; there is no BOS token to try",
-}
 
 
 def summary_table(
@@ -149,18 +132,13 @@ def summary_table(
     return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
 
 
-def bound_to(placement: pd.DataFrame) -> tuple[str, str]:
-    """Return what the sink is bound to, and the sentence that says it of the cells that were tried."""
-    kind = kind_of(placement)
-    tried = "bos" in set(placement["token"])
-    return kind, _BOUND_TO[kind] if tried else _WITHOUT_BOS.get(kind, _BOUND_TO[kind])
-
-
 def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     """Rows of ``summary.csv`` (quantity, value, unit, note); none without interventions."""
     if not len(frames.get("effects", ())):
         return []
-    (kind, note), effects = bound_to(frames["placement"]), frames["effects"]
+    placement, effects = frames["placement"], frames["effects"]
+    kind = kind_of(placement)
+    note = bound_to(kind, bos="bos" in set(placement["token"]))
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": note}]
     if "sinks_left_out" in effects:
         left_out, note = int(effects["sinks_left_out"].iloc[0]), "sinks that the mean of a mean ablation leaves out"
@@ -239,44 +217,3 @@ def first_answer(
         f"attention sink at position {place}, {read} (sink score above {config.threshold:g}); share of heads by "
         f"layer, in tenths: {tenths}"
     )
-
-
-def first_parts(parts: str, most: int = 8) -> str:
-    """Return the first of the parts that a text lists, and how many more there are."""
-    names = parts.split(", ")
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Check whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
-    sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
-    if "all makers" not in sets.index:
-        return "no set of parts that write to this position removes half of it: what makes it was not found"
-    made = set(sets.loc["all makers", "parts"].split(", "))
-    supers = set(sets.loc["super neurons", "parts"].split(", ")) if "super neurons" in sets.index else set()
-    own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
-    if not supers:
-        return f"there are no super neurons by contribution; the makers remove {own:.0%} of the {target}"
-    theirs = float(sets.loc["super neurons", "removed"])
-    both = len(made & supers)
-    text = f"{both} of {len(made)} makers are among the {len(supers)} super neurons by contribution; the makers remove"
-    text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
-    if abs(own - theirs) > _VIEWS_DIFFER:
-        text += ": the two methods disagree; believe the ablation"
-    return text
-
-
-def curve_text(curve: pd.DataFrame) -> str:
-    """Sentences on amplification: the largest rise of attention by centre, and whether the norm alone does it too."""
-    tops: dict[str, float] = {}
-    said: dict[str, str] = {}
-    for row in curve.to_dict("records"):
-        centre = str(row["centre"])
-        if centre not in tops or row["times"] > tops[centre]:
-            tops[centre] = float(row["times"])
-            said[centre] = f"{row['change']:+.3f} ({row['change_low']:+.3f} to {row['change_high']:+.3f})"
-    listed = ", ".join(f"{_CENTRES[centre]} {change}" for centre, change in said.items())
-    text = f"Attention that amplification adds, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
-    if tops.get("none", 0.0) >= NORM_ALONE:
-        text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
-    return text

@@ -127,7 +127,9 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """The trace in a notebook."""
-        return display.trace(self.folder, links=self.links)
+        from .page.notebook import trace
+
+        return trace(self.folder, links=self.links)
 
 
 def trace(

@@ -418,15 +418,19 @@ class Circuit:
         Args:
             curve: what ``evaluate`` found, for the faithfulness of what is shown.
         """
-        most = np.sort(np.argsort(-np.abs(self.scores.mean), kind="stable")[: display.MOST_EDGES])
+        from ..report.explorer import MOST_EDGES, explorer_of
+
+        most = np.sort(np.argsort(-np.abs(self.scores.mean), kind="stable")[:MOST_EDGES])
         graph = self._attribution_graph(self.every_edge.iloc[most])
-        return display.explorer(graph, curve=None if curve is None else curve.frame)
+        return explorer_of(graph, curve=None if curve is None else curve.frame)
 
     def _attribution_graph(self, edges: pd.DataFrame) -> dict[str, Any]:
         """Edges as an attribution graph that Neuronpedia shows, and the explorer; see ``sink_lens.report.explorer``."""
+        from ..report.explorer import edge_graph
+
         lens, graph, runs = self.runs.lens, self.graph, self.runs
         tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
-        return display.edge_graph(
+        return edge_graph(
             edges,
             model=lens.name,
             tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
@@ -455,14 +459,16 @@ class Circuit:
         Raises:
             InputError: another style, or more than fits into the width.
         """
+        from .page import edge_figure, sketch
+
         if style == "page":
             sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
-            return display.figure("circuit", self.edges, **sizes, title=repr(self), most=most)
+            return edge_figure(self.edges, **sizes, title=repr(self), most=most)
         metric = self.runs.metric.name.replace("_", " ")
         outputs = [self.graph.readers[one].name for one in outputs_of(self.runs.metric, self.graph)]
         named = {"title": f"The circuit of {metric}, {self.runs.lens.name}", "unit": f"of the {metric}"}
         named |= {"outputs": outputs, "end": "logits" if outputs == ["logits"] else metric}
-        return display.figure("sketch", self.edges, group=self.graph.group, **named, style=style, width=width)
+        return sketch(self.edges, group=self.graph.group, **named, style=style, width=width)
 
     def _repr_html_(self) -> str:
         """The circuit in a notebook."""

@@ -357,8 +357,10 @@ def _written(
     summary = _summary(circuit, completeness, areas, curve, gap, check, nodes, core)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
+    from .page import circuit_told
+
     sentences = [task.sentence] if config.task != "text" else []
-    return circuit, (*sentences, *display.sentences("circuit", summary, sizes=config.sizes))
+    return circuit, (*sentences, *circuit_told(summary, sizes=config.sizes))
 
 
 def left_sum(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:

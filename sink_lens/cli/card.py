@@ -72,7 +72,7 @@ def _of_one(study: "Study") -> "Iterator[RenderableType]":
 
 def _changed(study: "Study") -> "Iterator[RenderableType]":
     """Numbers of both, and what is no number."""
-    from ..report.diff import with_names
+    from ..studies.pages.diff import with_names
 
     changes = study.tables["changes"]
     is_text = changes["unit"].isin(["index", "text"])

@@ -79,7 +79,7 @@ def _losses(found: "Comparison") -> "Table":
 
 def _sides(measures: "pd.DataFrame") -> "Table":
     """One row per measure, one column per variant, with intervals over seeds."""
-    from ..report.training import measures_side_by_side
+    from ..training.pages.training import measures_side_by_side
 
     title = f"step {measures['step'].iloc[0]}, mean over seeds [95%]"
     return printed(measures_side_by_side(measures), title=title)

@@ -97,7 +97,7 @@ def _cost(frame: Any) -> "Table":
 
 def _table(found: "Fingerprint") -> "Table":
     """One row per pair, the strongest effects first: the null that decides, and between which p the others lie."""
-    from ..report.fingerprint import brief
+    from ..identity.pages.fingerprint import brief
     from ..text import number
 
     rows = found.pairs.sort_values("tau_bar", ascending=False).head(_SHOWN)

@@ -86,9 +86,9 @@ def contraction(
 def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bool, quiet: bool) -> Answer:
     """Run the survey, and print what it found and where the report is."""
     hush(quiet)
+    from ..identity.pages.survey import shared
     from ..identity.surveys import estimate, survey
     from ..models.inputs import default_folder
-    from ..report.survey import shared
 
     if dry_run:
         taken = estimate(config)
@@ -135,7 +135,7 @@ def _cost(frame: "pd.DataFrame") -> None:
 
 def _table(kind: str, done: "Survey") -> "Table":
     """One row per variant with its interval over seeds; one row per checkpoint."""
-    from ..report.survey import variant_rows
+    from ..identity.pages.survey import variant_rows
 
     shown = _SHOWN[kind]
     lines = variant_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown))

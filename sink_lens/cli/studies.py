@@ -119,7 +119,7 @@ sink-lens tokens --gradient-sequences 0 --json  [dim]thresholds, rates and dimen
 def tokens(found: "SinkTokens") -> "Iterator[RenderableType]":
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
     from ..report.page import shown_table
-    from ..report.tokens import AGREEMENT, dimension_sentences, with_readable_text
+    from ..studies.pages.tokens import AGREEMENT, dimension_sentences, with_readable_text
 
     ids = with_readable_text(found.tables["token_ids"].head(_MOST_IDS))
     yield printed(shown_table(found.tables["agreement"], AGREEMENT))

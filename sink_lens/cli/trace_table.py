@@ -14,8 +14,8 @@ from ..chain.config import TraceConfig
 from ..chain.links import LINKS
 from ..chain.locate import Location
 from ..chain.makers import ALL, GOALS
-from ..chain.summary import bound_to, curve_text, first_parts, too_short, views_text
-from ..findings import beyond_chance, remarks, shown_set, why_undecided
+from ..chain.page.words import beyond_chance, curve_text, first_parts, remarks, shown_set, views_text, why_undecided
+from ..chain.summary import too_short
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import capital, listed, named_parts, neuron_name, number, percent, plural, span, words
 from ..text import interval as interval_text
@@ -59,8 +59,14 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
         parts.append(Text())
     parts += _verdicts(frames, sink_position=location.sink_position)
     if len(frames.get("effects", ())):
-        parts.append(Text("\nPosition or token? {}: {}".format(*bound_to(frames["placement"]))))
+        parts.append(Text(f"\n{_bound_to(frames)}"))
     return Group(*parts)
+
+
+def _bound_to(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Say what the sink is bound to."""
+    (row,) = _rows(frames["summary"].loc[frames["summary"]["quantity"].eq("sink_bound_to")])
+    return f"Position or token? {row['value']}: {row['note']}"
 
 
 def _makers_line(row: Mapping[Any, Any]) -> Text:
@@ -223,7 +229,7 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
     if not len(frames.get("effects", ())):
         return []
     return [
-        Text("Position or token? {}: {}".format(*bound_to(frames["placement"]))),
+        Text(_bound_to(frames)),
         *([Text(said)] if (said := direction_text(frames["effects"])) else []),
         *([Text(said)] if (said := mean_text(frames["effects"])) else []),
         Text(curve_text(frames["amplification"])),

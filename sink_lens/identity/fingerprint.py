@@ -65,7 +65,9 @@ class Fingerprint:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result in words."""
-        return display.sentences("fingerprint", self.pairs)
+        from .pages.fingerprint import sentences
+
+        return sentences(self.pairs)
 
     @property
     def headline(self) -> str:
@@ -82,7 +84,9 @@ class Fingerprint:
 
     def figure(self) -> "Figure":
         """The models against each other."""
-        return display.figure("fingerprint", self.pairs, self.nulls, names=self.models["model"].tolist())
+        from .pages.fingerprint import draw
+
+        return draw(self.pairs, self.nulls, names=self.models["model"].tolist())
 
 
 def fingerprint(

@@ -27,6 +27,8 @@ from .run_pair import RunPair
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .page import PatchCircuit
+
 SHOWN = 10
 """Rows of the table ``summary``."""
 _THEIR_AXES = {"position": "pos"}
@@ -72,9 +74,15 @@ class PatchResult:
     def heatmap(self, value: str = "effect") -> "Figure":
         """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""
         title = f"{self.direction}: {self.site} patched, {self.metric}"
-        return display.figure(
-            "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
-        )
+        from .page import patch_map
+
+        return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
+
+    def circuit(self) -> "PatchCircuit":
+        """The patches as a circuit, to draw."""
+        from .page import patch_circuit_of_result
+
+        return patch_circuit_of_result(self)
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -178,9 +186,9 @@ class AttributionResult:
     def heatmap(self, value: str = "approximation") -> "Figure":
         """The approximation as a heat map; with three axes, it shows the strongest value along the third."""
         title = f"{self.direction}, to first order: {self.site} patched, {self.metric}"
-        return display.figure(
-            "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
-        )
+        from .page import patch_map
+
+        return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -25,38 +25,9 @@ def html(sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = 
     return _of_report("notebook", "result")(sentences, *parts, notes=notes, folder=folder)
 
 
-def trace(folder: Path, *, links: Any) -> str:
-    """The HTML by which a notebook shows a finished trace: its results and the verdict on every link."""
-    return _of_report("notebook", "trace")(folder, links=links)
-
-
-def figure(name: str, *data: Any, **options: Any) -> "Figure":
-    """Draw the figure with this name in ``sink_lens.report.results``."""
-    return _of_report("results", "FIGURES")[name](*data, **options)
-
-
-def sentences(name: str, *data: Any, **options: Any) -> tuple[str, ...]:
-    """Describe a result in words, with the function of this name in ``sink_lens.report.results``."""
-    return tuple(_of_report("results", "SENTENCES")[name](*data, **options))
-
-
 def image(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
     """The bytes of a figure file; equal figures give equal bytes."""
     return _of_report("style", "file_of")(drawn, form)
-
-
-MOST_EDGES = 20_000
-"""Largest edges that a page to explore a circuit in holds."""
-
-
-def edge_graph(edges: Any, **about: Any) -> dict[str, Any]:
-    """A circuit of edges as Neuronpedia's JSON."""
-    return _of_report("explorer", "edge_graph")(edges, **about)
-
-
-def explorer(graph: dict[str, Any], *, curve: Any = None) -> Any:
-    """A page to explore a circuit in, with the curve of its faithfulness."""
-    return _of_report("explorer", "explorer_of")(graph, curve=curve)
 
 
 def page(folder: Path) -> Path:

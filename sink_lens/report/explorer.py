@@ -23,11 +23,12 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from sink_lens.records.display import MOST_EDGES as MOST_EDGES
 from sink_lens.records.provenance import strict
 from sink_lens.report import views
 from sink_lens.text import edge_name, visible
 
+MOST_EDGES = 20_000
+"""Largest edges that a page to explore a circuit in holds."""
 CURVE = ("by", "share", "n", "faithfulness", "low", "high")
 """What a graph holds of each circuit of the curve."""
 _HERE = Path(__file__).parent
@@ -265,10 +266,10 @@ def bundle() -> str:
 
 
 @cache
-def templates() -> jinja2.Environment:
-    """The templates of all pages."""
+def templates(folder: Path = _HERE) -> jinja2.Environment:
+    """The templates in a folder; those of all pages by default."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -12,8 +12,8 @@ from matplotlib.font_manager import FontProperties, findfont
 from sink_lens.errors import InputError, RunError, check_home
 from sink_lens.records import Run, check_not_of_run, read_run
 from sink_lens.report.fitting import fit_figure
-from sink_lens.report.html import belongs, page_of
 from sink_lens.report.page import Drawn, attempt, csv
+from sink_lens.report.pages import belongs, page_of
 from sink_lens.report.style import FORMATS, file_of
 
 _GENERIC = ("serif", "sans-serif", "monospace")

@@ -7,12 +7,11 @@ and no model.
 
 import dataclasses
 import functools
-import importlib
 import json
 import os
 import shlex
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +20,19 @@ import matplotlib as mpl
 from sink_lens.errors import RunError, check_name
 from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import explorer, views
-from sink_lens.report.circuit import chain_circuit
-from sink_lens.report.edges import edge_circuit
-from sink_lens.report.page import MADE, Content, Drawn, Listed, Page, PageTable, Shown, attempt, csv, shown_table
+from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
+from sink_lens.report.pages import belongs, page_of
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
-from sink_lens.report.story import chain, chain_steps, first_numbers, link_rows, traced
 from sink_lens.report.style import UNWRITABLE, svg, thinned
-from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS, meanings
-from sink_lens.text import capital, listed, plural, visible, words
+from sink_lens.schema import meanings
+from sink_lens.text import capital, listed, visible
 
-_LEADS = ("scores", "circuit")
-"""Figures of the first screen of a run with a chain."""
 _MOST_PROVENANCE = 300
 MOST_READ = 100_000
 """Rows of a table from which on a page is made from some of them."""
 _OF_THE_PAGE = ("report", "report.html")
 _HERE = Path(__file__).parent
-PAGES = {
-    "trace": "trace:TRACE",
-    "isolate": "studies:ISOLATE",
-    "amplify": "studies:AMPLIFY",
-    "ablate": "studies:ABLATE",
-    "quantise": "quantise:QUANTISE",
-    "card": "card:CARD",
-    "diff": "diff:DIFF",
-    "patch": "patch:PATCH",
-    "circuit": "edges:CIRCUIT",
-    "sweep": "sweep:SWEEP",
-    "train": "training:TRAIN",
-    "compare": "training:COMPARE",
-    "watch": "training:WATCH",
-    "monitor": "monitor:MONITOR",
-    "preference": "preference:PREFERENCE",
-    "contraction": "contraction:CONTRACTION",
-    "fingerprint": "fingerprint:FINGERPRINT",
-    "tokens": "tokens:TOKENS",
-}
-"""Run kind -> module of ``sink_lens.report`` and name of its ``Page`` there, imported when it is asked for."""
 
 
 def content(run: Run, *, prefix: str = "") -> Content:
@@ -66,21 +40,17 @@ def content(run: Run, *, prefix: str = "") -> Content:
     run = _for_page(run)
     page = page_of(run)
     incomplete = _incomplete(run)  # reads every table
-    found, untold = attempt(run, lambda: link_rows(run)) if page.chained else ([], "")
-    verdicts = {row.link: row.verdict for row in found or ()}
+    first = page.first_screen(run) if page.first_screen else None
+    notes = (*_shortened(run), *_notes(run), *(first.notes if first else ()))
     name = run_name(run)
     return Content(
         run=run,
         name=visible(name),
         title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
         headline=attempt(run, lambda: page.headline(run))[0] or [],
-        notes=[capital(visible(note, limit=400)) for note in (*_shortened(run), *_notes(run))],
+        notes=[capital(visible(note, limit=400)) for note in notes],
         incomplete=incomplete,
-        chained=page.chained,
-        chain=chain_steps(chain(run), verdicts) if page.chained else [],
-        links=found or [],
-        links_missing=untold,
-        numbers=(attempt(run, lambda: first_numbers(run))[0] or []) if page.chained else [],
+        first=first,
         figures=[_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
         tables=[_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
         provenance=_provenance(run),
@@ -123,38 +93,6 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     check_comparable(runs, by=by)
     parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
     return parts, compared(runs, parts)
-
-
-def page_for(kind: str) -> Page | None:
-    """The page of a kind of run; None where the kind has none."""
-    if kind not in PAGES:
-        return None
-    module, _, name = PAGES[kind].partition(":")
-    return getattr(importlib.import_module(f"sink_lens.report.{module}"), name)
-
-
-def page_of(run: Run) -> Page:
-    """The page of the run's kind; all its tables, as they are, where the kind has none."""
-    if found := page_for(run.kind):
-        return found
-    listed = tuple(Listed(key=f"{name}-table", title=name, make=_plain(name)) for name in run.tables)
-    return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
-
-
-def belongs(run: Run, of: Drawn | Listed) -> bool:
-    """Check whether a part stands on the run's page; where a damaged table hides that, it does, and says so there."""
-    return attempt(run, lambda: of.when(run))[0] is not False
-
-
-def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return what makes a page's table of all columns of a run's table."""
-
-    def make(run: Run) -> tuple[str, PageTable]:
-        """The table with all its columns."""
-        frame = run.tables[name]
-        return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
-
-    return make
 
 
 def run_name(run: Run) -> str:
@@ -203,18 +141,9 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 
 def _notes(run: Run) -> list[object]:
-    """The notes and warnings of a run."""
+    """The notes and warnings of a run's making."""
     notes = run.provenance.get("notes") or []
-    notes = list(notes) if isinstance(notes, list) else [notes]
-    summary = run.optional("summary", columns=["quantity", "note"])
-    if summary is not None:
-        notes += summary.loc[summary["quantity"] == "rounding", "note"].tolist()
-    links = run.optional("links", columns=["floors"])
-    if links is not None and "not calibrated" in set(links["floors"]):
-        notes.append(
-            "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
-        )
-    return notes
+    return list(notes) if isinstance(notes, list) else [notes]
 
 
 def _incomplete(run: Run) -> str:
@@ -314,7 +243,8 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     parts, beside = ([content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
     patterns = [_patterns(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    shown = _views(parts[0]) if beside is None and parts[0].chained else {}
+    first = parts[0].first if beside is None else None
+    shown = _views(parts[0]) if first else {}
     vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
     graphs, unexplored = _explored(parts)
     exploring = explorer.script(graphs) if graphs else ""
@@ -322,11 +252,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     text = template.render(
         parts=parts,
         beside=beside,
-        leads=[key for key in _LEADS if beside is None and parts[0].chained],
-        signs=VERDICTS,
-        questions={words(name): text for name, text in QUESTIONS.items()},
-        error_rates=ERROR_RATES,
-        traced=traced,
+        leads=first.leads if first else (),
         tokens=[drawn_tokens(part.run) for part in parts],
         embedded=patterns,
         data=_json({"csv": _numbers(parts, beside), "colours": _colours()}),
@@ -345,7 +271,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
 
 def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
     """Patterns for the script, and which; where the run has none, why. Other kinds of run have neither."""
-    if not part.chained:
+    if part.first is None:
         return {"data": None, "said": ""}
     found, why = attempt(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
     return {"data": None, "said": why} if found is None else {"data": found.data, "said": found.said}
@@ -353,10 +279,10 @@ def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
 
 def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
     """The circuits of up to two runs for the explorer, and why there are none; other kinds of run have neither."""
-    if parts[0].run.kind not in ("circuit", "trace"):
+    explore = page_of(parts[0].run).explore
+    if explore is None:
         return [], ""
-    of = edge_circuit if parts[0].run.kind == "circuit" else chain_circuit
-    made = [attempt(part.run, lambda part=part: of(part.run).graph) for part in parts[:2]]
+    made = [attempt(part.run, functools.partial(explore, part.run)) for part in parts[:2]]
     return [graph for graph, _ in made if graph], " ".join(why for _, why in made if why)
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sink_lens.errors import SinkLensError
-from sink_lens.report.story import LinkRow
 from sink_lens.text import capital, interval, number, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from sink_lens.report.drawable import Drawable
 
 from sink_lens.records import Run
 
@@ -100,6 +101,11 @@ def _cell(value: Any, *, is_number: bool) -> str:
     if pd.isna(value):
         return "undefined" if is_number else ""
     return number(value)
+
+
+def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The rows by the magnitude of a column, equal ones in their order, undefined ones last."""
+    return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 def intervals(
@@ -228,8 +234,47 @@ class Page:
     """The run in plain sentences, one for each thing that was found."""
     figures: tuple[Drawn, ...]
     tables: tuple[Listed, ...]
-    chained: bool = False
-    """True if the verdicts on the links of the chain stand above the figures."""
+    first_screen: Callable[[Run], "FirstScreen"] | None = None
+    """Makes what stands above the figures: numbers, leading figures, verdicts. If None: sentences alone."""
+    circuit: Callable[[Run], "Drawable"] | None = None
+    """Makes the circuit to draw; RunError if the run lacks what it needs."""
+    explore: Callable[[Run], dict[str, Any]] | None = None
+    """Makes the graph for the explorer, Neuronpedia's JSON; RunError if the run lacks what it needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A verdict of a run, as it stands beside another run's."""
+
+    key: str
+    """What is judged, the same in every run."""
+    name: str
+    """The same in words."""
+    verdict: str
+    why: str
+    """What the verdict rests on, after it on the same line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstScreen:
+    """What stands above the figures of a run's page, and the section with its verdicts."""
+
+    numbers: list[tuple[str, str]]
+    """The few numbers of the first screen: value, and what it is."""
+    leads: tuple[str, ...]
+    """Figures of the first screen, by their keys."""
+    name: str
+    """Name of the section with the verdicts, in the list of the page's parts."""
+    heading: str
+    body: str
+    """The section as HTML, everything in it escaped."""
+    missing: str
+    """Why the verdicts are not there; empty if they are."""
+    judged: tuple[Judged, ...]
+    """The verdicts, for a page with several runs."""
+    of: tuple[str, str]
+    """What is judged, one and many: link, links of the chain."""
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,21 +305,10 @@ class Content:
     notes: list[str]
     incomplete: str
     """Sentence on what the folder lacks; empty if nothing."""
-    chained: bool
-    chain: list[tuple[str, str]]
-    """Each node of the chain and the verdict on the link that leaves it."""
-    links: list[LinkRow]
-    links_missing: str
-    numbers: list[tuple[str, str]]
-    """The few numbers of the first screen: value, and what it is."""
+    first: FirstScreen | None
     figures: list[Shown]
     tables: list[Shown]
     provenance: dict[str, str]
-
-    @property
-    def verdicts(self) -> dict[str, str]:
-        """Link -> verdict."""
-        return {row.link: row.verdict for row in self.links}
 
 
 _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)

@@ -9,11 +9,38 @@ import pandas as pd
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.story import find_story, largest_first, studied
+from sink_lens.report.page import largest_first
 from sink_lens.text import number, token
 
 MOST_BYTES = 2_000_000
 """Most bytes of patterns in a page, as encoded in it."""
+
+
+NO_POSITION = "the sink position is not known without the table 'heads'. Run again to see it."
+
+
+def sink_rates(run: Run) -> dict[int, float]:
+    """Position -> its sink rate, mean over heads; empty if the run has no such table."""
+    heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
+    rates = {}
+    if heads is not None:
+        for place in sorted({int(place) for place in heads["sink_position"].to_numpy(float)}):
+            of_heads = heads.loc[heads["sink_position"] == place, "sink_rate"].to_numpy(float)
+            if np.isfinite(of_heads).any():
+                rates[place] = float(np.nanmean(of_heads))
+    return rates
+
+
+def studied_position(run: Run) -> int:
+    """The position with the highest sink rate.
+
+    Raises:
+        RunError: The run does not say which.
+    """
+    rates = sink_rates(run)
+    if not rates:
+        raise RunError(NO_POSITION)
+    return max(rates, key=lambda place: rates[place])
 
 
 def kept_patterns(run: Run) -> np.ndarray:
@@ -36,7 +63,7 @@ def ends_of_ranking(run: Run, *, strongest: int, weakest: int) -> list[tuple[int
     """
     n_layers, n_heads = kept_patterns(run).shape[:2]
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    ranked = largest_first(heads.loc[heads["sink_position"] == studied(find_story(run))], "sink_score")
+    ranked = largest_first(heads.loc[heads["sink_position"] == studied_position(run)], "sink_score")
     known = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -85,7 +112,7 @@ def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
     Raises:
         RunError: The run has no patterns, or no sink scores to rank them by.
     """
-    position, patterns = studied(find_story(run)), kept_patterns(run)
+    position, patterns = studied_position(run), kept_patterns(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     scores = by_layer_and_head(heads, "sink_score", position=position)
     length = patterns.shape[-1]

@@ -8,7 +8,6 @@ from typing import Any
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Content, PageTable, Shown, attempt, csv
-from sink_lens.report.story import chain
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval, listed, number, visible, words
 
@@ -69,12 +68,14 @@ class Beside:
     verdicts: tuple[Row, ...]
     summary: tuple[Row, ...]
     summary_missing: str
+    of: tuple[str, str]
+    """What the verdicts are of, one and many."""
     provenance: tuple[Row, ...]
     """Where they were made differently first."""
 
     @property
     def title(self) -> str:
-        """In how much they differ: the verdicts on links, or the numbers of the summary in runs without a chain."""
+        """In how much they differ: their verdicts, or the numbers of the summary in runs without verdicts."""
         runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
         rows = self.verdicts or self.summary
         apart = [row for row in rows if row.differs]
@@ -83,7 +84,7 @@ class Beside:
         if not self.verdicts:
             return f"{runs}: {len(apart) or 'none'} of {len(rows)} numbers differ"
         if not apart:
-            return f"{runs}: all {len(rows)} links of the chain are judged alike"
+            return f"{runs}: all {len(rows)} {self.of[1]} are judged alike"
         found = []
         for row in apart[:2]:
             verdicts = [cell.text.partition(":")[0] for cell in row.cells]
@@ -91,7 +92,7 @@ class Beside:
             found.append(f"“{row.name}” {', '.join(said if len(said) == 2 else verdicts)}")
         more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
         how = f"{'is' if len(apart) == 1 else 'are'} judged differently: {'; '.join(found + more)}"
-        return f"{runs}: {len(apart)} of {len(rows)} links of the chain {how}"
+        return f"{runs}: {len(apart)} of {len(rows)} {self.of[1]} {how}"
 
     @property
     def made(self) -> str:
@@ -132,8 +133,8 @@ def _set_to(text: str) -> str:
 
 def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
-    chained = [run for run, part in zip(runs, parts, strict=True) if part.chained]
-    links = {link.name: link.words for run in chained for link in chain(run)}
+    firsts = [part.first for part in parts if part.first]
+    judged = {one.key: one.name for first in firsts for one in first.judged}
     summaries, missing = [], ""
     for run in runs:
         found, why = attempt(run, lambda run=run: _summary(run))
@@ -144,7 +145,8 @@ def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     rows = [_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
     return Beside(
         names=_names(runs, parts),
-        verdicts=tuple(_verdicts(link, parts, name=name) for link, name in links.items()),
+        verdicts=tuple(_verdicts(key, parts, name=name) for key, name in judged.items()),
+        of=firsts[0].of if firsts else ("", ""),
         summary=tuple(_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
         summary_missing=missing,
         provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
@@ -211,17 +213,12 @@ def _row(name: str, texts: Sequence[str]) -> Row:
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
-def _verdicts(link: str, parts: Sequence[Content], *, name: str) -> Row:
-    """A link's verdict in each run, with what it rests on; runs differ where their verdicts do."""
+def _verdicts(key: str, parts: Sequence[Content], *, name: str) -> Row:
+    """A verdict in each run, with what it rests on; runs differ where their verdicts do."""
     cells = []
     for part in parts:
-        row = next((row for row in part.links if row.link == link and row.primary), None)
-        if row is None:
-            cells.append(("not measured", ""))
-            continue
-        moved = f"; intervention {row.intervention_share} {row.intervention_interval}" if row.intervention else ""
-        measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
-        cells.append((row.verdict, f"{measured}{moved}".rstrip()))
+        found = next((one for one in (part.first.judged if part.first else ()) if one.key == key), None)
+        cells.append(("not measured", "") if found is None else (found.verdict, found.why))
     first = cells[0][0]
     return Row(
         name=name,

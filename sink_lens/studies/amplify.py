@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..chain.config import Question
-from ..chain.summary import curve_text
+from ..chain.page.words import curve_text
 from ..data.tokens import TokenBatch
 from ..edits.amplification import Centre, CentringMeans, centring_means
 from ..edits.amplification import amplify as amplifying

@@ -53,7 +53,9 @@ class SweepResult:
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
         """The effects as a heat map over two swept axes, or as a line over one."""
         rows = self._of(metric)
-        return display.figure("effects", rows, value=value, title=str(rows["metric"].iloc[0]))
+        from .page import effect_figure
+
+        return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _of(self, metric: str | None) -> pd.DataFrame:
         """The rows of a metric; of the first one if None."""

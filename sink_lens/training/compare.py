@@ -68,7 +68,9 @@ class Comparison:
 
     def figure(self) -> "Figure":
         """Loss curves, differences and the sink's course, a variant a colour."""
-        return display.figure("comparison", self.tables, variants=tuple(self.variants.runs))
+        from .pages.training import comparison
+
+        return comparison(self.tables, variants=tuple(self.variants.runs))
 
 
 def compare(

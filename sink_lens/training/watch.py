@@ -366,10 +366,11 @@ def write_course(
         born: what ``births`` gives.
         writer: the run's own, where it is open here already.
     """
+    from .pages.training import course
+
     run = read_run(run_folder)
     whole = frame.loc[frame["error"].isna()]
-    figure = display.figure(
-        "course",
+    figure = course(
         whole,
         log=run.tables.get("log"),
         threshold=born.threshold,

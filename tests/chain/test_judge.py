@@ -22,7 +22,7 @@ from sink_lens.chain.judge import (
     verdict,
 )
 from sink_lens.chain.links import LINKS
-from sink_lens.findings import off_distribution, remarks, why_undecided
+from sink_lens.chain.page.words import off_distribution, remarks, why_undecided
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR
 from sink_lens.stats import Interval
 

@@ -14,6 +14,7 @@ from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.amplification import amplification_curve
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
+from sink_lens.chain.page.words import off_distribution
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
@@ -22,7 +23,6 @@ from sink_lens.data.tokens import from_text
 from sink_lens.edits.amplification import CentringMeans
 from sink_lens.edits.constructors import edit
 from sink_lens.engine.forward import run_with
-from sink_lens.findings import off_distribution
 from sink_lens.measures.attention import sink_mass
 from sink_lens.models.inputs import tokens_of
 from sink_lens.schema import DEFAULT_MODEL

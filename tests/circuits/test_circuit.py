@@ -15,6 +15,7 @@ from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
+from sink_lens.circuits.page import circuit_told
 from sink_lens.circuits.tasks import task_of
 from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
@@ -23,7 +24,6 @@ from sink_lens.models.header import read_header
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 from sink_lens.records.shards import progress_of
-from sink_lens.report.edges import circuit_told
 
 from .tiny_runs import circuit, reference_pairs
 

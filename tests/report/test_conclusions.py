@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sink_lens.records import create_run, read_run
 from sink_lens.report import contraction, fingerprint, patch, story, sweep, trace_tables
 from sink_lens.report.html import content
-from sink_lens.report.sweep import cell_name
+from sink_lens.sweeps.page import cell_name
 
 
 def a_run(folder, kind, *, config=None, provenance=None, **frames):

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from matplotlib.text import Annotation
 
+from sink_lens.chain.page.circuit import ChainCircuit
+from sink_lens.circuits.page import edge_figure
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import circuit_of, diagram, sketches
-from sink_lens.report.circuit import ChainCircuit
 from sink_lens.report.diagram import Arrow, Box, Diagram
-from sink_lens.report.edges import edge_figure
 from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.report.patch import patch_map
+from sink_lens.patching.page import patch_map
 from sink_lens.report.style import picture, svg
 
 

@@ -16,7 +16,7 @@ from sink_lens.report import html
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
-from sink_lens.report.studies import removed_shares
+from sink_lens.studies.pages.interventions import removed_shares
 
 from .circuits import traced
 

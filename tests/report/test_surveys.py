@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from sink_lens.identity.pages.contraction import CONTRACTION, relation
 from sink_lens.records import create_run, read_run
-from sink_lens.report.contraction import CONTRACTION, relation
 
 NONE = float("nan")
 

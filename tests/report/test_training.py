@@ -10,7 +10,7 @@ import pytest
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import content
 from sink_lens.report.style import ORANGE, file_of
-from sink_lens.report.training import comparison, course
+from sink_lens.training.pages.training import comparison, course
 
 from ..training.runs import log, watched
 
@@ -128,7 +128,7 @@ def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
 
 
 def test_comparing_and_drawing_load_no_torch():
-    code = "import sys, sink_lens.report.training, sink_lens.training.comparison; print('torch' in sys.modules)"
+    code = "import sys, sink_lens.training.pages.training, sink_lens.training.comparison; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -10,7 +10,7 @@ from sink_lens.edits.metrics import loss, sink_mass
 from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import file_of
-from sink_lens.report.sweep import effect_figure, swept_columns
+from sink_lens.sweeps.page import effect_figure, swept_columns
 from sink_lens.sweeps.results import SweepResult, by_cell, cell_name, failed_cells, tables
 
 NAN = float("nan")

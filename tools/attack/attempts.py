@@ -63,9 +63,9 @@ def warm(template: Path, folder: Path) -> None:
         "patch --quiet --out warm MODEL",
     ):
         held = attempt(lambda one=one: workspace.invoke(one.split()), folder)  # noqa: F841  # in a child, for its errors
+    import sink_lens.chain.page.trace
     import sink_lens.chain.trace
     import sink_lens.report.html
-    import sink_lens.report.trace
     import sink_lens.studies.quantise
     import sink_lens.sweeps.sweep
     import sink_lens.training.compare

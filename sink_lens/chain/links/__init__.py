@@ -1,21 +1,5 @@
-"""The chain: its links in order, one file each."""
+"""The chain: its links in order, one file each; what is said of them in ``words``, which needs no torch."""
 
-from .aggregation_variance import AGGREGATION_VARIANCE
-from .dimension_key import DIMENSION_KEY
-from .key_sink import KEY_SINK
-from .link import Link
-from .neurons_dimension import NEURONS_DIMENSION
-from .variance_neurons import VARIANCE_NEURONS
-from .variance_preserved import VARIANCE_PRESERVED
+from ...lazy import exported
 
-__all__ = ["LINKS"]
-
-LINKS: tuple[Link, ...] = (
-    AGGREGATION_VARIANCE,
-    VARIANCE_PRESERVED,
-    VARIANCE_NEURONS,
-    NEURONS_DIMENSION,
-    DIMENSION_KEY,
-    KEY_SINK,
-)
-"""The chain, in its order."""
+__getattr__, __dir__, __all__ = exported(__name__, __file__)

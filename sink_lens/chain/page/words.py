@@ -8,19 +8,16 @@ control does as much.
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from .schema import ALL_BUT, COSTLY, INTERVENTION_FLOOR, LEAST_SINK, RESCALED, SPAN, TELLING_LOSS
-from .text import listed, percent, plural
+from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_of
+from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, NORM_ALONE, TELLING_LOSS
+from sink_lens.text import listed, percent, plural
 
 MOST_WORDS = 25
 """Most words of a headline."""
-CANCELS = 0.5
-"""A bias of the keys is cancelled if the cosine with minus the bias is above this, and the sink's key shorter than this
-share of other keys."""
 _BOUND = {
     "positional": "for any first token",
     "positional, not BOS": "for any first token but BOS",
@@ -30,18 +27,22 @@ _BOUND = {
 }
 """What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
 
-Tables = Mapping[str, pd.DataFrame]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phrase:
-    """A part of a headline."""
-
-    key: str
-    """What it says: `no sink`, `sink`, `bound`, `by LINK`, `cancels bias`, `direction`, `no variance`, and so on."""
-    text: str
-    rows: tuple[str, ...]
-    """The rows that it stands on, as `table: condition`."""
+_VIEWS_DIFFER = 0.2
+"""The makers and the super neurons differ where they remove shares that differ by more than this."""
+_CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
+_BOUND_TO = {
+    "positional": "it comes at position 0 with BOS and with an ordinary token there, and BOS inside brings none",
+    "positional, not BOS": "an ordinary token at position 0 brings it; BOS brings none, there or inside",
+    "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
+    "position or token": "an ordinary token at position 0 brings it, and BOS wherever it stands",
+    "position and token": "it needs BOS at position 0",
+    "no sink": "neither position 0 nor BOS brings one on these sequences",
+    "undecided": "the sequences are too short to tell",
+}
+_WITHOUT_BOS = {
+    "positional": "an ordinary token at position 0 brings it; there is no BOS token to try",
+    "no sink": "position 0 brings none on these sequences; there is no BOS token to try",
+}
 
 
 def headline(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
@@ -93,148 +94,73 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
 
 
 def _name_carriers(tables: Tables) -> list[Phrase]:
-    """Find the parts that carry the sink: both link and ablation say so, above their largest controls."""
-    answers = _answers(tables)
+    """Name the parts that carry the sink: both link and ablation say so, above their largest controls."""
+    answers = answers_of(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
 
-    def yes(link: str, *questions: str) -> bool:
-        """True if every question on the link has the answer yes."""
-        return link in answers and all(answers[link][name] == "yes" for name in questions)
+    def named(*, last_resort: bool) -> list[tuple[str, str]]:
+        """Links whose questions all have the answer yes, and what each carries the sink as."""
+        return [
+            (link, words.carries_as(tables))
+            for link, words in WORDS.items()
+            if words.last_resort == last_resort and words.asks and words.carries_as(tables)
+            if all(answers.get(one, {}).get(name) == "yes" for one, asked in words.asks.items() for name in asked)
+        ]
 
-    both = ("necessary_or_sufficient", "carries")
-    parts = [
-        ("aggregation_variance", "averaging", yes("aggregation_variance", "present", *both)),
-        ("variance_preserved", "what attention writes", yes("variance_preserved", "present", *both)),
-        ("variance_neurons", "super neurons", yes("variance_neurons", "present", *both)),
-        ("dimension_key", _dimensions(tables), yes("neurons_dimension", "carries") and yes("dimension_key", *both)),
-    ]
-    names = [(link, name) for link, name, shown in parts if shown and name]
-    whole = len(names) == len(parts)
-    if not names and yes("key_sink", *both):
-        names = [("key_sink", "its key")]
+    names = named(last_resort=False)
+    whole = len(names) == sum(bool(words.asks) and not words.last_resort for words in WORDS.values())
+    names = names or named(last_resort=True)
     found = []
     if names:
         keys = " + ".join(f"by {link}" for link, _ in names)
         rows = tuple(f"links: {link}, present, necessary_or_sufficient and carries" for link, _ in names)
-        what = listed(name for _, name in names)
-        if whole:
-            what = f"the whole chain, averaging to {names[-1][1]}"
+        what = f"the whole chain, {names[0][1]} to {names[-1][1]}" if whole else listed(name for _, name in names)
         found.append(Phrase(key=keys, text=f"carried by {what}", rows=rows))
     else:
         found.append(Phrase(key="nothing shown", text="nothing was shown to carry it", rows=("links: carries",)))
-    if any(link == "dimension_key" for link, _ in names):
-        if cancels_bias(tables):
-            rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
-            found.append(Phrase(key="cancels bias", text="which cancels the keys' bias", rows=rows))
-    elif is_direction(tables) and "no" in _answers_on_sink(answers, "dimension_key") and _dimensions(tables):
-        # where no dimension stands out, or where it is undecided, none was shown not to carry the sink
-        rows = (
-            f"effects: {SPAN}, its controls, and {RESCALED}",
-            "dimensions: is_outlier; links: dimension_key, necessary_or_sufficient or carries is no",
-        )
-        found.append(Phrase(key="direction", text="along a direction, no single dimension", rows=rows))
+    for link, words in WORDS.items():
+        more = None
+        if link in dict(names):
+            more = words.named_with(tables)
+        elif "no" in (answers.get(link, {}).get(name) for name in BOTH):  # undecided is not shown not to carry it
+            more = words.named_without(tables)
+        found += [] if more is None else [more]
     return found
 
 
 def _no_part(tables: Tables) -> list[Phrase]:
-    """Say that averaging plays no part, if both answers are no."""
-    answers = _answers(tables).get("aggregation_variance", {})
-    if answers.get("necessary_or_sufficient") == answers.get("carries") == "no":
-        rows = ("links: aggregation_variance, necessary_or_sufficient and carries",)
-        return [Phrase(key="no variance", text="averaging plays no part", rows=rows)]
-    return []
-
-
-def _answers_on_sink(answers: Mapping[str, Mapping[str, str]], link: str) -> tuple[str, ...]:
-    """Return what the two questions that speak of the sink answer about a link."""
-    return tuple(answers[link][name] for name in ("necessary_or_sufficient", "carries")) if link in answers else ()
-
-
-def _dimensions(tables: Tables) -> str:
-    """The outlier dimensions that the keys read in the layers where the sink is; by number if there is one."""
-    table, effects = tables.get("dimensions"), tables.get("effects")
-    if table is None or effects is None:
-        return ""
-    read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
-    layers = [layer - 1 for layer in _layers(str(read.iloc[0]))] if len(read) else []
-    position = effects["position"].loc[read.index[0]] if len(read) and "position" in effects.columns else None
-    here = table["is_outlier"].eq(True) & table["layer"].isin(layers) & table["sink_position"].eq(position)
-    names = sorted({int(one) for one in table.loc[here, "dimension"]})
-    if not names:
-        return ""
-    return f"dimension {names[0]}" if len(names) == 1 else f"{len(names)} outlier dimensions"
-
-
-def _layers(text: str) -> list[int]:
-    """``1-2,11`` as numbers."""
-    ends = [part.split("-") for part in text.split(",") if part]
-    return [layer for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
-
-
-def cancels_bias(tables: Tables) -> bool:
-    """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
-    rows = _statistics(tables, "dimension_key")
-    if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
-        return False
-    return rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
-
-
-def is_direction(tables: Tables) -> bool:
-    """Check that the span of what the makers write carries the sink beyond random spans and beyond its norm alone."""
-    rows = _effects(tables)
-    if not {SPAN, RESCALED} <= set(rows):
-        return False
-    span, norm = rows[SPAN], rows[RESCALED]
-    least = float(span["ci_low"])
-    return least > INTERVENTION_FLOOR and least > float(span["control_largest"]) and least > float(norm["ci_high"])
+    """Say which links play no part, if both answers are no."""
+    answers = answers_of(tables)
+    return [
+        words.no_part
+        for link, words in WORDS.items()
+        if words.no_part is not None and all(answers.get(link, {}).get(name) == "no" for name in BOTH)
+    ]
 
 
 def remarks(tables: Tables, link: str) -> list[str]:
     """Sentences on what keeps a link undecided, where statistic and intervention disagree, and on its controls."""
-    answers, effects = _answers(tables).get(link), tables.get("effects")
+    answers, effects = answers_of(tables).get(link), tables.get("effects")
     if not answers or effects is None or not len(effects):
         return []
     why = why_undecided(tables, link)
     said = [f"undecided: {why}"] if why else []
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
-    moved = percent(own[0]["share"]) if own else ""
-    not_so, broken = "the sink does not hang on it", f"breaking it removes {moved}"
-    if link == "aggregation_variance":
-        not_so, broken = "it makes no sink", f"isolating another position makes {moved} of one"
-    if own and own[0]["ci_low"] > INTERVENTION_FLOOR and own[0]["control_largest"] >= own[0]["ci_low"]:
-        said.append(f"a control moves as much ({percent(own[0]['control_largest'])}), so that this shows nothing")
+    words, row = WORDS.get(link, PLAIN), own[0] if own else {}
+    moved = percent(row["share"]) if own else ""
+    if own and row["ci_low"] > INTERVENTION_FLOOR and row["control_largest"] >= row["ci_low"]:
+        said.append(f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing")
     elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
-        said.append(f"it stands out, but {not_so}: {broken}")
+        said.append(f"it stands out, but {words.does_not}: {words.broken.format(moved)}")
     elif answers["present"] == "no" and answers["necessary_or_sufficient"] == "yes":
-        said.append(f"it does not stand out by this statistic, yet {broken}")
-    rows = _effects(tables)
-    if link == "dimension_key" and own and ALL_BUT in rows:
-        rest = rows[ALL_BUT]
-        if rest["ci_low"] > own[0]["ci_high"]:
-            said.append(
-                f"the dimensions' part of the key makes {moved} of the sink, everything else in it "
-                f"{percent(rest['share'])}"
-            )
-    if link == "dimension_key" and cancels_bias(tables):
-        of = _statistics(tables, link)
-        said.append(
-            f"the dimensions cancel the keys' bias (cosine {of['bias_cancelled']['value']:.2f}): the sink's key is the "
-            f"short one ({of['key_norm_ratio']['value']:.2f} of the others' norm)"
-        )
-    if link == "neurons_dimension" and SPAN in rows:
-        span = rows[SPAN]
-        if span["ci_low"] > INTERVENTION_FLOOR and not span["ci_low"] > span["control_largest"]:
-            said.append(
-                f"random spans remove up to {percent(span['control_largest'])}, as the makers' span does: beside so "
-                "large a dimension any change of direction disturbs the key"
-            )
-    return said
+        said.append(f"it does not stand out by this statistic, yet {words.broken.format(moved)}")
+    return [*said, *words.remarks(tables, {str(name): value for name, value in row.items()})]
 
 
 def why_undecided(tables: Tables, link: str) -> str:
     """Say what keeps an undecided link from a verdict; empty where it has one, or no interventions were made."""
-    answers, effects = _answers(tables).get(link), tables.get("effects")
+    answers, effects = answers_of(tables).get(link), tables.get("effects")
     if not answers or effects is None or not len(effects):
         return ""
     of = tables["links"].loc[tables["links"]["link"].eq(link)]
@@ -249,7 +175,8 @@ def why_undecided(tables: Tables, link: str) -> str:
         return "what it leads to carries less than half of the sink: another path exists"
     if not own:
         return "nothing was there to intervene on"
-    row, breaking = own[0], "isolating a position" if link == "aggregation_variance" else "breaking it"
+    row, words = own[0], WORDS.get(link, PLAIN)
+    breaking, does = words.breaking, words.does
     if math.isnan(row["ci_low"]):
         return "one sequence gives no interval"
     if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
@@ -258,7 +185,6 @@ def why_undecided(tables: Tables, link: str) -> str:
         cost = row["loss_nats"] - row["baseline_loss_nats"]
         beyond = f"at least {row['beyond_masking_nats']:.1f} more than masking the sink"
         return f"{breaking} costs {cost:.1f} nats, {beyond}: it may break more than the sink"
-    does = "makes" if link == "aggregation_variance" else "removes"
     if "not calibrated" in set(of.get("floors", ())):
         return f"what {breaking} {does} may lie below the floor that was asked for, or below a control"
     bars = {
@@ -311,28 +237,47 @@ def _summary(tables: Tables) -> dict[str, Any]:
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
 
-def _answers(tables: Tables) -> dict[str, dict[str, str]]:
-    """Link -> its three answers; empty in runs that have none."""
-    table, names = tables.get("links"), ("present", "necessary_or_sufficient", "carries")
-    if table is None or not set(names) <= set(table.columns):
-        return {}
-    rows = table.drop_duplicates("link").to_dict("records")
-    return {str(row["link"]): {name: str(row[name]) for name in names} for row in rows}
+def bound_to(kind: str, *, bos: bool) -> str:
+    """Say what the sink is bound to, of a kind of placement; ``bos``: whether a BOS token was tried."""
+    return _BOUND_TO[kind] if bos else _WITHOUT_BOS.get(kind, _BOUND_TO[kind])
 
 
-def _statistics(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
-    """A link's statistics by name."""
-    table = tables.get("links")
-    if table is None:
-        return {}
-    rows = table.loc[table["link"].eq(link)].drop_duplicates("statistic").to_dict("records")
-    return {str(row["statistic"]): {str(name): value for name, value in row.items()} for row in rows}
+def first_parts(parts: str, most: int = 8) -> str:
+    """Return the first of the parts that a text lists, and how many more there are."""
+    names = parts.split(", ")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _effects(tables: Tables) -> dict[str, dict[str, Any]]:
-    """The interventions by name."""
-    table = tables.get("effects")
-    if table is None or not len(table):
-        return {}
-    rows = table.drop_duplicates("edit").to_dict("records")
-    return {str(row["edit"]): {str(name): value for name, value in row.items()} for row in rows}
+def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Check whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
+    sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
+    if "all makers" not in sets.index:
+        return "no set of parts that write to this position removes half of it: what makes it was not found"
+    made = set(sets.loc["all makers", "parts"].split(", "))
+    supers = set(sets.loc["super neurons", "parts"].split(", ")) if "super neurons" in sets.index else set()
+    own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
+    if not supers:
+        return f"there are no super neurons by contribution; the makers remove {own:.0%} of the {target}"
+    theirs = float(sets.loc["super neurons", "removed"])
+    both = len(made & supers)
+    text = f"{both} of {len(made)} makers are among the {len(supers)} super neurons by contribution; the makers remove"
+    text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
+    if abs(own - theirs) > _VIEWS_DIFFER:
+        text += ": the two methods disagree; believe the ablation"
+    return text
+
+
+def curve_text(curve: pd.DataFrame) -> str:
+    """Sentences on amplification: the largest rise of attention by centre, and whether the norm alone does it too."""
+    tops: dict[str, float] = {}
+    said: dict[str, str] = {}
+    for row in curve.to_dict("records"):
+        centre = str(row["centre"])
+        if centre not in tops or row["times"] > tops[centre]:
+            tops[centre] = float(row["times"])
+            said[centre] = f"{row['change']:+.3f} ({row['change_low']:+.3f} to {row['change_high']:+.3f})"
+    listed = ", ".join(f"{_CENTRES[centre]} {change}" for centre, change in said.items())
+    text = f"Attention that amplification adds, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
+    if tops.get("none", 0.0) >= NORM_ALONE:
+        text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
+    return text

@@ -17,22 +17,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run, read_run
+from sink_lens.chain.page.story import NamedLink, chain, find_story, studied
+from sink_lens.errors import InputError
+from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
-from sink_lens.report.edges import Drawable, EdgeCircuit, edge_circuit
+from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
-from sink_lens.report.page import MAKES, about
-from sink_lens.report.patch import PatchCircuit, patch_circuit, patch_circuit_of_result
-from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
+from sink_lens.report.page import largest_first
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import head_name, json_value, neuron_name, token, visible
 
@@ -148,33 +146,6 @@ class ChainCircuit(Drawable):
             InputError: another style, or more than fits into the width.
         """
         return diagram.draw(sketches.of_chain(self), style=style, width=width)
-
-
-def circuit_of(source: Run | str | Path | Any) -> "ChainCircuit | EdgeCircuit | PatchCircuit":
-    """The circuit of a run: of a trace, of ``sink-lens circuit``, or of patches.
-
-    Args:
-        source: a run, its folder, or a result of ``patch`` in memory.
-
-    Raises:
-        InputError: the source is something else.
-        RunError: the run is of another kind, or lacks what a circuit needs.
-    """
-    if hasattr(source, "frame") and hasattr(source, "by"):
-        return patch_circuit_of_result(source)
-    if not isinstance(source, Run | str | Path):
-        raise InputError(f"the source is of type {type(source).__name__}; need a run, its folder, or a result of patch")
-    run = source if isinstance(source, Run) else read_run(source)
-    if run.kind == "circuit":
-        return edge_circuit(run)
-    if run.kind == "patch":
-        return patch_circuit(run)
-    if run.kind != "trace" and "links" not in run.tables:
-        raise RunError(
-            f"{about(run)}, which has no circuit; need a run of trace, circuit or patch. {MAKES['circuit']}, or with "
-            "sink-lens trace"
-        )
-    return chain_circuit(run)
 
 
 def chain_circuit(run: Run) -> ChainCircuit:

@@ -13,7 +13,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
-from sink_lens.report.edges import Drawable
+from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
 from sink_lens.text import capital, listed, number, percent, site_words, token, visible, words
@@ -322,6 +322,7 @@ def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
 
 
 PATCH = Page(
+    circuit=patch_circuit,
     title=_title,
     headline=_headline,
     figures=(

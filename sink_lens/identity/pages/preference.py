@@ -5,10 +5,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import GRID, INK, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.report.survey import (
+from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     SUMMARY,
     VARIANTS_LISTED,
@@ -26,6 +23,9 @@ from sink_lens.report.survey import (
     variants_of,
     with_short_names,
 )
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import GRID, INK, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, token
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens import findings
+from sink_lens.chain.page import words as findings
 from sink_lens.errors import RunError
 from sink_lens.records import Run
+from sink_lens.report.patterns import NO_POSITION, sink_rates
 from sink_lens.schema import QUESTIONS, VERDICTS
 from sink_lens.text import (
     capital,
@@ -316,23 +317,12 @@ def find_story(run: Run) -> Story:
 
 def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
     """The position with the highest sink rate, the other sink positions, and the rate."""
-    heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
-    rates = {}
-    if heads is not None:
-        for place in sorted({int(place) for place in heads["sink_position"].to_numpy(float)}):
-            of_heads = heads.loc[heads["sink_position"] == place, "sink_rate"].to_numpy(float)
-            if np.isfinite(of_heads).any():
-                rates[place] = float(np.nanmean(of_heads))
+    rates = sink_rates(run)
     if not rates:
         return None, (), None
     position = max(rates, key=lambda place: rates[place])
     others = tuple(place for place in rates if place != position and rates[place] >= minimum)
     return position, others, rates[position]
-
-
-def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The rows by the magnitude of a column, equal ones in their order, undefined ones last."""
-    return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
@@ -513,5 +503,5 @@ def studied(story: Story) -> int:
         RunError: The run does not say which.
     """
     if story.position is None:
-        raise RunError("the sink position is not known without the table 'heads'. Run again to see it.")
+        raise RunError(NO_POSITION)
     return story.position

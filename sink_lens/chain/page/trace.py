@@ -6,24 +6,24 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.report import circuit, figures
-from sink_lens.report.diagram import Style
-from sink_lens.report.page import Drawn, Page, whole
-from sink_lens.report.patterns import drawn_tokens, ends_of_ranking, kept_patterns
-from sink_lens.report.story import (
+from sink_lens.chain.page import circuit, figures
+from sink_lens.chain.page.first_screen import first_screen
+from sink_lens.chain.page.story import (
     Story,
     consequences,
     find_story,
     headline,
-    largest_first,
     real,
     setting,
     studied,
     title,
 )
-from sink_lens.report.trace_tables import TABLES, causal_table, has_interventions
+from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.diagram import Style
+from sink_lens.report.page import Drawn, Page, largest_first, whole
+from sink_lens.report.patterns import drawn_tokens, ends_of_ranking, kept_patterns
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval, listed, neuron_name, number, plural
 
@@ -434,5 +434,7 @@ TRACE = Page(
     headline=lambda run: [*headline(find_story(run)), *consequences(run)],
     figures=(*_FIGURES, *_CAUSAL_FIGURES),
     tables=TABLES,
-    chained=True,
+    first_screen=first_screen,
+    circuit=circuit.chain_circuit,
+    explore=lambda run: circuit.chain_circuit(run).graph,
 )

@@ -4,20 +4,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.errors import InputError
-from sink_lens.records import Run, check_not_of_run
+from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
+from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import CURVE, MOST_EDGES, Explorer, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, listed_table, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, PAPER, canvas, file_of, finished, save_figure
+from sink_lens.report.style import FONT, INK, PAPER, canvas, finished
 from sink_lens.text import capital, edge_name, listed, number, part_name, percent, plural, token, visible, words
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
@@ -35,40 +34,6 @@ _CARRIED = {
 }
 """Ablation -> what an edge outside of the circuit carries."""
 _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
-
-
-class Drawable:
-    """A circuit that is drawn, can be JSON and, if it has ``explore``, a page to explore."""
-
-    __slots__ = ()
-
-    def save(self, path: str | Path, *, style: Style | None = None, width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
-
-        Args:
-            path: the file; folders are made.
-            style: see ``draw``; None for its default.
-            width: see ``draw``.
-
-        Raises:
-            InputError: another ending, a file that belongs to a run, or as for ``draw``.
-        """
-        path, own = Path(path), cast("Any", self)
-        if path.suffix.lower() in (".html", ".htm") and hasattr(self, "explore"):
-            return own.explore().save(path)
-        if path.suffix.lower() == ".json":
-            check_not_of_run(path, replaceable=(".json",))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(own.to_json(), encoding="utf-8")
-            return path
-        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            endings = f"{'.html, ' if hasattr(self, 'explore') else ''}.json, .png, .svg or .pdf"
-            raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
-        return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
-
-    def _repr_png_(self) -> bytes:
-        """The picture in a notebook."""
-        return file_of(cast("Any", self).draw(), "png")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -618,6 +583,8 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
 
 
 CIRCUIT = Page(
+    circuit=edge_circuit,
+    explore=lambda run: edge_circuit(run).graph,
     title=_title,
     headline=_headline,
     figures=(

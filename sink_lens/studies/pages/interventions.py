@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sink_lens.chain.page import figures
 from sink_lens.records import Run
-from sink_lens.report import figures
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,

@@ -6,20 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.report.page import Listed, PageTable, intervals, listed_table, more, shown_table
-from sink_lens.report.story import (
+from sink_lens.chain.page.story import (
     chain,
     edit_name,
     find_story,
-    largest_first,
     link_rows,
     outliers,
     real,
     setting,
     studied,
 )
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import capital, named_parts, number, percent, words
 

@@ -7,10 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import COLOURS, INK, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.report.survey import (
+from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     MOST_SAID,
     SUMMARY,
@@ -33,6 +30,9 @@ from sink_lens.report.survey import (
     variants_of,
     with_short_names,
 )
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import COLOURS, INK, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, plural, visible
 
 

@@ -1,0 +1,204 @@
+"""What a reader is told of each link beyond its sentence: what it carries the sink as, and what is peculiar to it.
+
+It needs no torch, so that pages say it. A link without a row here is told of in the words of the others.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from ...schema import ALL_BUT, INTERVENTION_FLOOR, RESCALED, SPAN
+from ...text import percent
+
+CANCELS = 0.5
+"""A bias of the keys is cancelled if the cosine with minus the bias is above this, and the sink's key shorter than this
+share of other keys."""
+
+Tables = Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phrase:
+    """A part of a headline."""
+
+    key: str
+    """What it says: `no sink`, `sink`, `bound`, `by LINK`, `cancels bias`, `direction`, `no variance`, and so on."""
+    text: str
+    rows: tuple[str, ...]
+    """The rows that it stands on, as `table: condition`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkWords:
+    """How a link is spoken of."""
+
+    carries_as: Callable[[Tables], str] = lambda _: ""
+    """What the headline says carries the sink if the link does; empty if nothing was found to name."""
+    asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Link -> the questions whose answer must be yes before the headline says so."""
+    last_resort: bool = False
+    """True if it is named only where no other link is."""
+    named_with: Callable[[Tables], Phrase | None] = lambda _: None
+    """What the headline adds if it names the link."""
+    named_without: Callable[[Tables], Phrase | None] = lambda _: None
+    """What the headline adds if it does not, and the link was shown not to carry the sink."""
+    no_part: Phrase | None = None
+    """What the headline says if breaking the link and ablating what it leads to both do nothing."""
+    breaking: str = "breaking it"
+    """The intervention as the subject of a sentence."""
+    does: str = "removes"
+    """What the intervention does to a sink."""
+    does_not: str = "the sink does not hang on it"
+    broken: str = "breaking it removes {}"
+    """What the intervention did, around the share of the sink."""
+    remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
+    """Sentences on the link alone, from the tables and the row of its own intervention."""
+
+
+def answers_of(tables: Tables) -> dict[str, dict[str, str]]:
+    """Link -> its three answers; empty in runs that have none."""
+    table, names = tables.get("links"), ("present", "necessary_or_sufficient", "carries")
+    if table is None or not set(names) <= set(table.columns):
+        return {}
+    rows = table.drop_duplicates("link").to_dict("records")
+    return {str(row["link"]): {name: str(row[name]) for name in names} for row in rows}
+
+
+def statistics_of(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
+    """A link's statistics by name."""
+    table = tables.get("links")
+    if table is None:
+        return {}
+    rows = table.loc[table["link"].eq(link)].drop_duplicates("statistic").to_dict("records")
+    return {str(row["statistic"]): {str(name): value for name, value in row.items()} for row in rows}
+
+
+def interventions_of(tables: Tables) -> dict[str, dict[str, Any]]:
+    """The interventions by name."""
+    table = tables.get("effects")
+    if table is None or not len(table):
+        return {}
+    rows = table.drop_duplicates("edit").to_dict("records")
+    return {str(row["edit"]): {str(name): value for name, value in row.items()} for row in rows}
+
+
+def _dimensions(tables: Tables) -> str:
+    """The outlier dimensions that the keys read in the layers where the sink is; by number if there is one."""
+    table, effects = tables.get("dimensions"), tables.get("effects")
+    if table is None or effects is None:
+        return ""
+    read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
+    layers = [layer - 1 for layer in _layers(str(read.iloc[0]))] if len(read) else []
+    position = effects["position"].loc[read.index[0]] if len(read) and "position" in effects.columns else None
+    here = table["is_outlier"].eq(True) & table["layer"].isin(layers) & table["sink_position"].eq(position)
+    names = sorted({int(one) for one in table.loc[here, "dimension"]})
+    if not names:
+        return ""
+    return f"dimension {names[0]}" if len(names) == 1 else f"{len(names)} outlier dimensions"
+
+
+def _layers(text: str) -> list[int]:
+    """``1-2,11`` as numbers."""
+    ends = [part.split("-") for part in text.split(",") if part]
+    return [layer for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
+
+
+def cancels_bias(tables: Tables) -> bool:
+    """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
+    rows = statistics_of(tables, "dimension_key")
+    if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
+        return False
+    return rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
+
+
+def is_direction(tables: Tables) -> bool:
+    """Check that the span of what the makers write carries the sink beyond random spans and beyond its norm alone."""
+    rows = interventions_of(tables)
+    if not {SPAN, RESCALED} <= set(rows):
+        return False
+    span, norm = rows[SPAN], rows[RESCALED]
+    least = float(span["ci_low"])
+    return least > INTERVENTION_FLOOR and least > float(span["control_largest"]) and least > float(norm["ci_high"])
+
+
+def _cancelled(tables: Tables) -> Phrase | None:
+    """Say that the outlier dimensions cancel the keys' bias."""
+    if not cancels_bias(tables):
+        return None
+    rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
+    return Phrase(key="cancels bias", text="which cancels the keys' bias", rows=rows)
+
+
+def _along(tables: Tables) -> Phrase | None:
+    """Say that a direction carries the sink, if dimensions stand out and were shown not to."""
+    if not is_direction(tables) or not _dimensions(tables):
+        return None
+    rows = (
+        f"effects: {SPAN}, its controls, and {RESCALED}",
+        "dimensions: is_outlier; links: dimension_key, necessary_or_sufficient or carries is no",
+    )
+    return Phrase(key="direction", text="along a direction, no single dimension", rows=rows)
+
+
+def _of_the_key(tables: Tables, own: Mapping[str, Any]) -> list[str]:
+    """What else the key is made of, and whether the dimensions cancel the keys' bias."""
+    said, effects = [], interventions_of(tables)
+    if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
+        said.append(
+            f"the dimensions' part of the key makes {percent(own['share'])} of the sink, everything else in it "
+            f"{percent(effects[ALL_BUT]['share'])}"
+        )
+    if cancels_bias(tables):
+        of = statistics_of(tables, "dimension_key")
+        said.append(
+            f"the dimensions cancel the keys' bias (cosine {of['bias_cancelled']['value']:.2f}): the sink's key is the "
+            f"short one ({of['key_norm_ratio']['value']:.2f} of the others' norm)"
+        )
+    return said
+
+
+def _of_the_span(tables: Tables, _: Mapping[str, Any]) -> list[str]:
+    """Say that random spans do as much as what the makers write."""
+    span = interventions_of(tables).get(SPAN)
+    if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
+        return []
+    return [
+        f"random spans remove up to {percent(span['control_largest'])}, as the makers' span does: beside so "
+        "large a dimension any change of direction disturbs the key"
+    ]
+
+
+BOTH = ("necessary_or_sufficient", "carries")
+WORDS: Mapping[str, LinkWords] = {
+    "aggregation_variance": LinkWords(
+        carries_as=lambda _: "averaging",
+        asks={"aggregation_variance": ("present", *BOTH)},
+        no_part=Phrase(
+            key="no variance",
+            text="averaging plays no part",
+            rows=("links: aggregation_variance, necessary_or_sufficient and carries",),
+        ),
+        breaking="isolating a position",
+        does="makes",
+        does_not="it makes no sink",
+        broken="isolating another position makes {} of one",
+    ),
+    "variance_preserved": LinkWords(
+        carries_as=lambda _: "what attention writes", asks={"variance_preserved": ("present", *BOTH)}
+    ),
+    "variance_neurons": LinkWords(carries_as=lambda _: "super neurons", asks={"variance_neurons": ("present", *BOTH)}),
+    "neurons_dimension": LinkWords(remarks=_of_the_span),
+    "dimension_key": LinkWords(
+        carries_as=_dimensions,
+        asks={"neurons_dimension": ("carries",), "dimension_key": BOTH},
+        named_with=_cancelled,
+        named_without=_along,
+        remarks=_of_the_key,
+    ),
+    "key_sink": LinkWords(carries_as=lambda _: "its key", asks={"key_sink": BOTH}, last_resort=True),
+}
+"""Link -> its words, in the order of the chain."""
+PLAIN = LinkWords()
+"""The words of a link that has none of its own."""

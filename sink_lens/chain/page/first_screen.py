@@ -1,0 +1,71 @@
+"""The first screen of a trace: its few numbers, the figures that lead, and the verdict on every link of the chain."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sink_lens.chain.page.story import LinkRow, chain, chain_steps, first_numbers, link_rows, traced
+from sink_lens.records import Run
+from sink_lens.report.explorer import templates
+from sink_lens.report.page import FirstScreen, Judged, attempt
+from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
+from sink_lens.text import words
+
+
+def first_screen(run: Run) -> FirstScreen:
+    """What stands above the figures of a trace's page, as far as its tables say."""
+    found, missing = attempt(run, lambda: link_rows(run))
+    links: list[LinkRow] = found or []
+    return FirstScreen(
+        numbers=attempt(run, lambda: first_numbers(run))[0] or [],
+        leads=("scores", "circuit"),
+        name="The chain",
+        heading="The chain, link by link",
+        body="" if missing else _body(run, links),
+        missing=missing,
+        judged=_judged(run, links),
+        of=("link", "links of the chain"),
+        notes=_notes(run),
+    )
+
+
+def _body(run: Run, links: Sequence[LinkRow]) -> str:
+    """The verdicts as HTML: the chain, a table of its links, and how each is judged."""
+    verdicts = {row.link: row.verdict for row in links}
+    template = templates(Path(__file__).parent).get_template("verdicts.html")
+    return template.render(
+        links=links,
+        chain=chain_steps(chain(run), verdicts),
+        traced=traced(verdicts),
+        signs=VERDICTS,
+        questions={words(name): text for name, text in QUESTIONS.items()},
+        error_rates=ERROR_RATES,
+    )
+
+
+def _judged(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
+    """The verdict on each link of the run's chain, with its statistic and what its intervention did."""
+    rows = {row.link: row for row in reversed(links) if row.primary}
+    judged = []
+    for link in chain(run):
+        row = rows.get(link.name)
+        verdict, why = "not measured", ""
+        if row is not None:
+            moved = f"; intervention {row.intervention_share} {row.intervention_interval}" if row.intervention else ""
+            measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
+            verdict, why = row.verdict, f"{measured}{moved}".rstrip()
+        judged.append(Judged(key=link.name, name=link.words, verdict=verdict, why=why))
+    return tuple(judged)
+
+
+def _notes(run: Run) -> tuple[str, ...]:
+    """What a reader of the verdicts must know: rounding, and floors other than those whose error rates are known."""
+    notes = []
+    summary = run.optional("summary", columns=["quantity", "note"])
+    if summary is not None:
+        notes += summary.loc[summary["quantity"] == "rounding", "note"].tolist()
+    links = run.optional("links", columns=["floors"])
+    if links is not None and "not calibrated" in set(links["floors"]):
+        notes.append(
+            "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
+        )
+    return tuple(notes)

@@ -1,0 +1,43 @@
+"""What every circuit that a page draws can do: become a file, and show itself in a notebook."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from sink_lens.errors import InputError
+from sink_lens.records import check_not_of_run
+from sink_lens.report.diagram import Style
+from sink_lens.report.style import file_of, save_figure
+
+
+class Drawable:
+    """A circuit that is drawn, can be JSON and, if it has ``explore``, a page to explore."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path, *, style: Style | None = None, width: float | None = None) -> Path:
+        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
+
+        Args:
+            path: the file; folders are made.
+            style: see ``draw``; None for its default.
+            width: see ``draw``.
+
+        Raises:
+            InputError: another ending, a file that belongs to a run, or as for ``draw``.
+        """
+        path, own = Path(path), cast("Any", self)
+        if path.suffix.lower() in (".html", ".htm") and hasattr(self, "explore"):
+            return own.explore().save(path)
+        if path.suffix.lower() == ".json":
+            check_not_of_run(path, replaceable=(".json",))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(own.to_json(), encoding="utf-8")
+            return path
+        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+            endings = f"{'.html, ' if hasattr(self, 'explore') else ''}.json, .png, .svg or .pdf"
+            raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
+        return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
+
+    def _repr_png_(self) -> bytes:
+        """The picture in a notebook."""
+        return file_of(cast("Any", self).draw(), "png")

@@ -1,0 +1,91 @@
+"""The page of each kind of run, found by the kind's name, and what the frame asks of it."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import Run, read_run
+from sink_lens.report.drawable import Drawable
+from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, about, attempt, shown_table
+from sink_lens.text import plural, visible
+
+PAGES = {
+    "trace": "chain.page.trace:TRACE",
+    "isolate": "studies.pages.interventions:ISOLATE",
+    "amplify": "studies.pages.interventions:AMPLIFY",
+    "ablate": "studies.pages.interventions:ABLATE",
+    "quantise": "studies.pages.quantise:QUANTISE",
+    "card": "studies.pages.card:CARD",
+    "diff": "studies.pages.diff:DIFF",
+    "tokens": "studies.pages.tokens:TOKENS",
+    "patch": "patching.page:PATCH",
+    "circuit": "circuits.page:CIRCUIT",
+    "sweep": "sweeps.page:SWEEP",
+    "train": "training.pages.training:TRAIN",
+    "compare": "training.pages.training:COMPARE",
+    "watch": "training.pages.training:WATCH",
+    "monitor": "training.pages.monitor:MONITOR",
+    "preference": "identity.pages.preference:PREFERENCE",
+    "contraction": "identity.pages.contraction:CONTRACTION",
+    "fingerprint": "identity.pages.fingerprint:FINGERPRINT",
+}
+"""Run kind -> module of ``sink_lens`` and name of its ``Page`` there, imported when it is asked for."""
+
+
+def page_for(kind: str) -> Page | None:
+    """The page of a kind of run; None where the kind has none."""
+    if kind not in PAGES:
+        return None
+    module, _, name = PAGES[kind].partition(":")
+    return getattr(importlib.import_module(f"sink_lens.{module}"), name)
+
+
+def page_of(run: Run) -> Page:
+    """The page of the run's kind; all its tables, as they are, where the kind has none."""
+    if found := page_for(run.kind):
+        return found
+    listed = tuple(Listed(key=f"{name}-table", title=name, make=_plain(name)) for name in run.tables)
+    return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
+
+
+def belongs(run: Run, of: Drawn | Listed) -> bool:
+    """Check whether a part stands on the run's page; where a damaged table hides that, it does, and says so there."""
+    return attempt(run, lambda: of.when(run))[0] is not False
+
+
+def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
+    """Return what makes a page's table of all columns of a run's table."""
+
+    def make(run: Run) -> tuple[str, PageTable]:
+        """The table with all its columns."""
+        frame = run.tables[name]
+        return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
+
+    return make
+
+
+def circuit_of(source: Run | str | Path | Any) -> Drawable:
+    """The circuit of a run: of a trace, of ``sink-lens circuit``, or of patches.
+
+    Args:
+        source: a run, its folder, or a result of ``patch`` in memory.
+
+    Raises:
+        InputError: the source is something else.
+        RunError: the run is of another kind, or lacks what a circuit needs.
+    """
+    in_memory: Any = getattr(source, "circuit", None)
+    if callable(in_memory):
+        return cast("Drawable", in_memory())
+    if not isinstance(source, Run | str | Path):
+        raise InputError(f"the source is of type {type(source).__name__}; need a run, its folder, or a result of patch")
+    run = source if isinstance(source, Run) else read_run(source)
+    circuit = page_of(run).circuit
+    if circuit is None:
+        raise RunError(
+            f"{about(run)}, which has no circuit; need a run of trace, circuit or patch. {MAKES['circuit']}, or with "
+            "sink-lens trace"
+        )
+    return circuit(run)
