@@ -934,7 +934,8 @@ def undrawn(monkeypatch):
     """No figure is drawn."""
     from sink_lens.records import display
 
-    monkeypatch.setattr(display, "figure", lambda name, *data, **options: None)
+    for name in ("course", "comparison"):
+        monkeypatch.setattr(f"sink_lens.training.pages.training.{name}", lambda *data, **options: None)
     monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
     monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
 

@@ -17,12 +17,14 @@ from jaxtyping import TypeCheckError
 
 import sink_lens
 from sink_lens.axes import AXES
+from sink_lens.chain import links as chain
 from sink_lens.cli import app
 from sink_lens.lazy import names_of
 from sink_lens.measures.attention import sink_mass
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
+LINKS = {link.name for link in chain.LINKS}
 WRITES_OF_OTHERS = "sink_lens/circuits/files.py"
 """The one file that calls torch.save: EAP-IG's own format, read back as weights."""
 JAXTYPING = {
@@ -203,6 +205,22 @@ def test_importing_the_package_loads_neither_torch_nor_numpy():
 def test_a_run_is_read_without_torch():
     code = "import sys, sink_lens; sink_lens.read_run; print('torch' in sys.modules)"
     assert python(code) == "False\n"
+
+
+def test_the_page_of_every_kind_resolves_without_torch():
+    code = (
+        "import sys\nfrom sink_lens.report.page import Page\nfrom sink_lens.report.pages import PAGES, page_for\n"
+        "print(all(isinstance(page_for(kind), Page) for kind in PAGES), 'torch' in sys.modules)"
+    )
+    assert python(code) == "True False\n"
+
+
+def test_no_file_but_those_of_the_links_names_a_link():
+    said = []
+    for path in MODULES:
+        constants = [node.value for node in nodes(path) if isinstance(node, ast.Constant)]
+        said += [f"{name(path)}: {value}" for value in constants if value in LINKS]
+    assert [one for one in said if not one.startswith("sink_lens/chain/links/")] == []
 
 
 @pytest.mark.parametrize("words", ["--help", "trace --help", "isolate --help", "patch --help"])

@@ -10,7 +10,7 @@ import pytest
 from written_tables import complaints, family_of
 
 from sink_lens.records import create_run
-from sink_lens.report.html import PAGES
+from sink_lens.report.pages import PAGES
 from sink_lens.schema import TABLES, UNITS, table_of
 
 EVERY = [(kind, table) for kind, tables in TABLES.items() for table in tables]

@@ -24,8 +24,9 @@ from analyses.rates import share as of_all
 from analyses.zoo import LINKS, ZOO, build
 from analyses.zoo.headlines import untrue
 from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
+from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.page.story import find_story, tables
-from sink_lens.chain.page.words import Phrase, headline
+from sink_lens.chain.page.words import headline
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_whole
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from sink_lens.chain.page.words import Phrase
+from sink_lens.chain.links.words import Phrase
 from sink_lens.models.tiny import BOS_ID
 
 from .truth import ZooModel

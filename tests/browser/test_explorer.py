@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.chain.page.circuit import circuit_of
 from sink_lens.records import read_run
+from sink_lens.report import circuit_of
 from sink_lens.report.explorer import Explorer
 from sink_lens.report.html import render
 from sink_lens.text import part_name

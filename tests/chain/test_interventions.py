@@ -13,9 +13,9 @@ from spying import spied
 from sink_lens.chain.amplification import amplification_curve, best_factor
 from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, causal_tables, effect_table
 from sink_lens.chain.judge import intervention_verdict
+from sink_lens.chain.page.words import bound_to
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.setting import setting_of
-from sink_lens.chain.summary import bound_to
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
@@ -225,12 +225,13 @@ def test_the_planted_sink_is_told_apart(planted_at, config):
 
 def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
     found = made(planted_at(), config).tables["placement"]
-    assert bound_to(found) == ("token", "it comes where BOS stands, and an ordinary token at position 0 brings none")
+    kind = kind_of(found)
+    said = bound_to(kind, bos=True)
+    assert (kind, said) == ("token", "it comes where BOS stands, and an ordinary token at position 0 brings none")
     ordinary = found[found["token"] == "ordinary"]
     for is_sink, kind in ((True, "positional"), (False, "no sink")):
-        said = bound_to(ordinary.assign(is_sink=is_sink & (ordinary["position"] == 0)))
-        assert said[0] == kind
-        assert said[1].endswith("there is no BOS token to try")
+        assert kind_of(ordinary.assign(is_sink=is_sink & (ordinary["position"] == 0))) == kind
+        assert bound_to(kind, bos=False).endswith("there is no BOS token to try")
 
 
 def test_without_a_sink_every_table_is_made(planted_at, config):

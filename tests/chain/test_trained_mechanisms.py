@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from analyses.zoo import ZOO, build, headlines
-from sink_lens import findings
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather
 from sink_lens.chain.links import LINKS
+from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.neurons import phase_table
+from sink_lens.chain.page import story
+from sink_lens.chain.page import words as findings
 from sink_lens.chain.placement import kind_of, placement_table
 from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
@@ -21,7 +23,6 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.report import story
 from sink_lens.schema import ALL_STEPS
 
 CONFIG = TraceConfig(model="zoo", random_init=False, quick=True)
@@ -251,6 +252,6 @@ def test_a_phrase_without_its_rows_is_not_said(traced):
 
 def test_untrue_phrases_are_found():
     zoo, _, tokens = drawn("beside", "llama", sequences=4)
-    said = findings.Phrase(key="by variance_neurons + by dimension_key", text="carried by dimension 3", rows=())
+    said = Phrase(key="by variance_neurons + by dimension_key", text="carried by dimension 3", rows=())
     assert headlines.untrue(zoo, tokens, [said]) == ["by variance_neurons + by dimension_key: carried by dimension 3"]
     assert torch.equal(zoo.sinks(tokens)[:, 0], torch.ones(4, dtype=torch.bool))

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
+from sink_lens.chain.page import tables as pages
 from sink_lens.chain.page.figures import amplification_curve, mediation_matrix
 from sink_lens.chain.summary import causal_rows
 from sink_lens.cli.trace_table import _makers_line, causal_parts, direction_text, intervention_text, makers_table
 from sink_lens.errors import RunError
-from sink_lens.report import trace_tables as pages
 from sink_lens.schema import ALL_STEPS
 
 MEDIATION = pd.DataFrame(
@@ -70,6 +70,7 @@ PLACEMENT = pd.DataFrame(
     }
 )
 FRAMES = {"mediation": MEDIATION, "amplification": CURVE, "effects": EFFECTS, "placement": PLACEMENT}
+FRAMES["summary"] = pd.DataFrame(causal_rows(FRAMES))
 
 
 def test_the_matrix_writes_each_share_with_its_control():

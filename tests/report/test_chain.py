@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.chain.page.circuit import ChainCircuit, circuit_of
+from sink_lens.chain.page import notebook
+from sink_lens.chain.page.circuit import ChainCircuit
 from sink_lens.chain.page.story import chain, chain_steps, link_rows, nodes
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
-from sink_lens.report import notebook, sketches
+from sink_lens.report import circuit_of, sketches
 from sink_lens.report.html import page_text
 
 from .circuits import CHAIN, LINKS, NODES, tables, traced

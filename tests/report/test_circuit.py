@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from sink_lens.chain.page.circuit import ChainCircuit, circuit_of
+from sink_lens.chain.page.circuit import ChainCircuit
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
+from sink_lens.report import circuit_of
 from sink_lens.report.legible import faults
 from sink_lens.report.style import BLUE, ORANGE, svg
 

@@ -5,9 +5,13 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from sink_lens.chain.page import story
+from sink_lens.chain.page import tables as trace_tables
+from sink_lens.identity.pages import contraction, fingerprint
+from sink_lens.patching import page as patch
 from sink_lens.records import create_run, read_run
-from sink_lens.report import contraction, fingerprint, patch, story, sweep, trace_tables
 from sink_lens.report.html import content
+from sink_lens.sweeps import page as sweep
 from sink_lens.sweeps.page import cell_name
 
 

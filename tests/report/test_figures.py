@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.report import figures, style
+from sink_lens.chain.page import figures
+from sink_lens.report import style
 from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
 

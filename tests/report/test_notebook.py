@@ -8,8 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from sink_lens.chain.page import figures
+from sink_lens.chain.page.notebook import trace
 from sink_lens.records import read_run
-from sink_lens.report import figures, notebook
+from sink_lens.report import notebook
 from sink_lens.report.style import canvas
 
 from .circuits import tables, traced
@@ -36,7 +38,7 @@ class Reader(HTMLParser):
 def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
     folder = traced(tmp_path / "run")
     (folder / "report.html").write_text("")
-    shown = Reader(notebook.trace(folder, links=tables()["links"]))
+    shown = Reader(trace(folder, links=tables()["links"]))
     for text in ("Position 0 is the attention sink", "✓ holds", "✗ fails", "? undecided", "of_key_sink 2.5 [0.1, 9]"):
         assert text in shown.text
     assert "random_init 1" in shown.text
@@ -45,7 +47,7 @@ def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
 
 
 def test_a_trace_whose_folder_is_gone_still_shows_its_verdicts(tmp_path):
-    shown = Reader(notebook.trace(tmp_path / "gone", links=tables()["links"].head(2)))
+    shown = Reader(trace(tmp_path / "gone", links=tables()["links"].head(2)))
     assert "✓ holds" in shown.text
     assert "not measured" not in shown.text  # the links are those of the table
 
@@ -90,8 +92,8 @@ def test_showing_a_result_loads_neither_torch_nor_matplotlib(tmp_path):
     folder = traced(tmp_path / "run")
     code = (
         "import sys; from pathlib import Path\n"
-        "from sink_lens.records import read_run; from sink_lens.report import notebook\n"
-        f"folder = Path({str(folder)!r}); notebook.trace(folder, links=read_run(folder).tables['links'])\n"
+        "from sink_lens.records import read_run; from sink_lens.chain.page.notebook import trace\n"
+        f"folder = Path({str(folder)!r}); trace(folder, links=read_run(folder).tables['links'])\n"
         "assert not {'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

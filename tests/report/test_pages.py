@@ -14,8 +14,9 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 from sink_lens.report.export import save_figures
-from sink_lens.report.html import PAGES, content, page_for, page_text
+from sink_lens.report.html import content, page_text
 from sink_lens.report.page import csv, shown_table
+from sink_lens.report.pages import PAGES, page_for
 from sink_lens.studies.pages.interventions import removed_shares
 
 from .circuits import traced

@@ -128,7 +128,7 @@ def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
 
 
 def test_comparing_and_drawing_load_no_torch():
-    code = "import sys, sink_lens.training.pages.training, sink_lens.training.comparison; print('torch' in sys.modules)"
+    code = "import sys, sink_lens.training.pages.training, sink_lens.training.compare; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
