@@ -8,8 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from html import unescape
@@ -647,28 +645,26 @@ def test_an_option_that_would_do_nothing_is_refused():
 ISOLATE = meant("isolate RANDOM --target-position 5 --layers 0")
 
 
+def killed_at_its_page(path, text, **options):
+    """``Path.write_text`` of a process that is killed when a part of a page is written."""
+    drawn = path.name.startswith("report.html")
+    path.write_bytes((text[:1000] if drawn else text).encode())
+    if drawn:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a fork; on Windows nothing is forked")
 def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(tmp_path, monkeypatch):
-    """In a process of its own, as a user's: SIGKILL where the page would be written."""
+    """In a fork of this process: SIGKILL where the page would be written."""
     monkeypatch.setattr(html, "page_text", short_page)
-    script = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "written = Path.write_text\n"
-        "def killed(self, text, **options):\n"
-        "    if self.name.startswith('report.html'):\n"
-        "        written(self, text[:1000], **options)\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return written(self, text, **options)\n"
-        "Path.write_text = killed\n"
-        "from sink_lens.report import html\n"
-        "html.page_text = lambda *folders, by=(): 2000 * ' '\n"
-        "from sink_lens import cli\n"
-        "cli.main()\n"
-    )
     folder = tmp_path / "run"
     words = [*meant("trace RANDOM --no-interventions --no-random-init --quiet --out"), folder]
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    child = os.fork()
+    if child == 0:
+        Path.write_text = killed_at_its_page
+        run(*words)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     before = tables(folder)
     assert read_run(folder).status == "finished"
     again = run(*words)
@@ -796,35 +792,6 @@ def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_pa
     assert second.stderr.count("\n") == 1
     third = run(*words)
     assert (third.exit_code, third.stderr) == (2, "error: runs/a holds a run that differs in mode\n")
-
-
-def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(tmp_path, monkeypatch):
-    from sink_lens.engine.engine import Engine
-
-    monkeypatch.setattr("sink_lens.engine.engine.CELLS_A_BLOCK", 1)
-    monkeypatch.setattr("sink_lens.engine.plan._CPU_TOKENS", 60)
-    engine_run, begun = Engine.run, []
-
-    def stopped(self, block, **options):
-        begun.append(block.number)
-        if len(begun) == 3:
-            raise KeyboardInterrupt
-        return engine_run(self, block, **options)
-
-    monkeypatch.setattr(Engine, "run", stopped)
-    monkeypatch.setattr(html, "page_text", short_page)
-    out = tmp_path / "out"
-    words = [*meant("SWEEP --quiet"), "--out", out]
-    assert run(*words).exit_code == 130
-    assert read_run(out).status == "interrupted"
-    kept = {path: path.stat().st_mtime_ns for path in out.glob("block-*")}
-    assert len(kept) == 2
-    second = run(*words)
-    assert (second.exit_code, second.stdout) == (0, f"{out}\n")
-    assert all(path.stat().st_mtime_ns == kept[path] for path in kept if path.exists())
-    assert len(read_run(out).tables["cells"]) == 20
-    other = run(*words, "--seed", "4")
-    assert (other.exit_code, "interval_seed: 0 there, 4 here" in other.stderr) == (2, True)
 
 
 def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path, monkeypatch):

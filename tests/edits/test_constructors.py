@@ -127,13 +127,6 @@ def test_each_constructor_alone_is_the_same_edit_of_the_raw_model(lens_of, raw_r
 
 
 @pytest.mark.parametrize(("family", "site"), CASES)
-def test_an_edit_with_the_same_values_changes_no_bit_and_says_so(lens_of, family, site):
-    with pytest.warns(UserWarning, match=f"the edit '{site}' changed nothing: the new values equal the old ones"):
-        found = logits(lens_of(family), edit(site, lambda x, at: x.clone()))
-    assert torch.equal(found, unedited(lens_of(family)).logits)
-
-
-@pytest.mark.parametrize(("family", "site"), CASES)
 def test_a_self_patch_brings_back_every_bit(lens_of, family, site):
     """Noise, then the model's own values on top: what is written is what goes on."""
     lens = lens_of(family)

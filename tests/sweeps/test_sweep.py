@@ -4,7 +4,6 @@ import functools
 import hashlib
 import io
 import json
-import multiprocessing
 import re
 import shutil
 import sys
@@ -33,7 +32,7 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
-from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps import timed_estimate as estimation
 from sink_lens.sweeps.sweep import dry_run, sweep, sweep_shard
 from sink_lens.sweeps.timed_estimate import cost_of, in_words
@@ -76,12 +75,6 @@ def blocks(folder):
 def stamps(folder):
     """What tells a file that was written again: its name, time and content."""
     return {path.name: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in folder}
-
-
-def recorded(folder):
-    """The stamps of the blocks that are done: a block counts once run.json lists it, not when its file is there."""
-    files = json.loads((folder / "run.json").read_text())["files"]
-    return stamps(path for path in blocks(folder) if path.name in files)
 
 
 def assert_same(one, other, **options):
@@ -497,65 +490,6 @@ def test_a_second_runner_in_the_same_folder_is_refused_and_harms_nothing(tmp_pat
     monkeypatch.setattr(Engine, "run", crowded)
     assert_same(swept(tmp_path), whole)
     assert refused
-
-
-_KILLED = """
-import os, signal
-from pathlib import Path
-from sink_lens.engine import engine, plan
-from sink_lens.sweeps.config import read_sweep
-from sink_lens.sweeps.sweep import sweep
-
-engine.CELLS_A_BLOCK, plan._CPU_TOKENS = 1, 100
-run = engine.Engine.run
-
-def killed(self, block, **options):
-    global more
-    with Path(log).open("a") as file:
-        file.write(f"{block.number}\\n")
-    found = run(self, block, **options)
-    if more == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    more -= 1
-    return found
-
-engine.Engine.run = killed
-sweep(read_sweep(file), out=out, progress=False)
-"""
-
-
-def test_a_sweep_that_is_killed_three_times_gives_the_table_of_one_that_was_not(tmp_path, small_blocks):
-    folder, log, file = tmp_path / "killed", tmp_path / "log", tmp_path / "sweep.toml"
-    llama().plain.save_pretrained(tmp_path / "model")
-    file.write_text(
-        f'model = "{tmp_path / "model"}"\ndevice = "cpu"\ncontrols = 2\n'
-        '[tokens]\nkind = "random"\nsequences = 4\nlength = 12\n'
-        '[[metrics]]\nname = "sink_mass"\n[[metrics]]\nname = "loss"\n'
-        '[[edits]]\nunits = "0-29"\n[[edits]]\nkind = "scale"\nsite = "z"\nheads = "each"\nfactors = [0.5, 2]\n'
-    )
-    context = multiprocessing.get_context("forkserver")  # the library is imported once, and killed processes are forks
-    context.set_forkserver_preload(["sink_lens.sweeps.sweep"])
-    moments = np.random.default_rng(0).integers(1, 5, size=3)  # blocks that are written before
-    kept = {}
-    for moment in moments:
-        names = {"out": str(folder), "log": str(log), "file": str(file), "more": moment}
-        process = context.Process(target=exec, args=(_KILLED, names), daemon=True)
-        process.start()
-        process.join()
-        assert process.exitcode == -9
-        assert json.loads((folder / "run.json").read_text())["status"] == "running"
-        assert not (folder / "cells.parquet").exists()
-        found = recorded(folder)
-        assert {name: found.get(name) for name in kept} == kept
-        kept = found
-    killed = sweep(read_sweep(file), out=folder, progress=False)
-    whole = sweep(read_sweep(file), out=tmp_path / "whole", progress=False)
-    assert_same(killed, whole)
-    found = recorded(folder)
-    assert {name: found[name] for name in kept} == kept
-    begun = [int(line) for line in log.read_text().split()]
-    assert 3 <= len(kept) < len(found)
-    assert len(begun) <= len(kept) + len(moments)  # each time only the block in flight was lost
 
 
 # --- cells that fail

@@ -13,7 +13,7 @@ from sink_lens.training.model import model_of
 
 PAGE = Path(__file__).parents[2] / "docs/train_at_scale.md"
 SMALL = {
-    "n_layers": 2,
+    "n_layers": 1,
     "d_model": 16,
     "d_mlp": 24,
     "n_heads": 2,
@@ -21,7 +21,7 @@ SMALL = {
     "length": 16,
     "batch": 10,
     "accumulation": 5,
-    "steps": 4,
+    "steps": 2,
     "warmup": 1,
     "dtype": "float32",
     "log_every": 1,
