@@ -87,13 +87,6 @@ def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterab
     return wrong
 
 
-def table(models: Iterable[ZooModel]) -> str:
-    """The permitted phrases of each model, as Markdown."""
-    lines = ["| model | phrases that its headline may have |", "| --- | --- |"]
-    rows = {zoo.name: sorted(permitted(zoo)) for zoo in models}
-    return "\n".join([*lines, *(f"| `{name}` | {', '.join(keys)} |" for name, keys in rows.items())]) + "\n"
-
-
 def drawn(zoo: ZooModel, *, sequences: int, length: int) -> Int[Tensor, "batch position"]:
     """The sequences that a model is traced on, by its seed."""
     return zoo.draw(sequences, length=length, generator=torch.Generator().manual_seed(zoo.seed))
