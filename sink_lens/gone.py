@@ -36,6 +36,9 @@ GONE: tuple[Gone, ...] = (
         options=("fingerprint --lineages",),
     ),
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),
+    Gone(instead='sweep(..., shard="3/8")', names=("sweep_shard",)),
+    Gone(instead='patch(..., shard="3/8")', names=("patch_shard",)),
+    Gone(instead='circuits.run(..., shard="3/8")', names=("run_shard",)),
     Gone(
         instead="SinkMonitor in a callback of your own: docs/tutorials/monitor_my_training.md has it",
         names=("SinkMonitorLightning",),

@@ -33,7 +33,7 @@ from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, set_aside
 from ..models.running import holds_views, note_memory, turn
-from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
+from ..records import Result, RunWriter, create_run, read_run
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
@@ -90,20 +90,13 @@ _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+@dataclass(frozen=True, kw_only=True)
+class Trace(Result):
     """A finished trace; everything in it also lies in its run folder."""
 
-    folder: Path
+    main = "links"
     config: TraceConfig
     location: Location
-    tables: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
-    """The run's tables by name, such as ``links``, ``neurons`` and ``heads``."""
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the links of the chain."""
-        return self.tables["links"]
 
     @property
     def links(self) -> pd.DataFrame:
@@ -115,15 +108,6 @@ class Trace:
         """The super neurons, the strongest first."""
         supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
-
-    @property
-    def report_path(self) -> Path:
-        """Path of the report, one self-contained HTML file; it exists once the report is drawn."""
-        return self.folder / PAGE_FILE
-
-    def report(self) -> Path:
-        """Draw the report again from the run folder; its path."""
-        return display.page(self.folder)
 
     def _repr_html_(self) -> str:
         """The trace in a notebook."""

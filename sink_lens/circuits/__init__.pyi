@@ -8,6 +8,5 @@ from .files import SavedCircuit as SavedCircuit
 from .files import read as read
 from .graph import Graph as Graph
 from .run import run as run
-from .run import run_shard as run_shard
 from .tasks import Task as Task
 from .tasks import task_of as task

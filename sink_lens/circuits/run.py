@@ -21,12 +21,12 @@ from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_text
 from ..edits import metrics
 from ..edits.metrics import Metric
-from ..errors import InputError
+from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
-from ..records.shards import holder, in_shard, remove_shards, take_parts
+from ..records import Result, RunWriter, create_run, display, read_run
+from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
 from . import stability
 from .attention import attention_of
@@ -48,32 +48,28 @@ _CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mea
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CircuitRun:
-    """A finished run; everything in it also lies in its run folder."""
+@dataclass(frozen=True, kw_only=True)
+class CircuitRun(Result):
+    """A run; everything in it also lies in its run folder."""
 
-    folder: Path
-    circuit: Circuit
-    tables: dict[str, pd.DataFrame]
-    sentences: tuple[str, ...]
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The edges of the circuit."""
-        return self.tables["circuit"]
+    main = "circuit"
+    found: Circuit | None = None
+    """The circuit; None if other shards are still to be computed."""
 
     @property
-    def report_path(self) -> Path:
-        """Path of the page; it exists once it is drawn."""
-        return self.folder / PAGE_FILE
+    def circuit(self) -> Circuit:
+        """The circuit.
 
-    def report(self) -> Path:
-        """Draw the page again from the run folder; its path."""
-        return display.page(self.folder)
+        Raises:
+            RunError: other shards are still to be computed.
+        """
+        if self.found is None:
+            raise RunError(f"{self.headline}; need all shards: the one that ends last chooses the circuit")
+        return self.found
 
-    def _repr_html_(self) -> str:
-        """The run in a notebook."""
-        return display.html(self.sentences, self.circuit.draw(most=40), self.frame.head(12), folder=self.folder)
+    def shown(self) -> tuple[object, ...]:
+        """The circuit and its largest edges."""
+        return self.circuit.draw(most=40), self.frame.head(12)
 
 
 def run(
@@ -81,6 +77,7 @@ def run(
     *,
     config: CircuitConfig | None = None,
     out: str | Path | None = None,
+    shard: str | None = None,
     overwrite: bool = False,
     report: bool = True,
     progress: bool = False,
@@ -88,10 +85,18 @@ def run(
 ) -> CircuitRun:
     """Find the circuit of a task, judge it and write a run folder.
 
+    With ``shard`` each of several processes or machines scores a part of the pairs, all in one folder. Parts of 32
+    pairs go to shards in turns, under every ablation that the core is taken over. A shard that was killed goes on where
+    it was, one that is done does nothing, and the one that ends last chooses the circuit and judges it: the curve, the
+    checks with real patches and where heads look are not divided, since they need the circuit. The result of the others
+    is not ``finished``.
+
     Args:
         model: the model, or a configuration that names it.
         config: the configuration; the default one if None.
-        out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued.
+        out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued. Shards
+            have one, where each can read and write.
+        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
         report: draw the page.
         progress: show progress bars.
@@ -99,61 +104,25 @@ def run(
 
     Raises:
         InputError: what cannot be used; a task that the model does not do; a metric that does not tell the clean from
-            the replaced runs.
+            the replaced runs; a shard that is none.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
+        RunError: the folder is in use, or holds another run or another division into shards.
     """
+    check_shard(shard, out=out, overwrite=overwrite)
     asked = _asked(model, config=config, fields=fields)
     folder = default_folder(asked.lens.name) if out is None else Path(out)
-    with asked.open(folder, overwrite=overwrite) as writer:
-        take_parts(writer)
-        circuit, sentences = asked.finish(writer, progress=progress)
-    remove_shards(folder)
-    return _finished(folder, circuit, sentences, report=report)
-
-
-def run_shard(
-    model: CircuitConfig | ModelLike | None = None,
-    *,
-    shard: str,
-    out: str | Path,
-    config: CircuitConfig | None = None,
-    report: bool = True,
-    progress: bool = False,
-    **fields: Any,
-) -> CircuitRun | None:
-    """Score one of several parts of a circuit's pairs, each in a process or on a machine of its own, in one folder.
-
-    Parts of 32 pairs go to shards in turns, under every ablation that the core is taken over. A shard that was killed
-    goes on where it was, one that is done does nothing, and the one that ends last chooses the circuit and judges it:
-    the curve, the checks with real patches and where heads look are not divided, since they need the circuit.
-
-    Args:
-        model: as in ``run``; the same in every shard.
-        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
-        out: the run folder of all shards, where each of them can read and write.
-        config: as in ``run``.
-        report: draw the page of the finished run.
-        progress: show progress bars.
-        **fields: as in ``run``.
-
-    Returns:
-        The whole run from the shard that ends last, or where it was finished; None from the others.
-
-    Raises:
-        InputError: what ``run`` refuses, or a shard that is none.
-        ModelError: what ``run`` refuses.
-        RunError: the shard is being computed by another process; another division or another run is in the folder.
-    """
-    asked = _asked(model, config=config, fields=fields)
-    found = in_shard(
-        shard,
-        Path(out),
-        opened=partial(asked.open, reopen=True),
+    found = run_in(
+        folder,
+        shard=shard,
+        overwrite=overwrite,
+        opened=partial(asked.open, reopen=shard is not None),
         begin=lambda writer: asked.parts(),
         compute=partial(asked.compute, progress=progress),
         finish=partial(asked.finish, progress=progress),
     )
-    return None if found is None else _finished(Path(out), *found, report=report)
+    if found is None:
+        return CircuitRun.unfinished(folder, shard=str(shard))
+    return _finished(folder, *found, report=report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +208,7 @@ def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, rep
         display.page(folder)
     held = read_run(folder)
     tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
-    return CircuitRun(folder=folder, circuit=circuit, tables=tables, sentences=sentences)
+    return CircuitRun(folder=folder, found=circuit, tables=tables, headline="\n".join(sentences))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import typer
 
 from ..circuits.config import CircuitConfig
 from .console import app, console, echo, hush, print_conclusion, table_of
-from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, check_shard, configured, rows, unfinished
+from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, configured, rows, unfinished
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,6 @@ def circuit(
     dry_run: DryRun = False,
 ) -> Answer:
     """Find the edges between heads and MLPs that carry a task or the sink, and judge them; write a run folder."""
-    check_shard(shard, out=out, overwrite=overwrite)
     hush(quiet)
     if dry_run:
         from ..circuits.estimate import estimate
@@ -48,14 +47,11 @@ def circuit(
         for line in said:
             echo(line)
         return Answer(found=lambda: {"dry_run": list(said)})
-    from ..circuits.run import run, run_shard
+    from ..circuits.run import run
 
-    if shard is not None and out is not None:
-        found = run_shard(config, out=out, shard=shard, progress=not quiet)
-        if found is None:
-            return unfinished(out, shard=shard, quiet=quiet)
-    else:
-        found = run(config, out=out, overwrite=overwrite, progress=not quiet)
+    found = run(config, out=out, shard=shard, overwrite=overwrite, progress=not quiet)
+    if not found.finished:
+        return unfinished(found.folder, shard=shard, quiet=quiet)
     edges = found.frame.head(top)
     answer = Answer(
         found=lambda: {

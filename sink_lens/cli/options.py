@@ -155,29 +155,14 @@ def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_js
         raise typer.Exit(answer.exit_code)
 
 
-def check_shard(shard: str | None, *, out: Path | None, overwrite: bool) -> None:
-    """Refuse a shard without the folder of all shards, or one that would remove what the others have.
-
-    Raises:
-        InputError: which, and what to do.
-    """
-    if shard is not None and out is None:
-        raise InputError("--shard was given without --out; need the folder that all shards share")
-    if shard is not None and overwrite:
-        raise InputError(
-            "--shard and --overwrite were given; each shard would remove what the others wrote. Remove the folder "
-            "yourself"
-        )
-
-
-def unfinished(folder: Path, *, shard: str, quiet: bool) -> "Answer":
+def unfinished(folder: Path, *, shard: str | None, quiet: bool) -> "Answer":
     """The answer of a shard that is done while others are not."""
     from ..records.shards import Shard
 
-    shard = str(Shard.parse(shard))  # of an array job, which one it was
+    own = Shard.parse(str(shard))  # of an array job, which one it was
     if not quiet:
-        echo(f"shard {shard} is done, others are not yet: sink-lens status {folder}")
-    return Answer(found=lambda: {"run": folder, "shard": shard, "finished": False})
+        echo(own.done_in(folder))
+    return Answer(found=lambda: {"run": folder, "shard": str(own), "finished": False})
 
 
 def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from .options import (
     Out,
     Overwrite,
     Quiet,
-    check_shard,
     configured,
     print_cost,
     rows,
@@ -63,6 +62,8 @@ def patch(
         raise InputError(
             "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"
         )
+    from ..records.shards import check_shard
+
     check_shard(shard, out=out, overwrite=overwrite)
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
@@ -75,19 +76,16 @@ def patch(
     from ..models.inputs import default_folder
     from ..models.load import load
     from ..patching.patch import patch as run_patch
-    from ..patching.patch import patch_shard
 
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
     folder, sentence = out or default_folder(config.model), ""
-    result: PatchResult | AttributionResult | None
+    result: PatchResult | AttributionResult
     if config.approximate:
         result, sentence = _print_approximation(lens, config=config, folder=folder, overwrite=overwrite, quiet=quiet)
-    elif shard is not None:
-        result = patch_shard(lens, config=config, out=folder, shard=shard, progress=not quiet)
-        if result is None:
-            return unfinished(folder, shard=shard, quiet=quiet)
     else:
-        result = run_patch(lens, config=config, out=folder, overwrite=overwrite, progress=not quiet)
+        result = run_patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=not quiet)
+        if not result.finished:
+            return unfinished(folder, shard=shard, quiet=quiet)
     strongest = result.strongest(top)
     page = render_report(folder, quiet=True)
     told = {"run": folder, "report": page, "metric": result.metric}

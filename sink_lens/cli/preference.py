@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from ..identity.survey_folder import Survey
+    from ..records import Result
 
 _PREFERENCE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -100,15 +100,15 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
     except KeyboardInterrupt:
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
-    where = {"run": folder, "report": done.report}
+    where = {"run": folder, "report": done.report_path}
     answer = Answer(found=lambda: where | {name: rows(done.tables[name]) for name in ("arms", "summary")})
     if quiet:
-        echo(done.report)
+        echo(done.report_path)
         return answer
     for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
-    echo(f"report: {done.report}")
+    echo(f"report: {done.report_path}")
     return answer
 
 
@@ -133,7 +133,7 @@ def _cost(frame: "pd.DataFrame") -> None:
     console().print(f"in all {duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
 
 
-def _table(kind: str, done: "Survey") -> "Table":
+def _table(kind: str, done: "Result") -> "Table":
     """One row per variant with its interval over seeds; one row per checkpoint."""
     from ..identity.pages.survey import variant_rows
 

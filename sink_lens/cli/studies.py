@@ -83,8 +83,7 @@ def shown_study(
     if quiet:
         echo(study.folder)
     else:
-        sentences = [study.headline] if isinstance(study.headline, str) else study.headline
-        for part in (*sentences, *parts(study), f"report: {page}", f"run: {study.folder}"):
+        for part in (study.headline, *parts(study), f"report: {page}", f"run: {study.folder}"):
             console().print(part, soft_wrap=isinstance(part, str))
     decision = study.decision if found is None else found(study)
     return Answer(found=lambda: {"run": study.folder, "report": page, **decision})
@@ -99,7 +98,7 @@ def _token_tables(found: "SinkTokens") -> dict[str, Any]:
     names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
     tables = {name: found.tables[name] for name in names}
     tables["token_ids"] = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
-    return {"sentence": " ".join(found.headline), **{name: rows(table) for name, table in tables.items()}}
+    return {"sentence": " ".join(found.sentences), **{name: rows(table) for name, table in tables.items()}}
 
 
 @_study(

@@ -18,7 +18,6 @@ from .options import (
     InShard,
     Overwrite,
     Quiet,
-    check_shard,
     configured,
     example_of,
     rows,
@@ -131,21 +130,19 @@ def sweep(
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
     from ..sweeps.sweep import sweep as run
-    from ..sweeps.sweep import sweep_shard
 
     folder = Path("runs") / file.stem if out is None else out
-    check_shard(shard, out=folder, overwrite=overwrite)
-    how: dict[str, Any] = {"out": folder, "engine": engine, "devices": named, "workers": workers}
-    how |= {"retry_failed": retry_failed, "progress": not quiet}
+    how: dict[str, Any] = {"out": folder, "shard": shard, "overwrite": overwrite, "retry_failed": retry_failed}
+    how |= {"engine": engine, "devices": named, "workers": workers, "progress": not quiet}
     try:
-        result = run(config, overwrite=overwrite, **how) if shard is None else sweep_shard(config, shard=shard, **how)
+        result = run(config, **how)
     except KeyboardInterrupt:
         kept = f"the finished blocks are in {folder}: the same command goes on from there"
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    if result is None:
-        return unfinished(folder, shard=str(shard), quiet=quiet)
+    if not result.finished:
+        return unfinished(folder, shard=shard, quiet=quiet)
     return Answer(found=_show(result, quiet=quiet), exit_code=FAILED_CELLS if len(result.failed) else 0)
 
 

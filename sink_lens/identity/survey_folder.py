@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import usable, weights_hash
-from ..records import RunWriter, create_run, display, read_run, versions
+from ..records import Result, RunWriter, create_run, display, read_run, versions
 from .models_to_measure import ModelToMeasure, RandomSequences
 from .switches import variant_table
 
@@ -40,21 +40,6 @@ class MeasuredModel:
 
 
 Measure = Callable[[LensModel, "Partial"], MeasuredModel]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """A finished survey."""
-
-    folder: Path
-    tables: Mapping[str, pd.DataFrame]
-    """``models``, ``summary``, ``arms`` and the tables of its kind."""
-    report: Path
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the summary."""
-        return self.tables["summary"]
 
 
 class Partial:
@@ -110,7 +95,7 @@ def write_survey(
     overwrite: bool = False,
     progress: bool = False,
     keep_every: float = 30.0,
-) -> Survey:
+) -> Result:
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
 
     Args:
@@ -175,9 +160,14 @@ def write_survey(
     return _draw_figures(writer.folder)
 
 
-def _draw_figures(folder: Path) -> Survey:
+def _draw_figures(folder: Path) -> Result:
     """The result of a finished folder, with its page."""
-    return Survey(folder=folder, tables=read_run(folder).tables, report=display.page(folder))
+    run = read_run(folder)
+    display.page(folder)
+    errors = run.tables["models"]["error"].tolist()
+    failed = sum(isinstance(one, str) for one in errors)
+    said = f"{run.kind} of {len(errors) - failed} models" + (f"; {failed} could not be measured" if failed else "")
+    return Result(folder=folder, tables=run.tables, headline=said)
 
 
 class _Done:

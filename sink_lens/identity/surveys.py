@@ -16,11 +16,12 @@ from ..engine.cost import held_bytes, now, seconds_of
 from ..errors import InputError
 from ..models.inputs import default_folder
 from ..models.lens import LensModel
+from ..records import Result
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import agreement, contraction, passes
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .preference import Votes, last_logits, preference, size_of_forward
-from .survey_folder import MeasuredModel, Partial, Survey, variants_of, write_survey
+from .survey_folder import MeasuredModel, Partial, variants_of, write_survey
 from .switches import switched_configs
 from .untrained_models import UntrainedConfig, read_untrained
 
@@ -36,7 +37,7 @@ def survey(
     progress: bool = True,
     keep_every: float = 30.0,
     **fields: Any,
-) -> Survey:
+) -> Result:
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
 
     Args:

@@ -3,6 +3,5 @@
 from .attribution import attribution_patch as attribution_patch
 from .config import PatchConfig as PatchConfig
 from .patch import patch as patch
-from .patch import patch_shard as patch_shard
 from .path import path_patch as path_patch
 from .results import PatchResult as PatchResult

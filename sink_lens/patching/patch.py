@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,7 @@ from ..engine.plan import Plan
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, check_known
-from ..records.shards import in_shard, remove_shards, take_parts
+from ..records.shards import check_shard, run_in
 from .cells import MakesEdit
 from .config import PatchConfig
 from .first_order import first_order
@@ -42,9 +42,6 @@ from .parts import check_put, drawn_parts, identity_of, index_of
 from .results import PatchResult, write_result
 from .run_folder import Kept, Measured, label_of, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
-
-if TYPE_CHECKING:
-    pass
 
 
 def patch(
@@ -57,6 +54,7 @@ def patch(
     edits: Sequence[Edit] | Edit = (),
     config: PatchConfig | None = None,
     out: str | Path | None = None,
+    shard: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
     **fields: Any,
@@ -78,6 +76,8 @@ def patch(
         edits: made in both runs and beside every patch, so that an edited model is patched.
         config: what is patched; the default one if None.
         out: the run folder; None writes none. The same call on a folder that holds a part of it computes the rest.
+            Shards have one, where each can read and write.
+        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``.
@@ -85,63 +85,22 @@ def patch(
     With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
     largest are patched; the frame then has the column ``approximation``, as a check of it.
 
+    With ``shard`` each of several processes or machines computes a part of the cells, all in one folder. A shard that
+    was killed goes on where it was, one that is done does nothing, and the one that ends last makes the tables; the
+    result of the others is not ``finished``.
+
     Raises:
-        InputError: sequences of different lengths; a field, sweep, choice or metric that is not possible.
+        InputError: sequences of different lengths; a field, sweep, choice, metric or shard that is not possible.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
-        RunError: the folder is in use, or holds another run.
+        RunError: the folder is in use, or holds another run or another division into shards.
     """
+    check_shard(shard, out=out, overwrite=overwrite)
     request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     if out is None:
         return request.result(None, progress=progress)
-    with request.open(Path(out), code=request.code(), overwrite=overwrite) as writer:
-        take_parts(writer)
-        result = request.finish(writer, progress=progress)
-    remove_shards(writer.folder)
-    return result
-
-
-def patch_shard(
-    lens: ModelLike,
-    clean: Sequences | None = None,
-    corrupted: Sequences | None = None,
-    *,
-    shard: str,
-    out: str | Path,
-    metric: Metric | Callable[[Outcome], Any] | str | None = None,
-    put: MakesEdit | str | None = None,
-    edits: Sequence[Edit] | Edit = (),
-    config: PatchConfig | None = None,
-    progress: bool = True,
-    **fields: Any,
-) -> PatchResult | None:
-    """Compute one of several parts of a patch's cells, each in a process or on a machine of its own, in one folder.
-
-    A shard that was killed goes on where it was, one that is done does nothing, and the one that ends last makes the
-    tables. ``patch`` on the same folder takes what the shards have done and computes the rest.
-
-    Args:
-        lens: as in ``patch``; the same in every shard.
-        clean: as in ``patch``.
-        corrupted: as in ``patch``.
-        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
-        out: the run folder of all shards, where each of them can read and write.
-        metric: as in ``patch``.
-        put: as in ``patch``.
-        edits: as in ``patch``.
-        config: as in ``patch``.
-        progress: show a bar.
-        **fields: as in ``patch``.
-
-    Returns:
-        The whole result from the shard that ends last, or where the run was finished; None from the others.
-
-    Raises:
-        InputError: what ``patch`` refuses, or a shard that is none.
-        RunError: the shard is being computed by another process; or what ``patch`` raises, also for another division.
-    """
-    request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     code = request.code()
-    check_known(code)
+    if shard is not None:
+        check_known(code)
     plans: list[Plan | None] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -155,14 +114,16 @@ def patch_shard(
         """Compute these blocks."""
         request.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
 
-    return in_shard(
-        shard,
+    found = run_in(
         Path(out),
-        opened=partial(request.open, code=code, reopen=True),
+        shard=shard,
+        overwrite=overwrite,
+        opened=partial(request.open, code=code, reopen=shard is not None),
         begin=begin,
         compute=compute,
-        finish=lambda writer: request.finish(writer, progress=False),
+        finish=partial(request.finish, progress=progress and shard is None),
     )
+    return request.unfinished(Path(out)) if found is None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +177,11 @@ class _Request:
         if self.approximations is not None:
             result.frame["approximation"] = self.approximations
         return result
+
+    def unfinished(self, folder: Path) -> PatchResult:
+        """The result of a shard that is done while others are not: no patch."""
+        nothing = replace(self, grid=[], controls=[], approximations=None)
+        return replace(nothing.result(None, progress=False), folder=folder, finished=False)
 
     def finish(self, writer: RunWriter, *, progress: bool) -> PatchResult:
         """Measure what the folder lacks, and write the tables."""

@@ -66,6 +66,8 @@ class PatchResult:
     """Position -> the label of its token; * marks positions where the tokens differ."""
     folder: Path | None = None
     """The run folder, if one was written."""
+    finished: bool = True
+    """False from a shard if others are still to be computed: the frame has no rows."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest effects, positive or negative."""
@@ -127,7 +129,7 @@ class PatchResult:
             f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
             f"{self.source:.4g} in the source run."
         )
-        drawn = [self.heatmap()] if self.by else []
+        drawn = [self.heatmap()] if self.by and self.finished else []
         return display.html(said, *drawn, self.strongest())
 
 

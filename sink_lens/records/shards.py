@@ -24,7 +24,7 @@ from .writing import RunWriter, state_of
 
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 _MOST = 10_000
-_Result = TypeVar("_Result")
+R = TypeVar("R")
 _PATIENCE = 600.0
 """Seconds that a shard waits for another that plans the run, or makes its tables."""
 
@@ -74,6 +74,10 @@ class Shard:
         """Where the shard's parts are written."""
         return run / f"shard-{self.number}-of-{self.count}"
 
+    def done_in(self, run: Path) -> str:
+        """Say that the shard is done while others are not."""
+        return f"shard {self} is done, others are not yet: sink-lens status {run}"
+
     def check_beside(self, run: Path) -> None:
         """Refuse a folder in which the same run is divided otherwise.
 
@@ -88,34 +92,69 @@ class Shard:
             )
 
 
-def in_shard(
-    text: str,
+def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
+    """Refuse a shard without the folder of all shards, or one that would remove what the others have.
+
+    Raises:
+        InputError: which, and what to do.
+    """
+    if shard is not None and out is None:
+        raise InputError("a shard was asked for without a folder; need the one that all shards share: out (--out)")
+    if shard is not None and overwrite:
+        raise InputError(
+            "shard and overwrite were given; each shard would remove what the others wrote. Remove the folder yourself"
+        )
+
+
+def run_in(
     run: Path,
     *,
+    shard: str | None = None,
+    overwrite: bool = False,
     opened: Callable[..., RunWriter],
     begin: Callable[[RunWriter], Mapping[str, int]],
     compute: Callable[[RunWriter, Collection[str]], None],
-    finish: Callable[[RunWriter], _Result],
-) -> _Result | None:
-    """Compute one shard of a run; the shard that ends last finishes the run.
+    finish: Callable[[RunWriter], R],
+) -> R | None:
+    """Compute a run, or one shard of it; the shard that ends last finishes the run.
 
     Args:
-        text: the shard, as ``Shard.parse`` reads it.
         run: the folder of the whole run.
-        opened: opens a folder, given its ``patience`` and, of a shard, ``part``: what its configuration has beside
-            that of the run.
-        begin: writes what all shards need into the run's folder; all parts by name, with the cells in each.
+        shard: as ``Shard.parse`` reads it; the whole run if None, which takes what shards have done.
+        overwrite: replace the run that the folder holds.
+        opened: opens a folder, given ``overwrite``, or its ``patience`` and, of a shard, ``part``: what its
+            configuration has beside that of the run.
+        begin: of shards: writes what all shards need into the run's folder; all parts by name, with the cells in each.
         compute: computes the parts with these names into a shard's folder.
-        finish: makes the result in the run's folder, which has all parts.
+        finish: computes the parts that the run's folder lacks, and makes the result.
 
     Returns:
-        The result, from the last shard or where the run was finished; else None.
+        The result; None from a shard if others are still to be computed.
 
     Raises:
         InputError: a shard that is none.
         RunError: the shard is being computed by another process; another division or another run is in the folder.
     """
-    shard = Shard.parse(text)
+    check_shard(shard, out=run, overwrite=overwrite)
+    if shard is not None:
+        return _in_shard(Shard.parse(shard), run, opened=opened, begin=begin, compute=compute, finish=finish)
+    with opened(run, overwrite=overwrite) as writer:
+        take_parts(writer)
+        result = finish(writer)
+    remove_shards(run)
+    return result
+
+
+def _in_shard(
+    shard: Shard,
+    run: Path,
+    *,
+    opened: Callable[..., RunWriter],
+    begin: Callable[[RunWriter], Mapping[str, int]],
+    compute: Callable[[RunWriter, Collection[str]], None],
+    finish: Callable[[RunWriter], R],
+) -> R | None:
+    """Compute one shard; the arguments are those of ``run_in``."""
     shard.check_beside(run)
     with contextlib.ExitStack() as stack:
         with opened(run, patience=_PATIENCE) as writer:

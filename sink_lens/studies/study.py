@@ -8,7 +8,6 @@ sink position, and of the loss.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,7 +28,8 @@ from ..errors import InputError
 from ..models.inputs import check_sequences, default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
-from ..records import create_run, display
+from ..records import Result as Study
+from ..records import create_run
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
@@ -40,29 +40,6 @@ C = TypeVar("C", bound=ReadConfig)
 def shown_name(name: str) -> str:
     """A model's name without the path of a folder or file."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """A finished intervention; everything in it also lies in its run folder."""
-
-    folder: Path
-    kind: str
-    tables: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
-    """The run's tables by name."""
-    headline: str
-    """The result in words."""
-    decision: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    """What ``--json`` prints: the decision and its numbers; empty for studies that decide nothing."""
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the summary."""
-        return self.tables["summary"]
-
-    def _repr_html_(self) -> str:
-        """The study in a notebook."""
-        return display.html(self.headline, self.tables["summary"], folder=self.folder)
 
 
 def inputs(
@@ -244,4 +221,4 @@ def write_study(
         for name, content in files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             writer.write_text(name, text)
-    return Study(folder=folder, kind=kind, tables=dict(frames), headline=headline, decision=decision or {})
+    return Study(folder=folder, tables=dict(frames), headline=headline, decision=decision or {})

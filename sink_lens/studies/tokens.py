@@ -31,7 +31,7 @@ from ..models.inputs import default_folder, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..models.sites import SITES
-from ..records import create_run, display
+from ..records import Result, create_run
 from ..text import span
 from .study import inputs
 from .tokens_config import TokensConfig
@@ -45,28 +45,19 @@ EXPECTS = (
 _BINS = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkTokens:
+@dataclass(frozen=True, kw_only=True)
+class SinkTokens(Result):
     """A finished ``sink-lens tokens``; everything in it also lies in its run folder."""
 
-    folder: Path
-    tables: Mapping[str, pd.DataFrame] = field(repr=False)
-    """The run's tables by name."""
+    main = "sink_tokens"
     sink: Bool[Tensor, "batch position"] = field(repr=False)
     """The tokens that are sinks."""
     massive: Bool[Tensor, "batch position"] = field(repr=False)
     """The tokens that are massive."""
-    headline: tuple[str, ...]
-    """The result in sentences."""
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the sink tokens and the massive ones."""
-        return self.tables["sink_tokens"]
-
-    def _repr_html_(self) -> str:
-        """The scan in a notebook."""
-        return display.html(self.headline, self.tables["agreement"], folder=self.folder)
+    def shown(self) -> tuple[object, ...]:
+        """How the two definitions agree."""
+        return (self.tables["agreement"],)
 
 
 def sink_tokens(
@@ -113,7 +104,7 @@ def sink_tokens(
             frames["gradients"] = _gradients(lens, batch, found, config=config, progress=progress)
         for name, frame in frames.items():
             (writer.write_csv if name in ("thresholds", "agreement") else writer.write_table)(name, frame)
-    headline = tuple(frames["thresholds"]["statement"])
+    headline = "\n".join(frames["thresholds"]["statement"])
     return SinkTokens(folder=writer.folder, tables=frames, sink=found.sink, massive=found.massive, headline=headline)
 
 

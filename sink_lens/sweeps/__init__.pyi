@@ -7,4 +7,3 @@ from .config import read_sweep as read_sweep
 from .grid import EditGrid as EditGrid
 from .grid import Grid as Grid
 from .sweep import sweep as sweep
-from .sweep import sweep_shard as sweep_shard

@@ -2,8 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..edits.metrics import Metric
 from ..edits.part import AXES
 from ..engine.cells import Cell
 from ..errors import InputError, RunError
-from ..records import display
+from ..records import Result
 from ..stats import strongest
 from ..text import strength
 
@@ -23,23 +22,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepResult:
-    """A finished sweep; everything in it also lies in its run folder."""
+@dataclass(frozen=True, kw_only=True)
+class SweepResult(Result):
+    """A sweep; everything in it also lies in its run folder.
 
-    folder: Path
-    frame: pd.DataFrame = field(repr=False)
-    """One row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the sequences that
-    have all its positions),
-    ``effect`` (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd``
-    (mean and standard deviation over the cell's random controls), ``over_control`` (effect - control_effect) with its
-    interval; ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
-    controls: pd.DataFrame = field(repr=False)
-    """The random controls, with the same columns."""
-    values: pd.DataFrame = field(repr=False)
-    """Every single value, with the columns cell, sequence, metric and value."""
-    headline: str
-    """The result in words."""
+    ``frame`` has one row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the
+    sequences that have all its positions), ``effect`` (value - baseline) with its paired 95% interval over sequences;
+    ``control_effect`` and ``control_sd`` (mean and standard deviation over the cell's random controls),
+    ``over_control`` (effect - control_effect) with its interval; ``changed`` (whether the edit changed anything that
+    was run), ``n``, ``error``.
+    """
+
+    main = "cells"
+
+    @property
+    def controls(self) -> pd.DataFrame:
+        """The random controls, with the same columns."""
+        return self.tables["controls"]
+
+    @property
+    def values(self) -> pd.DataFrame:
+        """Every single value, with the columns cell, sequence, metric and value."""
+        return self.tables["values"]
 
     @property
     def failed(self) -> pd.DataFrame:
@@ -64,20 +68,15 @@ class SweepResult:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
 
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
-        return {"cells": self.frame, "controls": self.controls, "values": self.values}
-
-    def _repr_html_(self) -> str:
-        """The sweep in a notebook."""
+    def shown(self) -> tuple[object, ...]:
+        """The figure, and the cells with the largest effects."""
         drawn = []
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             drawn = [self.figure()]
         top = self.top()
         cells = top.assign(edit=[cell_name(row) for row in top.to_dict("records")])
-        shown = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high", "control_effect", "error")
-        return display.html(self.headline, *drawn, cells.filter(items=shown), folder=self.folder)
+        columns = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high", "control_effect", "error")
+        return *drawn, cells.filter(items=columns)
 
 
 def failed_cells(frame: pd.DataFrame) -> list[Any]:

@@ -37,7 +37,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.prompt_tokens import most_tokens
 from ..records import RunWriter, check_known, create_run, display
 from ..records.reading import damaged_file
-from ..records.shards import holder, in_shard, remove_shards, take_parts
+from ..records.shards import check_shard, holder, run_in
 from ..schema import MEANS
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
@@ -57,6 +57,7 @@ def sweep(
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
     out: str | Path | None = None,
+    shard: str | None = None,
     engine: str = "local",
     devices: Sequence[str] = (),
     workers: int | None = None,
@@ -69,13 +70,19 @@ def sweep(
 
     The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing.
 
+    With ``shard`` each of several processes or machines computes a part of the cells, all in one folder; nothing else
+    is shared, and there is no order. A shard that was killed goes on where it was, one that is done does nothing, and
+    the one that ends last makes the tables; the result of the others is not ``finished``. Without ``shard`` the same
+    call takes what the shards have done and computes the rest.
+
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration (``read_sweep(path)``), which says everything
             but where and how.
         what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
         tokens: the sequences; those of the configuration if None.
         metrics: the metrics to read from each cell; by default the attention to position 0.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. Shards have one, where each can read and write.
+        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         engine: local, or ray (``pip install 'sink-lens[ray]'``).
         devices: local only: one process for each, such as ``("cuda:0", "cuda:1")``; this process if there is at most
             one.
@@ -86,68 +93,17 @@ def sweep(
         progress: show a progress bar.
 
     Raises:
-        InputError: a grid, metric or engine that cannot be used.
-        RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
+        InputError: a grid, metric, engine or shard that cannot be used.
+        RunError: the folder is in use, or holds another sweep (other cells, metrics, weights, tokens or versions) or
+            another division into shards.
     """
+    check_shard(shard, out=out, overwrite=overwrite)
     asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
-    where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
-    check_engine(**where, what=asked.what, metrics=asked.metrics)
+    where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers, "progress": progress}
+    check_engine(engine=engine, devices=devices, workers=workers, what=asked.what, metrics=asked.metrics)
+    if shard is not None:
+        check_known(asked.config)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
-    with asked.open(folder, overwrite=overwrite) as writer:
-        job, own = asked.begin(writer)
-        take_parts(writer)
-        _run_blocks(writer, job, own, own.blocks, retry_failed=retry_failed, progress=progress, **where)
-        result = asked.finish(writer, own)
-    remove_shards(folder)
-    return result
-
-
-def sweep_shard(
-    model: ModelLike | SweepConfig,
-    what: Grid | Sequence[Cell] | None = None,
-    *,
-    shard: str,
-    out: str | Path,
-    tokens: TokenBatch | None = None,
-    metrics: Sequence[Measured] | Measured = (),
-    engine: str = "local",
-    devices: Sequence[str] = (),
-    workers: int | None = None,
-    seed: int | None = None,
-    retry_failed: bool = False,
-    progress: bool = True,
-) -> SweepResult | None:
-    """Compute one of several parts of a sweep, each in a process or on a machine of its own, all in one folder.
-
-    Nothing but the folder is shared: no service, no order. A shard that was killed goes on where it was, one that is
-    done does nothing, and the one that ends last makes the tables. ``sweep`` on the same folder takes what the shards
-    have done and computes the rest.
-
-    Args:
-        model: as in ``sweep``; the same in every shard.
-        what: as in ``sweep``.
-        shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
-        out: the run folder of all shards, where each of them can read and write.
-        tokens: as in ``sweep``.
-        metrics: as in ``sweep``.
-        engine: as in ``sweep``.
-        devices: as in ``sweep``.
-        workers: as in ``sweep``.
-        seed: as in ``sweep``.
-        retry_failed: compute the shard's failed cells again.
-        progress: show a progress bar.
-
-    Returns:
-        The whole sweep's result from the shard that ends last, or where the sweep was finished; None from the others.
-
-    Raises:
-        InputError: what ``sweep`` refuses, or a shard that is none.
-        RunError: the shard is being computed by another process; or what ``sweep`` raises, also for another division.
-    """
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
-    where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers}
-    check_engine(**where, what=asked.what, metrics=asked.metrics)
-    check_known(asked.config)
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -159,16 +115,18 @@ def sweep_shard(
         """Compute these blocks."""
         job, own = made[0]
         blocks = [block for block in own.blocks if _part(block) in parts]
-        _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, progress=progress, **where)
+        _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, **where)
 
-    return in_shard(
-        shard,
-        Path(out),
-        opened=asked.open,
-        begin=begin,
-        compute=compute,
-        finish=lambda writer: asked.finish(writer, made[0][1]),
+    def finish(writer: RunWriter) -> SweepResult:
+        """Compute the blocks that the folder lacks, and make the tables."""
+        if shard is None:
+            compute(writer, begin(writer))
+        return asked.finish(writer, made[0][1])
+
+    found = run_in(
+        folder, shard=shard, overwrite=overwrite, opened=asked.open, begin=begin, compute=compute, finish=finish
     )
+    return SweepResult.unfinished(folder, shard=str(shard)) if found is None else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,17 +187,13 @@ class _Asked:
             most_controls=self.what.controls if isinstance(self.what, Grid) else 0,
             generator=np.random.default_rng(self.seed),
         )
-        values = by_cell(numbers, cells)
         result = SweepResult(
             folder=writer.folder,
-            frame=frame,
-            controls=drawn,
-            values=values,
+            tables={"cells": frame, "controls": drawn, "values": by_cell(numbers, cells)},
             headline="\n".join([headline(frame, own), *self.means]),
         )
-        writer.write_table("cells", frame)
-        writer.write_table("controls", drawn)
-        writer.write_table("values", values)
+        for name, table in result.tables.items():
+            writer.write_table(name, table)
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             writer.write_bytes("effects.png", display.image(result.figure(), "png"))
         return result

@@ -198,16 +198,16 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
         record, "score", lambda runs, **how: (n_scored.append((runs.ablation, runs.n_pairs)), scored(runs, **how))[1]
     )
     for shard in ("2/3", "3/3", "2/3"):  # one is requeued
-        assert circuits.run_shard(lens, out=out, shard=shard, **fields) is None
+        assert not circuits.run(lens, out=out, shard=shard, **fields).finished
     shown = progress_of(out)
     assert shown["state"].tolist() == ["not begun", "finished", "finished"]
     assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
     with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):
-        circuits.run_shard(lens, out=out, shard="1/4", **fields)
+        circuits.run(lens, out=out, shard="1/4", **fields)
     with pytest.raises(RunError, match="edges"):
-        circuits.run_shard(lens, out=out, shard="1/3", **fields | {"edges": 14})
-    last = circuits.run_shard(lens, out=out, shard="1/3", **fields)
-    assert last is not None
+        circuits.run(lens, out=out, shard="1/3", **fields | {"edges": 14})
+    last = circuits.run(lens, out=out, shard="1/3", **fields)
+    assert last.finished
     assert sorted(last.tables) == sorted(whole.tables)
     for name, table in whole.tables.items():
         pd.testing.assert_frame_equal(last.tables[name], table, check_exact=True)
@@ -217,4 +217,4 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     assert len(settings) == 4
     assert {one: sum(n for name, n in n_scored if name == one) for one in settings} == dict.fromkeys(settings, 16)
     assert not list(out.glob("shard-*"))
-    assert circuits.run_shard(lens, out=out, shard="3/3", **fields) is not None
+    assert circuits.run(lens, out=out, shard="3/3", **fields).finished

@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, t
 
 def test_in_a_notebook_the_headline_is_text(tmp_path):
     tables = {"summary": pd.DataFrame({"a": [1]})}
-    study = Study(folder=tmp_path, kind="isolate", tables=tables, headline="<b>bold</b>")
+    study = Study(folder=tmp_path, tables=tables, headline="<b>bold</b>")
     assert "&lt;b&gt;" in study._repr_html_()
 
 

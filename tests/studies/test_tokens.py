@@ -66,7 +66,7 @@ def test_a_model_without_sinks_says_so(tmp_path):
     found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", progress=False)
     assert not found.sink.any()
     assert not found.massive.any()
-    assert [text.split(";")[0] for text in found.headline] == [
+    assert [text.split(";")[0] for text in found.sentences] == [
         "by attention: no gap, so no token is marked",
         "by norm: no gap, so no token is marked",
     ]

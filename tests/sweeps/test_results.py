@@ -54,7 +54,9 @@ def tabled(cells, values, before, *, controls=(), metrics=None, most=5, errors=(
 def result_of(frame, *, controls=None, headline="the headline"):
     values = pd.DataFrame({"cell": [], "sequence": [], "metric": [], "value": []})
     empty = frame.iloc[:0] if controls is None else controls
-    return SweepResult(folder=Path("run"), frame=frame, controls=empty, values=values, headline=headline)
+    return SweepResult(
+        folder=Path("run"), tables={"cells": frame, "controls": empty, "values": values}, headline=headline
+    )
 
 
 # --- tables

@@ -11,7 +11,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import shards, state_of
 from sink_lens.records.shards import Shard, progress_of
-from sink_lens.sweeps import EditGrid, Grid, sweep, sweep_shard
+from sink_lens.sweeps import EditGrid, Grid, sweep
 
 ARRAY = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "8"}
 
@@ -50,21 +50,24 @@ def test_shards_divide_the_cells_and_the_last_one_makes_the_tables_of_one_proces
     monkeypatch.setattr(Engine, "run", noted)
     out = tmp_path / "run"
     for number in (2, 3):
-        assert sweep_shard(**asked, out=out, shard=f"{number}/3") is None
-        assert sweep_shard(**asked, out=out, shard=f"{number}/3") is None  # requeued
+        assert not sweep(**asked, out=out, shard=f"{number}/3").finished
+        mine = sweep(**asked, out=out, shard=f"{number}/3")  # requeued
+        assert not mine.finished
+        with pytest.raises(RunError, match="has no table 'cells' yet; need all shards"):
+            mine.top()
     shown = progress_of(out)
     assert shown["state"].tolist() == ["not begun", "finished", "finished"]
     assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
     assert min(shown["done"][1:]) > 0
-    last = sweep_shard(**asked, out=out, shard="1/3")
-    assert last is not None
+    last = sweep(**asked, out=out, shard="1/3")
+    assert last.finished
     assert sorted(ran) == list(range(len(ran)))  # each cell once
     for name in ("frame", "controls", "values"):
         pd.testing.assert_frame_equal(getattr(last, name), getattr(whole, name), rtol=1e-5, atol=1e-6)
     assert not list(out.glob("shard-*"))
     assert state_of(out) == "finished"
-    again = sweep_shard(**asked, out=out, shard="2/3")
-    assert again is not None
+    again = sweep(**asked, out=out, shard="2/3")
+    assert again.finished
     pd.testing.assert_frame_equal(again.frame, last.frame)
     assert sorted(ran) == list(range(len(ran)))
 
@@ -82,22 +85,22 @@ def test_no_shard_is_opened_or_removed_while_another_shard_may_take_the_parts(as
 
     opened, removed = shards.Shard.folder, shards.remove_shards
     monkeypatch.setattr(shards.Shard, "folder", lambda self, run: held.append(is_held()) or opened(self, run))
-    sweep_shard(**asked, out=out, shard="1/2")
+    sweep(**asked, out=out, shard="1/2")
     assert held
     assert all(held)
     held.clear()
     monkeypatch.setattr(shards.Shard, "folder", opened)
     monkeypatch.setattr(shards, "remove_shards", lambda run: held.append(is_held()) or removed(run))
-    assert sweep_shard(**asked, out=out, shard="2/2") is not None
+    assert sweep(**asked, out=out, shard="2/2").finished
     assert held == [True]
     # its parts are taken: a shard that ran beside it asks nothing of the folders any more
     monkeypatch.setattr(shards, "all_finished", lambda run: pytest.fail("it read the shards' folders"))
-    assert sweep_shard(**asked, out=out, shard="1/2") is not None
+    assert sweep(**asked, out=out, shard="1/2").finished
 
 
 def test_the_sweep_itself_takes_what_shards_have_done_and_computes_the_rest(asked, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    sweep_shard(**asked, out=out, shard="2/3")
+    sweep(**asked, out=out, shard="2/3")
     done = {cell for path in out.glob("shard-2-of-3/block-*") for cell in pd.read_parquet(path)["cell"]}
     ran, run = set[int](), Engine.run
     monkeypatch.setattr(Engine, "run", lambda self, block, **how: (ran.update(block.cells), run(self, block, **how))[1])
@@ -110,11 +113,11 @@ def test_the_sweep_itself_takes_what_shards_have_done_and_computes_the_rest(aske
 
 def test_what_would_lose_or_repeat_work_is_refused(asked, tmp_path):
     out = tmp_path / "run"
-    sweep_shard(**asked, out=out, shard="2/3")
+    sweep(**asked, out=out, shard="2/3")
     with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):
-        sweep_shard(**asked, out=out, shard="1/4")
+        sweep(**asked, out=out, shard="1/4")
     with pytest.raises(RunError, match="metrics"):
-        sweep_shard(**asked, metrics=[lambda run: run.mass_at(1)], out=out, shard="1/3")
+        sweep(**asked, metrics=[lambda run: run.mass_at(1)], out=out, shard="1/3")
     with FileLock(out / "shard-2-of-3" / ".lock"), pytest.raises(RunError, match="in use by another process"):
-        sweep_shard(**asked, out=out, shard="2/3")
+        sweep(**asked, out=out, shard="2/3")
     assert progress_of(out)["failed"].tolist() == [0, 0, 0]

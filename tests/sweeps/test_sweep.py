@@ -34,7 +34,7 @@ from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps import timed_estimate as estimation
-from sink_lens.sweeps.sweep import dry_run, sweep, sweep_shard
+from sink_lens.sweeps.sweep import dry_run, sweep
 from sink_lens.sweeps.timed_estimate import cost_of, in_words
 
 runner = import_module("sink_lens.sweeps.sweep")
@@ -809,7 +809,7 @@ def test_a_function_that_cannot_be_known_runs_and_is_not_gone_on_with(tmp_path, 
     again(tmp_path / "a", text, overwrite=True)
     what = {"what": FEW, "metrics": in_notebook(text)} if again is of_metric else {"what": [own_cell(text)]}
     with pytest.raises(RunError, match="shards compare their functions, and one cannot be known"):
-        sweep_shard(llama(), **what, tokens=sequences(), shard="1/2", out=tmp_path / "c", progress=False)
+        sweep(llama(), **what, tokens=sequences(), shard="1/2", out=tmp_path / "c", progress=False)
     assert not (tmp_path / "c").exists()
 
 

@@ -1,0 +1,92 @@
+"""``Result``: what a run gives in Python. Everything in it also lies in the run folder."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pandas as pd
+
+from ..errors import RunError
+from . import display
+from .reading import PAGE_FILE
+from .shards import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A run; everything in it also lies in its run folder."""
+
+    main: ClassVar[str] = "summary"
+    """Name of the main table."""
+    folder: Path
+    tables: Mapping[str, pd.DataFrame] = field(repr=False)
+    """The run's tables by name."""
+    headline: str = ""
+    """The result in words, a line for each sentence or paragraph."""
+    decision: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The decision and its numbers, as ``--json`` prints them; empty if the run decides nothing."""
+
+    @classmethod
+    def unfinished(cls, folder: Path, *, shard: str) -> Self:
+        """The result of a shard that is done while others are not: it has no tables yet."""
+        return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_in(folder))
+
+    @property
+    def finished(self) -> bool:
+        """False if other shards of the run are still to be computed."""
+        return not isinstance(self.tables, Unfinished)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table."""
+        return self.tables[self.main]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The lines of the headline."""
+        return tuple(self.headline.splitlines())
+
+    @property
+    def report_path(self) -> Path:
+        """Path of the page, one self-contained HTML file; it exists once it is drawn."""
+        return self.folder / PAGE_FILE
+
+    def report(self) -> Path:
+        """Draw the page from the run folder, again if it is there; its path."""
+        return display.page(self.folder)
+
+    def shown(self) -> tuple[object, ...]:
+        """What a notebook shows below the headline: figures and tables."""
+        return (self.frame,)
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook."""
+        return display.html(self.sentences, *(self.shown() if self.finished else ()), folder=self.folder)
+
+
+class Unfinished(Mapping[str, pd.DataFrame]):
+    """The tables of a run of which some shards are still to be computed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Say where the run is."""
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """Refuse.
+
+        Raises:
+            RunError: the table is made when the last shard ends.
+        """
+        raise RunError(
+            f"{self._folder} has no table {name!r} yet; need all shards of the run: the one that ends last makes the "
+            f"tables. sink-lens status {self._folder} lists them"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        """No table."""
+        return iter(())
+
+    def __len__(self) -> int:
+        """No table."""
+        return 0
