@@ -99,24 +99,23 @@ def test_an_edit_of_a_position_is_refused_by_passes_over_the_last_token_alone():
     assert tuple(whole[0, 9:].tolist()) == generate(lens, prompt[0], here, max_new_tokens=3).ids
 
 
-def test_a_hook_of_transformerlens_is_an_edit_at_every_site_of_every_family():
-    batch = batch_of(2)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_hook_of_transformerlens_is_an_edit_at_every_site(family):
+    batch, lens = batch_of(2), lens_of(family)
 
     def times(x, hook):
         assert hook.layer() == 1
         return 0.5 * x
 
-    for family in TINY_FAMILIES:
-        lens = lens_of(family)
-        for name in sites_of(lens.family):
-            if not SITES[name].per_layer or SITES[name].observed:
-                continue
-            hook_name = bridge_hook(SITES[name], family=lens.family, layer=1)
-            one = from_hook(hook_name, times, lens=lens)
-            with torch.no_grad():
-                expected = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[(hook_name, times)], use_cache=False)
-            found = run_with(lens, batch, one, logits=True).logits
-            torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5, msg=f"{family} {name}")
+    for name in sites_of(lens.family):
+        if not SITES[name].per_layer or SITES[name].observed:
+            continue
+        hook_name = bridge_hook(SITES[name], family=lens.family, layer=1)
+        one = from_hook(hook_name, times, lens=lens)
+        with torch.no_grad():
+            expected = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[(hook_name, times)], use_cache=False)
+        found = run_with(lens, batch, one, logits=True).logits
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5, msg=name)
 
 
 def test_a_hook_that_changes_its_tensor_in_place_and_gives_none_is_an_edit():
