@@ -80,11 +80,13 @@ METRICS = (
 COMMANDS = {
     "trace": Asked(
         "RANDOM --no-interventions --no-random-init",
-        r"Position 0 is the attention sink \(40% of heads\)\.\n.*super neurons +. holds.*report: trace/",
+        r"Position 0 is the attention sink \(40% of heads\)\.\n.*super neurons +. present, not tested.*report: trace/",
         "run report sentence links summary",
         ("key_sink", "default-src 'none'; script-src 'sha256-"),
     ),
-    "trace --verbose": Asked("RANDOM --no-interventions --no-random-init", "attention sink.*holds.*report: "),
+    "trace --verbose": Asked(
+        "RANDOM --no-interventions --no-random-init", "attention sink.*present, not tested.*report: "
+    ),
     "trace --dry-run": Asked(
         "RANDOM --no-interventions --no-random-init",
         "4 sequences of up to 24 tokens, on the CPU.*scout +│ +192.*in all +│ +576.*memory: about.*disk",
