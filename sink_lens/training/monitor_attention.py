@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, Cache
 
-from ..activations.attention import Scores, with_positions
+from ..activations.attention import Scores
 from ..errors import ModelError
+from ..models.attention import with_positions
 from ..models.evaluating import evaluating
 from ..models.interfaced import interfaced_class
 from .monitor_documents import Documents, visible_keys

@@ -31,6 +31,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ...errors import InputError
+from ..attention import weights_of
 from .configuration import HeadNormConfig
 
 _DRAWS = 64
@@ -293,7 +294,7 @@ def sigmoid_attention(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    pattern = scores.float().sigmoid().to(query.dtype)
+    pattern = weights_of(scores, sigmoid=True).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
 
@@ -317,17 +318,9 @@ def eager_sink_attention(
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    pattern = softmax_with(scores, s_aux).to(query.dtype)
+    pattern = weights_of(scores, sink=s_aux).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
-
-
-def softmax_with(scores: Float[Tensor, "batch head query key"], s_aux: Tensor) -> Tensor:
-    """The softmax in float32 over the keys and one extra logit, of a head or of a query, without its column."""
-    sink = s_aux[..., None] if s_aux.dim() == 3 else s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-    scores = torch.cat([scores, sink.to(scores.dtype)], dim=-1)
-    scores = scores - scores.max(dim=-1, keepdim=True).values
-    return nn.functional.softmax(scores, dim=-1, dtype=torch.float32)[..., :-1]
 
 
 def sink_attention(
