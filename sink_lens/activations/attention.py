@@ -29,6 +29,7 @@ from transformers.masking_utils import sdpa_mask
 from ..errors import KernelError
 from ..models.attention import capped, sums_with, weights_of, with_positions
 from ..models.families import Family
+from ..models.foreign import fused_on_cpu, fused_on_gpu
 from ..models.interfaced import attention_as
 from ..schema import KernelChoice
 
@@ -267,14 +268,10 @@ def _fused_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if query.device.type == "cpu":
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
-        )
+        output, lse = fused_on_cpu(query, key, value, mask=mask, scale=scale)
         return output, lse
     bias = None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
-    output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, 0.0, mask is None, scale=scale
-    )
+    output, lse, *_ = fused_on_gpu(query, key, value, bias=bias, causal=mask is None, scale=scale)
     return output, lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
 
 

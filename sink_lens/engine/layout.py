@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from ..models.attention import by_head, capped, weights_of, with_slopes
 from ..models.delegation import attention_of, inner_model
+from ..models.foreign import kernel_set
 from ..models.lens import LensModel
 
 _NAME = "sink_lens_cells"
@@ -167,13 +168,11 @@ def attending(how: Attending) -> Iterator[None]:
     """Within the block, Hugging Face's attention in the bridge computes each cell's rows separately."""
     AttentionInterface.register(_NAME, _attention)
     config = inner_model(how.lens).config
-    before = str(config._attn_implementation)
     token = _ATTENDING.set(how)
     try:
-        config._attn_implementation = _NAME
-        yield
+        with kernel_set(config, _NAME):
+            yield
     finally:
-        config._attn_implementation = before
         _ATTENDING.reset(token)
 
 

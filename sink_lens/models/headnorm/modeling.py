@@ -32,6 +32,7 @@ from transformers.models.llama.modeling_llama import (
 
 from ...errors import InputError
 from ..attention import weights_of
+from ..foreign import is_loaded, kernel_of
 from .configuration import HeadNormConfig
 
 _DRAWS = 64
@@ -221,7 +222,7 @@ class HeadNormAttention(LlamaAttention):
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
         """The attention function of this implementation and variant."""
-        implementation = str(self.config._attn_implementation)
+        implementation = kernel_of(self.config)
         if implementation in ("eager", "sdpa") and self.variant == "key_bias":
             return sink_attention if implementation == "sdpa" else eager_sink_attention
         if implementation in ("eager", "sdpa") and self.variant == "sigmoid":
@@ -253,7 +254,7 @@ class HeadNormAttention(LlamaAttention):
 
         ``matched`` is not known here: it depends on the layers before, and the whole model sets it (``begin_gains``).
         """
-        if self.gamma is None or getattr(self.gamma, "_is_hf_initialized", False):
+        if self.gamma is None or is_loaded(self.gamma):
             return
         if self.config.value_norm_init == "ones":
             initialization.ones_(self.gamma)
@@ -424,7 +425,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         The stack of layers initialises itself, and the model around it finds nothing left to begin.
         """
-        begun = all(getattr(one, "_is_hf_initialized", False) for one in self._attentions())
+        begun = all(is_loaded(one) for one in self._attentions())
         super().initialize_weights()
         if not begun and self.config.value_norm_init == "matched":
             self.begin_gains()
@@ -440,7 +441,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             for one in with_gain:
                 one.begin_gamma()
             return
-        loaded = all(getattr(one.gamma, "_is_hf_initialized", False) for one in with_gain)
+        loaded = all(is_loaded(one.gamma) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
             return
         for one, sizes in zip(with_gain, self.sizes_without_norm(), strict=True):
