@@ -208,10 +208,6 @@ class Engine:
         """Number of layers that a block runs for each of its cells."""
         return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
 
-    def forwards_of(self, block: Block) -> int:
-        """Number of forwards that a block takes."""
-        return len(self._packs(block))
-
     def tokens_of(self, block: Block) -> int:
         """Number of positions that a block computes for each of its sequences, over its cells."""
         n = self.tokens.n_positions
