@@ -7,17 +7,18 @@ model that can only be measured has no bridge: module hooks read its plain modul
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
 from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
-from ..models.foreign import kernel_of
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
 from ..models.running import running
@@ -26,7 +27,7 @@ from .attention import OBSERVED, Kernel, Put, Watch, observed
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
-    """Refuse sequences that the model cannot take.
+    """Refuse sequences that the model cannot take, and warn of ids that begin with padding or with BOS twice.
 
     Raises:
         InputError: the sequences are longer than the model's context, or have ids outside its vocabulary.
@@ -40,6 +41,27 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
         raise InputError(
             f"token id {int(batch.tokens.max())} is outside the vocabulary of {lens.d_vocab}; "
             "need tokens from this model's tokenizer"
+        )
+    if batch.source == "tensor" and lens.tokenizer is not None and batch.n_positions > 1:
+        _warn_of_beginnings(batch, lens.tokenizer)
+
+
+def _warn_of_beginnings(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn of ids of the user's own that a model reads as something else than they were meant as."""
+    pad: Any = tokenizer.pad_token_id
+    bos: Any = tokenizer.bos_token_id
+    first, second = batch.tokens[:, 0], batch.tokens[:, 1]
+    if pad is not None and pad != bos and (n := int(torch.eq(first, pad).sum())):
+        warnings.warn(
+            f"{n} of {batch.n_sequences} sequences begin with the padding id {pad}, which is read as a token; give the "
+            "mask: what the tokenizer returned, or TokenBatch.from_tensor(ids, attention_mask=mask)",
+            stacklevel=4,
+        )
+    if bos is not None and (n := int(((first == bos) & (second == bos) & (batch.lengths > 1)).sum())):
+        warnings.warn(
+            f"{n} of {batch.n_sequences} sequences begin with BOS twice (id {bos}); the second is taken for text. Make "
+            "the ids with add_special_tokens=False, or without the BOS of the text or chat template",
+            stacklevel=4,
         )
 
 
@@ -91,7 +113,7 @@ def forward(
             )
             stack.enter_context(observed(model, watch=watch))
         elif model is not lens.plain:
-            stack.enter_context(attention_as(model, kernel_of(lens.plain.config)))
+            stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
         stack.enter_context(torch.no_grad())
         if last < lens.n_layers:
             stack.enter_context(ending_after(layers[last]))

@@ -16,9 +16,8 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..data.tokens import TokenBatch, from_tensor
+from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
-from ..models.foreign import kernel_of
 from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, give_back
@@ -36,7 +35,7 @@ _MEMORY_FRAC = 0.8
 
 def stream(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
+    tokens: Tokens,
     readings: Sequence[Reading],
     *,
     keys: Sequence[int] = (0,),
@@ -71,7 +70,7 @@ def stream(
             result does not have the sequences as its first axis.
     """
     lens = as_lens(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     check_tokens(lens, batch)
     plan = _plan(lens, readings)
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
@@ -94,12 +93,12 @@ def stream(
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     said = linear_layers(lens)
     skipped = {one.name: said for one in readings if said and _of_attention(one.sites, lens)}
-    return Streamed(values=values, kernel=chosen or kernel_of(lens.plain.config), skipped=skipped)
+    return Streamed(values=values, kernel=chosen or str(lens.plain.config._attn_implementation), skipped=skipped)
 
 
 def capture(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
+    tokens: Tokens,
     *,
     sites: Sequence[str],
     layers: Sequence[int] | None = None,
@@ -133,7 +132,7 @@ def capture(
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens = as_lens(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     check_tokens(lens, batch)
     names = tuple(dict.fromkeys(sites))
     for name in names:

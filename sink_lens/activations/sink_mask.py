@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..data.tokens import TokenBatch, from_tensor
+from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError
 from ..measures.attention import fewest_queries, row_shares, tells
 from ..measures.reductions import mean_where
@@ -59,7 +59,7 @@ _TOKENS_A_FORWARD = 2048
 
 def sink_mask(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
+    tokens: Tokens,
     *,
     by: Rule = "attention",
     threshold: float | None = None,
@@ -95,7 +95,7 @@ def sink_mask(
         InputError: a threshold was given for ``either``, or the model cannot take the tokens.
         KernelError: ``fused`` was requested but is not exact.
     """
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     if by == "either" and (threshold is not None or least is not None):
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
@@ -122,7 +122,7 @@ def gap_of(
 
 def sink_scores(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
+    tokens: Tokens,
     *,
     by: Rule = "attention",
     kernel: KernelChoice = "auto",
@@ -136,7 +136,7 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     return _scores(lens, batch, (by,), kernel=kernel, batch_size=batch_size, progress=progress)[by]
 
 

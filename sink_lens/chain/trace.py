@@ -25,18 +25,19 @@ from ..activations.forward import check_tokens
 from ..activations.precision import rounding
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
-from ..data.tokens import TokenBatch, decode_tokens, from_tensor
+from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
+from ..engine.cost import free_bytes, size, weight_bytes
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
-from ..models.memory import collect, free_bytes, set_aside, weight_bytes
+from ..models.memory import collect, set_aside
 from ..models.running import holds_views, note_memory, turn
 from ..records import Result, RunWriter, create_run, read_run
-from ..text import size
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
+from .estimate import bytes_beside, check_room, estimate
 from .evidence import gather
 from .inputs import align_sinks, elsewhere, other_condition, provenance, without
 from .interventions import TABLES, causal_tables
@@ -54,11 +55,10 @@ from .neurons import (
     selectivity_table,
     super_neurons,
 )
-from .passes import bytes_beside, check_room
 from .setting import check_interior, why_no_interventions
 
 _LOG = logging.getLogger(__name__)
-__all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "trace"]
+__all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "estimate", "trace"]
 
 FILES = (
     "tokens",
@@ -118,7 +118,7 @@ class Trace(Result):
 
 def trace(
     model: TraceConfig | ModelLike,
-    tokens: TokenBatch | Tensor | str | None = None,
+    tokens: Tokens | str | None = None,
     *,
     config: TraceConfig | None = None,
     out: str | Path | None = None,
@@ -151,17 +151,17 @@ def trace(
         model = as_lens(model)
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
-    tokens = from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
+    sequences = None if tokens is None else batch_of(tokens)
     config = _config_of(model, given=config, fields=fields)
-    if not isinstance(model, LensModel) and tokens is None:
+    if not isinstance(model, LensModel) and sequences is None:
         check_sequences(config)
         if config.target_position is not None and not config.prompts:
             check_interior(config.target_position, shortest=config.length)
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
-    other = None if tokens is not None or config.at is not None else other_condition(lens, batch, config=config)
+    batch = sequences if sequences is not None else tokens_of(lens, config=config, bos=config.bos)
+    other = None if sequences is not None or config.at is not None else other_condition(lens, batch, config=config)
     there = None if config.at is None else at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
@@ -442,7 +442,7 @@ def _room_for_baseline(
     lens: LensModel, *, config: TraceConfig, folder: Path
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block there is memory for the random-init baseline: where both do not fit, the model is in a file."""
-    twin = weight_bytes(lens.plain)
+    twin = weight_bytes(lens)
     needed, free = bytes_beside(lens, config, twin=twin), free_bytes()
     if lens.device.type != "cpu" or needed <= free:
         return contextlib.nullcontext()

@@ -265,11 +265,7 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
     """
     sequence, position = torch.nonzero(batch.valid.cpu(), as_tuple=True)
     token_id = batch.tokens.cpu()[sequence, position]
-    known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
-    text: dict[int, str] = {}
-    for token in token_id.unique().tolist():
-        decoded = tokenizer.decode([token]) if tokenizer is not None and token in known else f"<{token}>"
-        text[token] = str(decoded)
+    text = texts_of(token_id.unique().tolist(), tokenizer)
     return pd.DataFrame(
         {
             "sequence": sequence.numpy(),
@@ -278,6 +274,40 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
             "text": [text[token] for token in token_id.tolist()],
         }
     )
+
+
+Tokens = TokenBatch | Int[Tensor, "batch position"] | Mapping[str, Any]
+"""A token batch, a tensor of ids, or what a tokenizer or ``apply_chat_template`` returns: ids with their mask."""
+Prompts = Tokens | str | Sequence[str]
+"""Tokens, or texts that the model's own tokenizer reads."""
+
+
+def batch_of(
+    given: Prompts, tokenizer: PreTrainedTokenizerBase | None = None, *, bos: BosCondition = "auto"
+) -> TokenBatch:
+    """Make a token batch of anything that a function takes as tokens or prompts; a batch stays as it is.
+
+    Raises:
+        InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length.
+    """
+    if isinstance(given, TokenBatch):
+        return given
+    if isinstance(given, Tensor):
+        return from_tensor(given)
+    if isinstance(given, Mapping):
+        try:
+            ids, mask = (given.get(name) for name in ("input_ids", "attention_mask"))
+            rows, real = torch.as_tensor(ids), None if mask is None else torch.as_tensor(mask)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"a mapping with {', '.join(map(str, given)) or 'nothing'} was given as tokens; need input_ids in rows "
+                'of one length. Call the tokenizer with return_tensors="pt", padding=True'
+            ) from error
+        one = rows.ndim == 1
+        return from_tensor(rows[None] if one else rows, attention_mask=real[None] if one and real is not None else real)
+    if tokenizer is None:
+        raise InputError("text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)")
+    return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
 
 
 @checked
@@ -533,6 +563,12 @@ def _check_size(sequences: int, length: int) -> None:
         raise InputError(
             f"the length is {length}; need at least 2 tokens, as no later token could attend to the first."
         )
+
+
+def texts_of(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
+    """Token id -> its text; `<id>` if there is no tokenizer, or if the tokenizer does not know the id."""
+    known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
+    return {one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>" for one in ids}
 
 
 def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

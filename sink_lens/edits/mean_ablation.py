@@ -7,12 +7,12 @@ every output names its own. ``mean_ordinary`` is what the commands take, unless 
 from dataclasses import dataclass
 from typing import Unpack
 
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from ..activations.record import capture
 from ..activations.sink_mask import sink_mask
-from ..data.tokens import TokenBatch, from_tensor
+from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
@@ -85,9 +85,7 @@ def tokens_to_average(
     return Averaged(mean=mean, mask=ordinary, n_sinks=n_sinks)
 
 
-def mean_ordinary(
-    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, **where: Unpack[Where]
-) -> Edit:
+def mean_ordinary(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
     """Set a part of a site to its mean over the tokens of the baseline run that are no sink.
 
     The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out.
@@ -107,9 +105,7 @@ def mean_ordinary(
     return _mean_ablation(lens, tokens, site, mean="mean_ordinary", where=where)
 
 
-def mean_all(
-    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, **where: Unpack[Where]
-) -> Edit:
+def mean_all(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
     """Set a part of a site to its mean over all tokens of the baseline run, sinks included.
 
     A single sink can make up most of this mean. Arguments and errors are those of ``mean_ordinary``.
@@ -117,9 +113,7 @@ def mean_all(
     return _mean_ablation(lens, tokens, site, mean="mean_all", where=where)
 
 
-def mean_aligned(
-    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, **where: Unpack[Where]
-) -> Edit:
+def mean_aligned(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
     """Set a part of a site to its mean over the sequences of the baseline run, each position to its own.
 
     It keeps what all sequences share at a position, such as a sink. Arguments and errors are those of
@@ -128,12 +122,10 @@ def mean_aligned(
     return _mean_ablation(lens, tokens, site, mean="mean_aligned", where=where)
 
 
-def _mean_ablation(
-    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, *, mean: Mean, where: Where
-) -> Edit:
+def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
     """An edit that sets a part of a site to a mean of this run."""
     lens = as_lens(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     if site in SITES and not SITES[site].by_token:
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.record import Reading, stream
 from ..activations.views import LayerView
-from ..data.tokens import TokenBatch, from_tensor
+from ..data.tokens import Tokens, batch_of
 from ..errors import InputError
 from ..measures.reductions import widen
 from ..models.load import ModelLike, as_lens
@@ -118,7 +118,7 @@ def head_rms_norm(
 
 def natural_rms(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
+    tokens: Tokens,
     *,
     layers: Sequence[int] | None = None,
     first_position: int = FIRST_POSITION,
@@ -133,7 +133,7 @@ def natural_rms(
         InputError: there is no real token at ``first_position`` or later, or layers do not exist.
     """
     lens = as_lens(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     counted = batch.valid & (torch.arange(batch.n_positions, device=batch.valid.device) >= first_position)
     if first_position < 0 or not bool(counted.any()):
         raise InputError(

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..activations.record import check_layers, check_positions, never_fired
-from ..data.tokens import TokenBatch, from_tensor
+from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, check_edits
 from ..edits.outcome import Outcome
@@ -45,7 +45,7 @@ class Start:
 
 def run_with(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
+    tokens: Tokens,
     edits: Sequence[Edit] | Edit = (),
     *,
     positions: Sequence[int] = (0,),
@@ -81,7 +81,7 @@ def run_with(
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
     lens = as_lens(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    batch = batch_of(tokens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     check_tokens(lens, batch)
     check_edits(given, lens=lens, n_positions=batch.n_positions)

@@ -11,7 +11,7 @@ its result at an earlier one is not what it was, this token and those after it t
 a cache is compared with a whole pass of the bridge too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
-from ..data.tokens import TokenBatch, from_prompts, from_tensor
+from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, Step, check_edits
 from ..errors import InputError
@@ -77,7 +77,7 @@ class Generated:
 
 def generate(
     lens: ModelLike,
-    prompt: str | Sequence[int] | Tensor,
+    prompt: str | Sequence[int] | Tensor | Tokens,
     edits: Sequence[Edit] | Edit = (),
     *,
     max_new_tokens: int = 40,
@@ -91,7 +91,7 @@ def generate(
 
     Args:
         lens: the model.
-        prompt: text, or its token ids.
+        prompt: text, or its token ids as a list, a tensor or what a tokenizer returns.
         edits: the edits, applied in every pass; their positions are absolute.
         max_new_tokens: largest number of new tokens; generation stops earlier if the model ends the text.
         temperature: 0 takes the likeliest token; above 0, tokens are drawn from softmax(logits / temperature).
@@ -308,20 +308,18 @@ def _last_logits(
     return out[0, -1].float().cpu()
 
 
-def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: BosCondition) -> TokenBatch:
+def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
     """The prompt as a batch of one sequence."""
-    if isinstance(prompt, str):
-        if lens.tokenizer is None:
-            raise InputError(
-                f"text was given and {lens.name} has no tokenizer; need token ids, or load(..., tokenizer=)"
-            )
-        return from_prompts([prompt], lens.tokenizer, bos=bos)
-    ids = prompt if isinstance(prompt, Tensor) else torch.tensor(list(prompt))
-    if ids.ndim == 1:
-        ids = ids[None]
-    if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
-        raise InputError(f"the prompt has the shape {tuple(ids.shape)}; need the ids of one sequence")
-    return from_tensor(ids.cpu())
+    if not isinstance(prompt, str | Tensor | Mapping | TokenBatch):
+        prompt = torch.tensor(list(prompt))
+    if isinstance(prompt, Tensor):
+        prompt = prompt[None].cpu() if prompt.ndim == 1 else prompt.cpu()
+        if prompt.ndim != 2 or len(prompt) != 1 or not prompt.numel():
+            raise InputError(f"the prompt has the shape {tuple(prompt.shape)}; need the ids of one sequence")
+    found = batch_of(prompt, lens.tokenizer, bos=bos)
+    if found.n_sequences != 1:
+        raise InputError(f"the prompt is {found.n_sequences} sequences; need one")
+    return found.cut(int(found.lengths[0]))
 
 
 def _end_ids(lens: LensModel) -> set[int]:

@@ -1,21 +1,18 @@
 """Pairs of clean and corrupted sequences with the same lengths, and the positions at which they differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
-from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..arguments import checked
 from ..data.described import BosCondition
-from ..data.tokens import TokenBatch, decode_tokens, from_prompts, from_tensor
+from ..data.tokens import Prompts as Sequences
+from ..data.tokens import TokenBatch, batch_of, decode_tokens
 from ..errors import InputError
 from ..models.lens import LensModel
 from .config import Direction
-
-Sequences = TokenBatch | Tensor | str | Sequence[str]
-"""Token batch, tensor of ids, or text that the model's own tokenizer reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     Raises:
         InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
     """
-    batches = _batch(lens, clean, bos=bos), _batch(lens, corrupted, bos=bos)
+    batches = batch_of(clean, lens.tokenizer, bos=bos), batch_of(corrupted, lens.tokenizer, bos=bos)
     for batch in batches:
         check_tokens(lens, batch)
     first, second = batches
@@ -94,14 +91,3 @@ def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
     known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})
-
-
-def _batch(lens: LensModel, given: Sequences, *, bos: BosCondition) -> TokenBatch:
-    """Texts, ids or a batch as a batch."""
-    if isinstance(given, TokenBatch):
-        return given
-    if isinstance(given, Tensor):
-        return from_tensor(given)
-    if lens.tokenizer is None:
-        raise InputError(f"text was given and {lens.name} has no tokenizer; need token ids, or load(..., tokenizer=)")
-    return from_prompts([given] if isinstance(given, str) else given, lens.tokenizer, bos=bos)

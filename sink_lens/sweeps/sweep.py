@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.console import RenderableType
 from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
 from ..edits.named_metrics import MetricSpec
@@ -42,6 +43,7 @@ from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_c
 from .config import SweepConfig
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
+from .timed_estimate import cost_of, in_words
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ def sweep(
     model: ModelLike | SweepConfig,
     what: Grid | Sequence[Cell] | None = None,
     *,
-    tokens: TokenBatch | None = None,
+    tokens: Tokens | None = None,
     metrics: Sequence[Measured] | Measured = (),
     out: str | Path | None = None,
     shard: str | None = None,
@@ -255,16 +257,42 @@ def _run_blocks(
                 writer.write_table(_part(block), _join_rows(writer, block, frame, cells=whole[block.number]))
 
 
+def dry_run(
+    model: ModelLike | SweepConfig,
+    what: Grid | Sequence[Cell] | None = None,
+    *,
+    tokens: Tokens | None = None,
+    metrics: Sequence[Measured] | Measured = (),
+) -> RenderableType:
+    """Estimate the cost of ``sweep`` with these arguments, in words. Loads the model, but writes nothing.
+
+    Raises:
+        InputError: what ``sweep`` would refuse.
+    """
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=None)
+    lens, batch = asked.lens, asked.batch
+    if not isinstance(asked.what, Grid):
+        _cells(asked.what, lens, batch)
+    read = metrics_on(asked.metrics, lens, tokens=batch)
+
+    def check(cells: Sequence[Cell], plan: Plan) -> Plan:
+        """Check the plan against the slow path."""
+        return check_plan(lens, batch, cells, read, plan=plan)[0]
+
+    return in_words(cost_of(lens, batch, asked.what, read, check=check))
+
+
 def _collect(
     model: ModelLike | SweepConfig,
     what: Grid | Sequence[Cell] | None,
     *,
-    tokens: TokenBatch | None,
+    tokens: Tokens | None,
     metrics: Sequence[Measured] | Measured,
     seed: int | None,
 ) -> _Asked:
     """Collect everything that determines the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
+    tokens = None if tokens is None else batch_of(tokens)
     if isinstance(model, SweepConfig):
         for name, found in (("grid", what), ("seed", seed)):
             if found is not None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sink_lens.data.bos import bos_id, tokenizer_adds_bos
 from sink_lens.data.tokens import (
+    batch_of,
     decode_tokens,
     from_dataset,
     from_prompts,
@@ -22,6 +23,7 @@ from sink_lens.data.tokens import (
     repeated_tokens,
 )
 from sink_lens.errors import InputError
+from sink_lens.models.tiny import tiny_tokenizer
 
 N_BYTES = 256
 
@@ -442,3 +444,19 @@ def test_decoding_without_a_tokenizer_gives_the_ids():
     assert decode_tokens(from_tensor(torch.tensor([[7, 8]]), lengths=torch.tensor([1])), None)["text"].tolist() == [
         "<7>"
     ]
+
+
+def test_what_a_tokenizer_returns_is_a_batch_with_its_mask_read():
+    tokenizer = tiny_tokenizer(adds_bos=True)
+    texts = ["the cat and the dog", "the dog"]
+    expected = from_prompts(texts, tokenizer)
+    for side in ("left", "right"):
+        tokenizer.padding_side = side
+        found = batch_of(tokenizer(texts, return_tensors="pt", padding=True))
+        assert (found.hash, found.lengths.tolist()) == (expected.hash, expected.lengths.tolist())
+    one = batch_of(tokenizer("the dog"))  # lists of one text
+    assert one.tokens.tolist() == tokenizer("the dog", return_tensors="pt")["input_ids"].tolist()
+    with pytest.raises(InputError, match="need input_ids in rows of one length"):
+        batch_of(tokenizer(texts))
+    with pytest.raises(InputError, match="a mapping with ids was given as tokens; need input_ids"):
+        batch_of({"ids": [[3, 4]]})
