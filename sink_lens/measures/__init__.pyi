@@ -12,6 +12,8 @@ from .dimensions import dominance_ratio as dominance_ratio
 from .dimensions import dominance_ratio_fixed as dominance_ratio_fixed
 from .dimensions import growth_ratio as growth_ratio
 from .dimensions import massive_ratio as massive_ratio
+from .heads import induction as induction
+from .heads import previous_token as previous_token
 from .locking import logit_split as logit_split
 from .locking import positive_share as positive_share
 from .locking import qk_alignment as qk_alignment

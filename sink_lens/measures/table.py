@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sink_lens.measures import attention, dimensions, locking, neurons, outputs, rank, variance
+from sink_lens.measures import attention, dimensions, heads, locking, neurons, outputs, rank, variance
 
 CHAIN = "arXiv 2605.06611"
 SINKS = "arXiv 2410.10781"
 MASSIVE = "arXiv 2402.17762"
 IDLE = "arXiv 2504.03889"
 NO_OP = "arXiv 2606.08105"
+FRAMEWORK = "Elhage et al. 2021"
+INDUCTION = "arXiv 2209.11895"
 OURS = "ours"
 
 
@@ -52,6 +54,8 @@ _ROWS = (
     _measure(attention.key_rank, "keys", 0.0, _INF, OURS, "keys that get more attention; 0 = the top"),
     _measure(attention.gini, "1", 0.0, 1.0, OURS, "inequality of a row over its visible keys; 0 = uniform"),
     _measure(attention.null_mass, "attention", 0.0, 1.0, OURS, "attention that goes to no key"),
+    _measure(heads.previous_token, "attention", 0.0, 1.0, FRAMEWORK, "mean attention to the token before"),
+    _measure(heads.induction, "attention", 0.0, 1.0, INDUCTION, "attention to what followed the same token earlier"),
     _measure(variance.token_std, "of x", 0.0, _INF, CHAIN, "standard deviation within one token"),
     _measure(variance.s1, "of x", 0.0, _INF, CHAIN, "standard deviation over samples, by position"),
     _measure(variance.s2, "of x", 0.0, _INF, CHAIN, "standard deviation within a token, by position"),

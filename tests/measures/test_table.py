@@ -38,6 +38,8 @@ def results(seed):
         "key_rank": (pattern, {"key": key}),
         "gini": (pattern, {"row_positions": torch.arange(20)}),
         "null_mass": (pattern * torch.rand(20, 1, generator=generator), {}),
+        "previous_token": (pattern, {"valid": valid}),
+        "induction": (pattern, {"tokens": x[..., 0].sign().long(), "valid": valid}),
         "token_std": (x, {}),
         "s1": (x, {"valid": valid}),
         "s2": (x, {"valid": valid}),

@@ -1,0 +1,53 @@
+"""What kind of head a pattern is: how much it attends to the previous token, or to what followed a token before.
+
+Padding is on the right, so a real query never sees it. Sigmoid attention is given as `attention.row_shares`.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sink_lens.measures.reductions import mean_where
+
+
+def previous_token(
+    pattern: Float[Tensor, "batch head query key"], *, valid: Bool[Tensor, "batch query"]
+) -> Float[Tensor, "batch head"]:
+    """Mean attention to the token before, over the real queries that have one.
+
+    In [0, 1]; nan for a sequence of one token. A sink at the first position counts for the second query alone.
+
+    Args:
+        pattern: attention weights.
+        valid: True at real tokens.
+
+    Reference: Elhage et al. 2021, "A mathematical framework for transformer circuits".
+    """
+    before = pattern.diagonal(-1, -2, -1)
+    return mean_where(before, where=valid[:, None, 1:].expand_as(before), dim=-1)
+
+
+def induction(
+    pattern: Float[Tensor, "batch head query key"],
+    *,
+    tokens: Int[Tensor, "batch query"],
+    valid: Bool[Tensor, "batch query"],
+) -> Float[Tensor, "batch head"]:
+    """Mean attention to the tokens that followed earlier occurrences of the query's token, over queries that have one.
+
+    In [0, 1]; nan where no token occurs twice. On random tokens in two copies it is the score of an induction head.
+
+    Args:
+        pattern: attention weights.
+        tokens: the token ids.
+        valid: True at real tokens.
+
+    Reference: Olsson et al., arXiv 2209.11895 (the prefix-matching score).
+    """
+    n = tokens.shape[1]
+    earlier = torch.ones(n, n, dtype=torch.bool, device=tokens.device).tril(-1)
+    same = (tokens[:, :, None] == tokens[:, None]) & earlier & valid[:, :, None]
+    followed = torch.zeros_like(same)
+    followed[:, :, 1:] = same[:, :, :-1]
+    attended = (pattern * followed[:, None]).sum(-1)
+    return mean_where(attended, where=same.any(-1)[:, None].expand_as(attended), dim=-1)
