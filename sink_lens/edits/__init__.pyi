@@ -2,12 +2,14 @@
 
 from ..models.sites import Site as Site
 from ..schema import MEANS as MEANS
+from . import metrics as metrics
 from .amplification import CentringMeans as CentringMeans
 from .amplification import amplify as amplify
 from .amplification import centring_means as centring_means
 from .baking import bake as bake
 from .constructors import At as At
 from .constructors import Edit as Edit
+from .constructors import add as add
 from .constructors import clamp as clamp
 from .constructors import edit as edit
 from .constructors import freeze as freeze

@@ -122,6 +122,35 @@ def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
     return edit(site, lambda x, at: torch.full_like(x, value), **where)
 
 
+def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpack[Where]) -> Edit:
+    """Add a vector, or a number, to values, as steering does: ``values + factor * vector``.
+
+    Args:
+        site: the site to edit, such as ``resid_post``.
+        vector: a number, or a tensor that fits the last axes of the chosen part, such as one of ``d_model`` numbers.
+        factor: what the vector is multiplied by.
+        **where: the chosen part.
+
+    Raises:
+        EditError: when run, if the vector does not fit the part.
+    """
+    added = torch.as_tensor(vector).detach() * factor
+    where.setdefault("label", f"{site} + {factor:g} x vector" if added.dim() else f"{site} + {float(added):g}")
+
+    def change(x: Tensor, at: At) -> Tensor:
+        """The values with the vector."""
+        if any(own not in (1, size) for own, size in zip(reversed(added.shape), reversed(x.shape), strict=False)) or (
+            added.dim() > x.dim()
+        ):
+            raise EditError(
+                f"the vector for {site!r} has the shape {tuple(added.shape)}, the chosen part {tuple(x.shape)}; need "
+                f"its last axes, such as ({x.shape[-1]},)"
+            )
+        return x + sent(added, x.device, x.dtype)
+
+    return edit(site, change, **where)
+
+
 def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
     """Multiply values by a factor."""
     where.setdefault("label", f"{site} x {factor:g}")

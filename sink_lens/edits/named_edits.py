@@ -7,6 +7,9 @@ grid is counted without the libraries of models.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -16,10 +19,14 @@ from ..text import strength
 from .part import AXES, Part
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .constructors import Edit
     from .references import References
 
 
+_ONLY_WHERE_GIVEN = ("vector",)
+"""Options that a cell without them does not name, as cells did before there were these options."""
 _LARGEST = 1e38
 """Largest factor that is accepted: just under the largest float32."""
 
@@ -48,6 +55,10 @@ OPTIONS: Mapping[str, Option] = {
         accepts=lambda value: _is_number(value, int) and value >= 0, needs="whole numbers from 0 on", defaults=(0,)
     ),
     "centre": Option(accepts=lambda value: value in CENTRES, needs=f"some of {', '.join(CENTRES)}", defaults=CENTRES),
+    "vector": Option(
+        accepts=lambda value: isinstance(value, str) and value.endswith(".safetensors"),
+        needs="paths of .safetensors files that hold one tensor each",
+    ),
 }
 """Name -> option; also the columns of a table of edits."""
 
@@ -81,7 +92,13 @@ class EditSpec:
     def fields(self) -> dict[str, Any]:
         """Everything that determines the edit."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
-        return {"kind": self.kind, "site": self.part.site} | chosen | dict(self.options)
+        found = {"kind": self.kind, "site": self.part.site} | chosen | self._given
+        return found | ({"vector_hash": _file_hash(self.options["vector"])} if "vector" in self._given else {})
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The options, but for those that a cell without them does not name."""
+        return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
     def identity(self) -> str:
@@ -95,7 +112,7 @@ class EditSpec:
         for axis in AXES:
             chosen = self.part.indices_on(axis)
             single[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
-        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | dict(self.options)
+        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._given
 
     @property
     def label(self) -> str:
@@ -172,6 +189,45 @@ def _set(spec: EditSpec, refs: "References") -> "Edit":
     return set_value(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
+def _add(spec: EditSpec, refs: "References") -> "Edit":
+    """Add a vector of a file."""
+    from .constructors import add
+
+    vector = _vector_of(spec.options["vector"])
+    return add(spec.part.site, vector, factor=spec.options["factor"], **spec.arguments)
+
+
+def _vector_of(path: str) -> "Tensor":
+    """The tensor of a .safetensors file.
+
+    Raises:
+        InputError: it is not there, is none, or holds more than one tensor.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(Path(path).expanduser())
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"the vector {path} was not read ({error}); need a .safetensors file") from error
+    if len(tensors) != 1:
+        raise InputError(f"the vector {path} has the tensors {', '.join(tensors) or 'none'}; need one")
+    return next(iter(tensors.values()))
+
+
+@lru_cache
+def _file_hash(path: str) -> str:
+    """Hash of a vector's file, so that a run does not go on with another vector under the same name.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
+    return sha256(file.read_bytes()).hexdigest()
+
+
 def _mean(spec: EditSpec, refs: "References") -> "Edit":
     """Set to a mean of the baseline run."""
     from .constructors import freeze
@@ -237,6 +293,7 @@ KINDS: Mapping[str, Kind] = {
         meaning="another sequence's values at the same positions", make=_resample, takes=("seed",), by_token=True
     ),
     "scale": Kind(meaning="times a factor", make=_scale, takes=("factor",)),
+    "add": Kind(meaning="plus a factor times the vector of a file", make=_add, takes=("factor", "vector")),
     "set": Kind(meaning="set to a number", make=_set, takes=("factor",)),
     "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
     "amplify": Kind(

@@ -35,7 +35,7 @@ class EditGrid:
 
     kind: str = "zero"
     """Kind of edit, a name from ``engine.named_edits.KINDS``: zero, mean_ordinary, mean_all, mean_aligned, resample,
-    scale, set, isolate or amplify."""
+    scale, add, set, isolate or amplify."""
     site: str | None = None
     """Site to edit, a name from ``sink_lens.SITES``; isolate and amplify have a fixed site."""
     layers: Any = "each"
@@ -48,11 +48,13 @@ class EditGrid:
     keys: Any = "all"
     """Key positions to edit, for scores and pattern only."""
     factors: Sequence[float | int] = ()
-    """Factors of scale and amplify; for set, the numbers that values are set to."""
+    """Factors of scale, amplify and add; for set, the numbers that values are set to."""
     seeds: Sequence[int] = ()
     """Seeds of resample; (0,) by default."""
     centres: Sequence[str] = ()
     """Centres of amplify: values, aggregated, none; by default all three."""
+    vectors: Sequence[str] = ()
+    """For add: .safetensors files of one tensor each, such as a steering vector of d_model numbers."""
 
     def __post_init__(self) -> None:
         """Check the options, and convert factors to floats, so that 2 and 2.0 are the same cell.
@@ -170,7 +172,8 @@ class Grid:
 
     def config(self) -> dict[str, Any]:
         """The grid as plain values, for ``run.json``."""
-        return {"edits": [asdict(one) for one in self.edits], "controls": self.controls, "seed": self.seed}
+        edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
+        return {"edits": edits, "controls": self.controls, "seed": self.seed}
 
     def n_cells(self, lens: Sized, *, n_positions: int) -> int:
         """Number of cells in the table."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
-from sink_lens.edits.constructors import clamp, edit, freeze, resample, scale, set_value, zero
+from sink_lens.edits.constructors import add, clamp, edit, freeze, resample, scale, set_value, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW
@@ -29,6 +29,7 @@ LEAST = torch.finfo(torch.float32).min
 MAKE = {
     "zero": lambda site, values, where: zero(site, **where),
     "set_value": lambda site, values, where: set_value(site, 0.7, **where),
+    "add": lambda site, values, where: add(site, 0.3, factor=-2.0, **where),
     "scale": lambda site, values, where: scale(site, -1.5, **where),
     "clamp": lambda site, values, where: clamp(site, low=-0.05, high=0.1, **where),
     "frozen": lambda site, values, where: freeze(site, values, **where),
@@ -38,6 +39,7 @@ MAKE = {
 BY_HAND = {
     "zero": lambda x, values: 0 * x,
     "set_value": lambda x, values: 0 * x + 0.7,
+    "add": lambda x, values: x - 0.6,
     "scale": lambda x, values: -1.5 * x,
     "clamp": lambda x, values: torch.where(x > 0.1, 0.1, torch.where(x < -0.05, -0.05, x)),
     "frozen": lambda x, values: values,

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from rounding import assert_close, assert_rows_close
+from safetensors.torch import save_file
 
 from sink_lens.activations.record import capture
 from sink_lens.edits.amplification import centring_means
@@ -25,11 +26,13 @@ def token_mean(lens, tokens, site, layer):
 
 
 @pytest.fixture(scope="module")
-def by_hand(lens_of, tokens_of):
-    return functools.cache(lambda family: written_out(lens_of(family), tokens_of()))
+def by_hand(lens_of, tokens_of, tmp_path_factory):
+    vector = str(tmp_path_factory.mktemp("vectors") / "steering.safetensors")
+    save_file({"direction": torch.arange(48.0)}, vector)
+    return functools.cache(lambda family: written_out(lens_of(family), tokens_of(), vector=vector))
 
 
-def written_out(lens, tokens):
+def written_out(lens, tokens, *, vector):
     """The kinds with their options, beside the edits written out."""
     mean = token_mean(lens, tokens, "neurons", 1)
     aligned = capture(lens, tokens, sites=["neurons"], layers=[1])["neurons", 1].double().mean(0).float()[[2, 3]]
@@ -74,6 +77,10 @@ def written_out(lens, tokens):
             EditGrid(kind="scale", site="z", layers=1, positions=[[2, 3]], heads=[[0, 3]], factors=(2.5,)),
             edit("z", lambda x, at: x * 2.5, heads=[0, 3], **at),
         ),
+        "add": (
+            EditGrid(kind="add", site="resid_post", layers=1, positions=[[2, 3]], factors=(-2.0,), vectors=[vector]),
+            edit("resid_post", lambda x, at: x - 2.0 * torch.arange(48.0), **at),
+        ),
         "set": (
             EditGrid(kind="set", site="pattern", layers=1, positions=[[2, 3]], keys=[0], factors=(0.25,)),
             edit("pattern", lambda x, at: x * 0.0 + 0.25, keys=[0], **at),
@@ -100,6 +107,7 @@ NAMES = (
     "mean_ordinary of the last norm",
     "resample",
     "scale",
+    "add",
     "set",
     "isolate",
     "amplify",

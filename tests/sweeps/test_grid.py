@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.named_edits import KINDS
@@ -107,10 +108,13 @@ def test_sizes_are_those_of_the_site(lens_of):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
+def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, tmp_path, kind):
     lens = lens_of("llama")
     factors = (2.0,) if "factor" in KINDS[kind].takes else ()
-    grid = EditGrid(kind=kind, layers=[[0, 1]], positions=[[2, 3]], factors=factors)
+    vectors = [str(tmp_path / "one.safetensors")] if "vector" in KINDS[kind].takes else []
+    for path in vectors:
+        save_file({"direction": torch.ones(80)}, path)
+    grid = EditGrid(kind=kind, layers=[[0, 1]], positions=[[2, 3]], factors=factors, vectors=vectors)
     found, _ = cells(lens, grid, controls=0)
     for cell in found:
         (one,) = cell.make(References(lens, tokens_of()))
@@ -126,7 +130,7 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
     [
         (
             {"kind": "erase"},
-            "no kind of edit 'erase'; need one of zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, ",
+            "no kind of edit 'erase'; need one of zero, mean_ordinary, mean_all, mean_aligned, resample, scale, add, ",
         ),
         ({"units": 80}, "units of zero neurons: 80 does not exist; need 0 to 79"),
         ({"layers": 3}, "layers of zero neurons: 3 does not exist; need 0 to 2"),
@@ -155,6 +159,9 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
         ({"kind": "resample", "seeds": ([1],)}, r"a seed of resample is \[1\]; need whole numbers from 0 on"),
         ({"kind": "resample", "seeds": (-1,)}, "a seed of resample is -1; need whole numbers from 0 on"),
         ({"kind": "resample", "seeds": (0.5,)}, "a seed of resample is 0.5; need whole numbers"),
+        ({"kind": "add", "factors": (1.0,)}, r"add needs vectors, each once; found \[\]"),
+        ({"kind": "add", "factors": (1.0,), "vectors": ("v.pt",)}, "a vector of add is 'v.pt'; need paths of"),
+        ({"kind": "add", "factors": (1.0,), "vectors": ("no.safetensors",)}, "there is no file no.safetensors; need"),
         ({"kind": "isolate"}, "isolate needs positions, each from 1 on; found all"),
         ({"kind": "isolate", "positions": 0}, "positions of isolate scores: 0 does not exist; need 1 to"),
         ({"kind": "amplify", "factors": (2.0,)}, "amplify needs positions, each from 0 on; found all"),
