@@ -15,13 +15,13 @@ from .activations.record import stream as stream
 from .activations.sink_mask import sink_mask as sink_mask
 from .chain.config import TraceConfig as TraceConfig
 from .chain.trace import trace as trace
+from .circuits.logit_attribution import direct_logit_attribution as direct_logit_attribution
 from .data.tokens import TokenBatch as TokenBatch
-from .edits import metrics as metrics
+from .engine.answers import answers as answers
 from .engine.forward import run_with as run_with
 from .engine.generation import generate as generate
 from .errors import SinkLensError as SinkLensError
-from .models.headnorm import HeadNormConfig as HeadNormConfig
-from .models.headnorm import HeadNormForCausalLM as HeadNormForCausalLM
+from .models.headnorm.adapter import HeadNormForCausalLM as HeadNormForCausalLM
 from .models.lens import LensModel as LensModel
 from .models.load import load as load
 from .models.load import wrap as wrap

@@ -295,12 +295,14 @@ def t_intervals(values: np.ndarray, *, level: float = 0.95) -> list[Interval]:
     """
     from scipy.stats import t
 
-    found = []
+    found, quantiles = [], dict[int, float]()
     for row in np.asarray(values, dtype=np.float64):
         known = row[~np.isnan(row)]
         n = len(known)
         mean = float(known.mean()) if n else math.nan
-        wide = float(t.ppf((1 + level) / 2, n - 1) * known.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+        if n > 1 and n not in quantiles:
+            quantiles[n] = float(t.ppf((1 + level) / 2, n - 1))
+        wide = float(quantiles[n] * known.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
         found.append(Interval(estimate=mean, low=mean - wide, high=mean + wide, n=n))
     return found
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analyses.published_facts.facts import facts_of
-from sink_lens import HeadNormConfig, edits, load, measures, stream
+from sink_lens import edits, load, measures, stream
 from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
@@ -20,6 +20,7 @@ from sink_lens.data.corpora import read_text, texts_of
 from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.header import read_header
+from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run

@@ -7,7 +7,8 @@ own logits; there, -1 is the last real token.
 import numpy as np
 import pytest
 
-from sink_lens import TokenBatch, capture, edits, metrics, patching, run_with, studies, sweep, trace, wrap
+from sink_lens import TokenBatch, capture, edits, patching, run_with, studies, sweep, trace, wrap
+from sink_lens.edits import metrics
 from sink_lens.errors import SinkLensError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec

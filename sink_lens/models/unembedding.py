@@ -6,12 +6,18 @@ from torch import Tensor
 
 from .lens import LensModel
 from .memory import LOSS_CHUNK
+from .offload import in_memory
 
 
 def logits_of(lens: LensModel, states: Tensor) -> Tensor:
-    """Logits in float32 of states after the last norm, shape (..., d_model) to (..., vocab).
+    """Logits in float32 of states after the last norm, shape (..., d_model) to (..., vocab); Gemma 2 caps them."""
+    return capped(lens, uncapped_logits(lens, states))
 
-    Granite divides its logits by `logits_scaling`, Cohere multiplies them by `logit_scale`, and Gemma 2 caps them.
+
+def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
+    """Logits before a cap, which are linear in the states.
+
+    Granite divides its logits by `logits_scaling`, and Cohere multiplies them by `logit_scale`.
     """
     head, config = lens.plain.get_output_embeddings(), lens.config
     assert head is not None
@@ -20,7 +26,30 @@ def logits_of(lens: LensModel, states: Tensor) -> Tensor:
         logits = logits / config.logits_scaling
     if config.model_type.startswith("cohere"):
         logits = logits * config.logit_scale
-    cap = getattr(config, "final_logit_softcapping", None)
+    return logits
+
+
+def unembedding_of(
+    lens: LensModel, ids: Int[Tensor, " batch"]
+) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
+    """The vectors and constants of some tokens by which ``uncapped_logits`` are linear in the states, in float64."""
+    head, config = lens.plain.get_output_embeddings(), lens.config
+    assert head is not None
+    with in_memory(head):
+        weight: Tensor = head.weight.detach()
+        bias: Tensor | None = getattr(head, "bias", None)
+        vectors = weight[ids.to(weight.device)].double().cpu()
+        constants = vectors.new_zeros(len(ids)) if bias is None else bias.detach()[ids.to(bias.device)].double().cpu()
+    if config.model_type.startswith("granite"):
+        return vectors / config.logits_scaling, constants / config.logits_scaling
+    if config.model_type.startswith("cohere"):
+        return vectors * config.logit_scale, constants * config.logit_scale
+    return vectors, constants
+
+
+def capped(lens: LensModel, logits: Tensor) -> Tensor:
+    """Logits as the model gives them, of those before its cap."""
+    cap = getattr(lens.config, "final_logit_softcapping", None)
     return logits if cap is None else (logits / cap).tanh() * cap
 
 

@@ -31,7 +31,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..errors import CheckpointError, RunError, SinkLensError
-from ..models.foreign import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter
 from . import checkpoint_files
@@ -358,7 +357,7 @@ class Loop(Trainer):
             self._prepare()
         self.accelerator.wait_for_everyone()
         try:
-            save_checkpoint(self, model)
+            self._save_checkpoint(model, None)
             self.accelerator.wait_for_everyone()
             if first:
                 written = self._part / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -433,7 +432,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _plain_name(name: str) -> str:
     """A parameter's name without what wrappers put in front."""
-    for wrapped in ("module.", f"{UNCOMPILED}.", f"{SHARDED}."):
+    for wrapped in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
         name = name.replace(wrapped, "")
     return name
 

@@ -1,0 +1,269 @@
+"""Direct logit attribution: what each layer, head or neuron adds to the logit of an answer, or to a difference of two.
+
+The stream after the last layer is the sum of what was written into it. The last norm divides it by one number s, and
+multiplies it by a gain g; with the number of the run itself, the norm and the unembedding are linear:
+
+    logit = sum over writers of (c(w) g / s) . u  +  (b_norm . u + b_unembed),
+
+where u is the answer's row of the unembedding, and c subtracts the mean in a LayerNorm. So nothing is folded into the
+weights, and the contributions sum to the logit, which is checked in every run. A norm behind a sublayer (Gemma, OLMo 2)
+is linear in its heads and neurons likewise. Gemma 2 caps its logits: its contributions sum to the logit before the cap.
+
+Reference: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al., arXiv 2211.00593.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..activations.forward import check_tokens
+from ..data.bos import answer_id
+from ..data.described import BosCondition
+from ..data.tokens import Prompts, TokenBatch, batch_of
+from ..edits.constructors import Edit
+from ..edits.hooks import Applied, check_edits
+from ..engine.forward import run_applied
+from ..engine.trust import TOLERANCE
+from ..errors import InputError, ModelError
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from ..models.sites import site_of
+from ..models.unembedding import uncapped_logits, unembedding_of
+from ..models.weights import attention_weights, final_norm, mlp_weights, norm_weights
+from ..records import display
+from ..stats import strongest, t_intervals
+from .stream import factor_behind
+
+By = Literal["layer", "head", "neuron"]
+_READ: Mapping[By, tuple[str, ...]] = {
+    "layer": ("resid_pre", "attn_out", "mlp_out", "resid_post", "final"),
+    "head": ("resid_pre", "z", "attn_out", "mlp_out", "resid_post", "final"),
+    "neuron": ("resid_pre", "attn_out", "neurons", "down_out", "mlp_out", "resid_post", "final"),
+}
+"""Sites that are read. Edits of those that no writer is have a row of their own."""
+_EDITED: Mapping[By, frozenset[str]] = {
+    "layer": frozenset({"resid_pre", "resid_post"}),
+    "head": frozenset({"resid_pre", "resid_post", "attn_out"}),
+    "neuron": frozenset({"resid_pre", "resid_post", "down_out", "mlp_out"}),
+}
+_TOKENS_A_FORWARD = 1024
+Label = tuple[str, int | None, int | None, int | None]
+"""Part, layer, head and neuron."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitAttribution:
+    """What each part of the model adds to a logit."""
+
+    frame: pd.DataFrame
+    """One row per part: ``part`` (embedding, attention, head, mlp, neuron, bias, edit), ``layer``, ``head``,
+    ``neuron``, ``contribution`` (mean over sequences) with its 95% interval over sequences, ``n``."""
+    values: Float[Tensor, "sample batch"] = field(repr=False)
+    """The contribution of each row by sequence."""
+    logits: Float[Tensor, " batch"]
+    """The logit, or the difference of two, of each sequence, before a cap; the sum of its column of ``values``."""
+    what: str
+    """The answers, in words."""
+
+    def strongest(self, n: int = 10) -> pd.DataFrame:
+        """The rows with the largest contributions, positive or negative."""
+        return strongest(self.frame, "contribution", n=n)
+
+    def _repr_html_(self) -> str:
+        """The strongest parts in a notebook."""
+        said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
+        return display.html(said, self.strongest().dropna(axis=1, how="all"))
+
+
+def direct_logit_attribution(
+    lens: ModelLike,
+    prompts: Prompts,
+    answer: str | int | Sequence[str | int],
+    incorrect: str | int | Sequence[str | int] | None = None,
+    *,
+    by: By = "layer",
+    position: int = -1,
+    edits: Sequence[Edit] | Edit = (),
+    bos: BosCondition = "auto",
+    batch_size: int | None = None,
+) -> LogitAttribution:
+    """Split the logit of an answer, or its difference to another's, into what each part of the model writes.
+
+    Cost: one forward. The weights are not changed, so that nothing has to be folded before.
+
+    Args:
+        lens: the model.
+        prompts: texts, or tokens.
+        answer: a token by its text behind the prompt, or its id; one for all prompts, or one for each.
+        incorrect: a token whose logit is subtracted, likewise.
+        by: ``layer`` (embedding, attention and MLP of every layer), or its heads or neurons in their place.
+        position: where the answer is predicted; a negative one counts back from the last token of each sequence.
+        edits: edits of the run. What is written into the stream itself has a row ``edit`` in its layer.
+        bos: BOS condition of texts.
+        batch_size: sequences per forward pass; None chooses it by their length.
+
+    Raises:
+        InputError: an answer is no token behind its prompt, a position does not exist, or the last norm's output is
+            edited, which no part writes.
+        SiteError: the family has no neurons.
+        ModelError: the contributions do not sum to the logit.
+    """
+    lens = as_lens(lens)
+    batch = batch_of(prompts, lens.tokenizer, bos=bos)
+    check_tokens(lens, batch)
+    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    check_edits(given, lens=lens, n_positions=batch.n_positions)
+    if any(one.site == "final" for one in given):
+        raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
+    for site in _READ[by]:
+        site_of(site, family=lens.family)
+    at = _positions(batch, position)
+    signed = [(+1, _ids(lens, batch, answer, at=at))]
+    signed += [] if incorrect is None else [(-1, _ids(lens, batch, incorrect, at=at))]
+    edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}
+    applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
+    layers, size = tuple(range(lens.n_layers)), batch_size or max(1, _TOKENS_A_FORWARD // batch.n_positions)
+    labels: list[Label] = []
+    values, logits = [], []
+    for first in range(0, batch.n_sequences, size):
+        part = slice(first, min(first + size, batch.n_sequences))
+        read: dict[str, Any] = {"positions": (0,), "layers": layers, "sites": _READ[by], "loss": False}
+        run = run_applied(lens, batch[part], applied, prompts=part, logits=False, **read)
+        rows = torch.arange(part.stop - part.start)
+        tensors = {place: tensor[rows, at[part]] for place, tensor in run.tensors.items()}
+        own = [(sign, ids[part]) for sign, ids in signed]
+        found = _contributions(lens, tensors, own, by=by, edited=edited)
+        labels = [label for label, _ in found]
+        values.append(torch.stack([value for _, value in found]))
+        final = tensors["final", 0].to(lens.device)
+        whole = uncapped_logits(lens, final).detach().double().cpu()
+        logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
+    applied.warn()
+    what = f"logit of {answer!r}" if incorrect is None else f"logit of {answer!r} minus that of {incorrect!r}"
+    return _result(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
+
+
+def _contributions(
+    lens: LensModel,
+    tensors: Mapping[tuple[str, int], Tensor],
+    signed: Sequence[tuple[int, Tensor]],
+    *,
+    by: By,
+    edited: Collection[int],
+) -> list[tuple[Label, Float[Tensor, " batch"]]]:
+    """What each part adds at one position of each sequence, in float64."""
+    read = {place: tensor.double() for place, tensor in tensors.items()}
+    last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
+    wanted = _signed_sum(lambda ids: unembedding_of(lens, ids)[0], signed)
+    constant = _signed_sum(lambda ids: unembedding_of(lens, ids)[1], signed)
+    through = wanted * norm.gain.double().cpu()
+    through = through - through.mean(-1, keepdim=True) if norm.centred else through
+    centred = last - last.mean(-1, keepdim=True) if norm.centred else last
+    through = through / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+
+    def of(x: Tensor) -> Float[Tensor, " batch"]:
+        """The contribution of what is written into the stream."""
+        return (x * through).sum(-1)
+
+    found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), of(read["resid_pre", 0]))]
+    before = read["resid_pre", 0]
+    for layer in range(lens.n_layers):
+        own: list[tuple[Label, Tensor]] = []
+        if by == "head":
+            own += _heads(lens, read["z", layer], through, layer=layer)
+        else:
+            own.append((("attention", layer, None, None), of(read["attn_out", layer])))
+        if by == "neuron":
+            own += _neurons(lens, read, through, layer=layer)
+        else:
+            own.append((("mlp", layer, None, None), of(read["mlp_out", layer])))
+        if layer in edited:
+            written = of(read["resid_post", layer] - before)
+            own.append((("edit", layer, None, None), written - sum(value for _, value in own)))
+        before = read["resid_post", layer]
+        found += own
+    return [*found, (("bias", None, None, None), wanted @ norm.bias.double().cpu() + constant)]
+
+
+def _heads(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
+    """What each head adds, and the bias of the output projection."""
+    weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
+    w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
+    total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
+    through = through * _factor(total, after)
+    each = torch.einsum("bhd,hdm,bm->hb", z, w_o, through)
+    found: list[tuple[Label, Tensor]] = [(("head", layer, head, None), value) for head, value in enumerate(each)]
+    return [*found, (("attention", layer, None, None), through @ b_o)] if bool(b_o.any()) else found
+
+
+def _neurons(
+    lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
+) -> list[tuple[Label, Tensor]]:
+    """What each neuron adds, and the bias of the down-projection, or of the experts that were chosen."""
+    weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
+    behind = through * _factor(read["down_out", layer], after)
+    w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
+    each = (read["neurons", layer] * (behind @ w_down)).T
+    rest = behind @ b_down
+    experts = lens.family.experts and lens.layer(layer).get_submodule(f"{lens.family.mlp}.{lens.family.experts}")
+    if experts and hasattr(experts, "down_proj_bias"):  # of gpt_oss, weighted by the router
+        rest = (read["mlp_out", layer] * through).sum(-1) - each.sum(0)
+    found: list[tuple[Label, Tensor]] = [(("neuron", layer, None, one), value) for one, value in enumerate(each)]
+    return [*found, (("mlp", layer, None, None), rest)] if bool(rest.any()) else found
+
+
+def _factor(total: Tensor, after: Any) -> Tensor:
+    """The number that a norm or multiplier behind a sublayer multiplies each dimension by."""
+    return factor_behind(total[:, None], after)[:, 0].double().cpu()
+
+
+def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """A quantity of the right tokens minus that of the wrong ones."""
+    return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
+
+
+def _result(lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str) -> LogitAttribution:
+    """The table, once the contributions sum to the logits."""
+    off = (values.sum(0) - logits).abs()
+    allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
+    if not bool((off <= allowed).all()):
+        raise ModelError(
+            f"the parts of {lens.name} sum to logits that are off by {float(off.max()):.3g}; need a stream that is the "
+            "sum of what attention and MLP write. Please report the model's architecture"
+        )
+    frame = pd.DataFrame(labels, columns=["part", "layer", "head", "neuron"]).astype(
+        {"layer": "Int64", "head": "Int64", "neuron": "Int64"}
+    )
+    found = t_intervals(values.numpy())
+    for name, part in (("contribution", "estimate"), ("ci_low", "low"), ("ci_high", "high"), ("n", "n")):
+        frame[name] = [getattr(one, part) for one in found]
+    return LogitAttribution(frame=frame, values=values, logits=logits, what=what)
+
+
+def _positions(batch: TokenBatch, position: int) -> Int[Tensor, " batch"]:
+    """The position in every sequence; a negative one counts back from its last token."""
+    lengths = batch.lengths.cpu()
+    at = lengths + position if position < 0 else torch.full_like(lengths, position)
+    if bool(((at < 0) | (at >= lengths)).any()):
+        shortest = int(lengths.min())
+        raise InputError(
+            f"position {position} is outside a sequence of {shortest} tokens; need {-shortest} to {shortest - 1}"
+        )
+    return at
+
+
+def _ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
+    """The token of an answer behind each prompt."""
+    several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
+    if len(several) != batch.n_sequences:
+        raise InputError(f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each")
+    rows = [row[: end + 1].tolist() for row, end in zip(batch.tokens.cpu(), at.tolist(), strict=True)]
+    ids = [answer_id(one, row, lens.tokenizer, what="the answer") for one, row in zip(several, rows, strict=True)]
+    if not all(0 <= one < lens.d_vocab for one in ids):
+        raise InputError(f"the answers are the ids {ids[:5]}; need 0 to {lens.d_vocab - 1}")
+    return torch.tensor(ids)

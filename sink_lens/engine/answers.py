@@ -1,0 +1,107 @@
+"""``answers``: the tokens that a model takes to be likeliest behind a prompt, and where the right answer stands."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import torch
+
+from ..activations.forward import check_tokens
+from ..data.bos import answer_id, ids_behind, text_of
+from ..data.described import BosCondition
+from ..data.tokens import Prompts, TokenBatch, batch_of, from_tensor, texts_of
+from ..edits.constructors import Edit
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from ..models.unembedding import logits_of
+from .forward import run_with
+
+
+def answers(
+    lens: ModelLike,
+    prompt: Prompts,
+    answer: str | int | Sequence[str | int] | None = None,
+    *,
+    edits: Sequence[Edit] | Edit = (),
+    top: int = 10,
+    bos: BosCondition = "auto",
+) -> pd.DataFrame:
+    """The likeliest next tokens behind a prompt, and the rank and probability of an answer.
+
+    An answer of several tokens has a block of rows for each of them, behind the tokens before it. Cost: one forward.
+
+    Args:
+        lens: the model.
+        prompt: a text or several, or tokens.
+        answer: the right answer as it goes on from the prompt, mostly with a space first, or a token id; one for all
+            prompts, or one for each.
+        edits: edits to answer under; their positions count from the first token of the prompt.
+        top: how many tokens to list; the answer's row follows them if it is not among them.
+        bos: BOS condition of a text.
+
+    Returns:
+        One row per token: ``sequence``, ``step`` (which token of the answer), ``rank`` (0 is the likeliest),
+        ``token``, ``token_id``, ``logit``, ``probability``, ``is_answer``.
+
+    Raises:
+        InputError: no token is to be listed, or an answer is none behind its prompt. The errors of ``run_with`` too.
+    """
+    lens = as_lens(lens)
+    if top < 1:
+        raise InputError(f"the {top} likeliest tokens were asked for; need at least 1")
+    batch = batch_of(prompt, lens.tokenizer, bos=bos)
+    check_tokens(lens, batch)
+    prompts = [row[:length].tolist() for row, length in zip(batch.tokens.cpu(), batch.lengths.tolist(), strict=True)]
+    given = [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
+    if len(given) != len(prompts):
+        raise InputError(f"there are {len(given)} answers for {len(prompts)} prompts; need one, or one for each")
+    wanted = [[] if one is None else _ids(one, ids, lens) for one, ids in zip(given, prompts, strict=True)]
+    rows = [ids + own[:-1] for ids, own in zip(prompts, wanted, strict=True)]
+    width = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    whole = from_tensor(padded, lengths=torch.tensor([len(row) for row in rows]))
+    states = run_with(lens, _as_given(whole, batch), edits, sites=("final",)).tensors["final", 0]
+    found = []
+    for sequence, (ids, own) in enumerate(zip(prompts, wanted, strict=True)):
+        for step in range(max(1, len(own))):
+            logits = logits_of(lens, states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)).detach()
+            right = own[step] if own else None
+            found += [{"sequence": sequence, "step": step, **row} for row in _rows(logits.cpu(), right, lens, top=top)]
+    return pd.DataFrame(found)
+
+
+def _as_given(whole: TokenBatch, given: TokenBatch) -> TokenBatch:
+    """The batch itself where no answer goes on from it, so that what was said of its source stays."""
+    return given if torch.equal(whole.tokens, given.tokens.cpu()) else whole
+
+
+def _ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
+    """The tokens of an answer behind the prompt's tokens."""
+    if isinstance(answer, str) and lens.tokenizer is not None and (text := text_of(prompt, lens.tokenizer)) is not None:
+        several = ids_behind(text, answer, lens.tokenizer)
+        if several is not None and len(several) > 1:
+            return several
+    found = answer_id(answer, prompt, lens.tokenizer, what="the answer")
+    if not 0 <= found < lens.d_vocab:
+        raise InputError(f"the answer is the id {found}; need 0 to {lens.d_vocab - 1}")
+    return [found]
+
+
+def _rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
+    """The rows of one position: the likeliest tokens, and the right one."""
+    shares = logits.double().softmax(-1)
+    shown = logits.topk(min(top, len(logits))).indices.tolist()
+    if right is not None and right not in shown:
+        shown.append(right)
+    texts = texts_of(shown, lens.tokenizer)
+    return [
+        {
+            "rank": int((logits > logits[token]).sum()),
+            "token": texts[token],
+            "token_id": token,
+            "logit": float(logits[token]),
+            "probability": float(shares[token]),
+            "is_answer": token == right,
+        }
+        for token in shown
+    ]
