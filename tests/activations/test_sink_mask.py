@@ -146,11 +146,12 @@ def test_what_cannot_be_marked_is_refused():
         sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), batch_size=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.real
 def test_the_first_tokens_of_the_default_model_are_marked_and_no_others():
     lens = load()
     for bos in ("with", "without"):
-        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=64, bos=bos)
+        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos)
         for by in ("attention", "norm"):
             found = sink_mask(lens, tokens, by=by)
             assert found[:, 0].all(), (bos, by)

@@ -7,7 +7,6 @@ import pytest
 import safetensors.torch
 import torch
 from rounding import close
-from tiers import first
 
 from sink_lens import load
 from sink_lens.activations.record import Reading, capture, stream
@@ -91,12 +90,14 @@ def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
     assert result.tables["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_on_random_tokens_it_is_too(lens):
     location, share = measured(lens, tokens="random")
     assert location.sink_positions == (0,)
     assert 0.6 <= share <= 0.9
 
 
+@pytest.mark.exhaustive
 def test_on_one_repeated_token_there_is_none(lens):
     location, share = measured(lens, tokens="repeated")
     assert share == 0
@@ -199,6 +200,7 @@ def test_masking_the_sink_is_worth_more_than_a_nat(cut):
     assert costly in ([], ["neurons_dimension"])
 
 
+@pytest.mark.exhaustive
 def test_masking_the_sink_is_worth_less_where_the_second_token_becomes_the_next_sink(lens):
     def change(scores, at):
         return torch.full_like(scores, torch.finfo(scores.dtype).min)
@@ -244,6 +246,7 @@ def test_both_bos_arms_are_read(traced):
 # --- one answer on every path
 
 
+@pytest.mark.exhaustive
 def test_stream_and_capture_agree(lens):
     tokens = text(lens, sequences=2, length=64)
     streamed = stream(
@@ -263,7 +266,8 @@ def test_stream_and_capture_agree(lens):
         assert (streamed["mass", layer] - by_capture).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("sequences", "length"), first([(4, 64), (1, 1024)]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("sequences", "length"), [(4, 64), (1, 1024)])
 def test_sink_mass_is_the_same_with_both_kernels(lens, sequences, length):
     tokens = text(lens, sequences=sequences, length=length)
     fused, eager = (stream(lens, tokens, [mass_reading()], kernel=kernel) for kernel in ("fused", "eager"))

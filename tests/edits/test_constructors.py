@@ -103,11 +103,6 @@ def both(family, site, name, number):
     return MAKE[name](site, {layer: values}, {"layers": [layer], **dict(chosen)}), (site, layer, change)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_without_edits_the_logits_are_those_of_the_raw_model(lens_of, raw_run, family):
-    assert_rows_close(logits(lens_of(family)), raw_run(family, tokens()))
-
-
 @pytest.mark.parametrize(("family", "site"), CASES)
 def test_all_constructors_at_once_are_the_same_edits_of_the_raw_model(lens_of, raw_run, family, site):
     edits, changes = zip(*(both(family, site, name, number) for number, name in enumerate(MAKE)), strict=True)
