@@ -38,8 +38,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 from typer.testing import CliRunner
 
+from sink_lens import estimate
 from sink_lens.cli import app
-from sink_lens.engine import cost
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 
 HALF = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
@@ -109,15 +109,15 @@ def row_of(command: str, model: Path, *, out: Path) -> str:
 
 def dry_run(arguments: list[str]) -> tuple[float, float]:
     """Make a dry run; return the seconds of processor time, and the memory in GB, that it says."""
-    with mock.patch.object(cost, "operations_a_second", slow_operations):
+    with mock.patch.object(estimate, "operations_a_second", slow_operations):
         said = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).output
-    hours = [float(found) for found in re.findall(r"([\d.]+) h\b", said)]
+    hours = [float(found) for found in re.findall(r"^(?:time|before)\b.*?([\d.]+) h\b", said, re.MULTILINE)]
     (memory,) = re.findall(r"memory\W+(?:about )?([\d.]+) GB", said)
-    return (hours[-1] if arguments[0] == "trace" else sum(hours)) * 3600 / SLOWER, float(memory)
+    return sum(hours) * 3600 / SLOWER, float(memory)
 
 
 def slow_operations(*, rows: int = 512, width: int = 2048) -> float:
-    """Measure ``cost.operations_a_second`` in processor time, and return it divided by SLOWER."""
+    """Measure ``estimate.operations_a_second`` in processor time, and return it divided by SLOWER."""
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
     fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=9, timer=time.process_time)[1:])
     return 2 * rows * width**2 / fastest / SLOWER

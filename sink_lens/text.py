@@ -77,12 +77,12 @@ def number(value: Any) -> str:
         value = float(value) + 0.0  # -0.0 becomes 0
     except OverflowError:  # a whole number of more than 308 digits
         return "−∞" if str(value).startswith("-") else "∞"
-    size = abs(value)
-    if math.isinf(size):
+    magnitude = abs(value)
+    if math.isinf(magnitude):
         return "∞" if value > 0 else "−∞"
-    if size >= 1e6 or 0 < size < 1e-3:
+    if magnitude >= 1e6 or 0 < magnitude < 1e-3:
         text = f"{value:.1e}"
-    elif size >= 999.5 or value.is_integer():
+    elif magnitude >= 999.5 or value.is_integer():
         text = f"{value:,.0f}"
     else:
         text = f"{value:.3g}"
@@ -143,10 +143,30 @@ def costs(value: float, low: Any, high: Any) -> str:
 
 def short(count: float | int) -> str:
     """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= 0.9995 * size:  # what would round to a thousand of the smaller unit
-            return f"{count / size:.3g}{unit}"
+    for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * factor:  # what would round to a thousand of the smaller unit
+            return f"{count / factor:.3g}{unit}"
     return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A time in words: ``under 1 s``, ``80 s``, ``12 min`` or ``1.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def about(seconds: float) -> str:
+    """A time that is estimated, in words."""
+    return duration(seconds) if seconds < 1 else f"about {duration(seconds)}"
+
+
+def size(n_bytes: int) -> str:
+    """A number of bytes in decimal units."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:,.1f} {unit}"
+    return f"{n_bytes / 1e3:,.0f} kB"
 
 
 def listed(names: Iterable[object], *, most: int = 6) -> str:

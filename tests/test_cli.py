@@ -52,8 +52,9 @@ def traced(monkeypatch):
     fake.trace = trace
     fake.default_folder = lambda name: Path("runs") / f"{name} today"
     monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
-    said = lambda config: f"{config.sequences} sequences of {config.length} tokens"  # noqa: E731
-    monkeypatch.setattr("sink_lens.chain.estimate.estimate", said)
+    said = lambda config, passes: f"{config.sequences} sequences of {config.length} tokens"  # noqa: E731
+    monkeypatch.setattr("sink_lens.estimate.estimate", said)
+    monkeypatch.setattr("sink_lens.estimate.in_words", lambda cost: cost)
     monkeypatch.setattr("sink_lens.cli.trace_table.short_table", table)
     monkeypatch.setattr("sink_lens.cli.trace_table.brief", lambda result, *, conclusion: f"{conclusion}.")
     monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")

@@ -14,7 +14,7 @@ from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tasks import agreement, answer_examples, batches, genres, pad_prompts, questions
 from sink_lens.errors import InputError
-from sink_lens.models.interfaced import set_attention
+from sink_lens.models.foreign import set_attention
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, canvas, finished, legend, panel
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval

@@ -27,7 +27,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError
+from ..models.attention import capped, sums_with, weights_of, with_positions
 from ..models.families import Family
+from ..models.foreign import fused_on_cpu, fused_on_gpu
 from ..models.interfaced import attention_as
 from ..schema import KernelChoice
 
@@ -127,21 +129,20 @@ def _observed_attention(
     if alibi is not None:
         query, key = with_positions(query, key, slopes=alibi / scale)
         value = nn.functional.pad(value, (0, 1))
-    sink = None if s_aux is None else s_aux.detach().float()
     mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
     lse: Tensor | None
     total: Tensor | None = None
     if weighting == "sigmoid":
-        (output, total), lse = _sigmoid_by_rows(score, value), None
+        (output, total), lse = _by_rows(score, value, sigmoid=True), None
     elif watch.kernel == "fused":
         _check_fused(query.device.type, query.dtype, query.shape[-1])
         output, lse = _fused_attention(query, key, value, mask=mask, scale=scale)
     else:
         output, lse = _by_rows(score, value)
-    if sink is not None:
+    if s_aux is not None:
         assert lse is not None  # a sink logit is in the denominator of a softmax
-        with_sink = torch.logaddexp(lse, by_row(sink))
+        with_sink = sums_with(lse, s_aux)
         output = output * (lse - with_sink).exp()[..., None].to(output.dtype)
         lse = with_sink
     names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
@@ -150,13 +151,6 @@ def _observed_attention(
     if alibi is not None:
         output = output[..., :-1]
     return output.transpose(1, 2).contiguous(), None
-
-
-def with_positions(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
-    """ALiBi as one more dimension of queries and keys: the head's slope in every query, the position in every key."""
-    places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
-    turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
-    return torch.cat([query, turned], -1), torch.cat([key, places], -1)
 
 
 def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
@@ -188,7 +182,7 @@ def _weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
     """Compute entries of the pattern from their scores; without a log-sum-exp, as sigmoids."""
-    return scores.sigmoid() if lse is None else (scores - lse[..., None]).exp()
+    return weights_of(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,29 +219,24 @@ class Scores:
         """Scores of queries for keys before any mask, with the model's scale and soft cap."""
         grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
-        return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
+        return capped(scores, self.softcap)
 
 
-def _by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Attention output and log-sum-exp, computed in blocks of query rows so that memory is linear in the length."""
+def _by_rows(
+    score: Scores, value: Tensor, *, sigmoid: bool = False
+) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
+    """Attention output and log-sum-exp (of sigmoids, the sum of each row), computed in blocks of query rows.
+
+    Memory is linear in the length.
+    """
     outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         block = score.block(rows)
-        lse = block.logsumexp(dim=-1)
-        pattern = (block - lse[..., None]).exp().unflatten(1, (value.shape[1], -1))
-        outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
-        sums.append(lse)
-    return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
-
-
-def _sigmoid_by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Output of sigmoid attention over blocks of query rows, and what each row sums to."""
-    outputs, sums = [], []
-    for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
-        weights = _weights(score.block(rows), None)
+        lse = None if sigmoid else block.logsumexp(dim=-1)
+        weights = _weights(block, lse)
         pattern = weights.unflatten(1, (value.shape[1], -1))
         outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
-        sums.append(weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny))
+        sums.append(weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny) if lse is None else lse)
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
@@ -268,12 +257,7 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
         lse = torch.cat([score.block(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
-    return lse if sink is None else torch.logaddexp(lse, by_row(sink.detach().float()))
-
-
-def by_row(sink: Float[Tensor, "..."]) -> Tensor:
-    """Sink logits of heads, or of each query of each head, so that they broadcast over the rows."""
-    return sink if sink.dim() == 3 else sink[:, None]
+    return sums_with(lse, sink)
 
 
 def _fused_attention(
@@ -284,14 +268,10 @@ def _fused_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if query.device.type == "cpu":
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
-        )
+        output, lse = fused_on_cpu(query, key, value, mask=mask, scale=scale)
         return output, lse
     bias = None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
-    output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, 0.0, mask is None, scale=scale
-    )
+    output, lse, *_ = fused_on_gpu(query, key, value, bias=bias, causal=mask is None, scale=scale)
     return output, lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
 from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
+from ..models.foreign import kernel_of
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
 from ..models.running import running
@@ -113,7 +114,7 @@ def forward(
             )
             stack.enter_context(observed(model, watch=watch))
         elif model is not lens.plain:
-            stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
+            stack.enter_context(attention_as(model, kernel_of(lens.plain.config)))
         stack.enter_context(torch.no_grad())
         if last < lens.n_layers:
             stack.enter_context(ending_after(layers[last]))

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
+from ..models.foreign import kernel_of
 from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, give_back
@@ -93,7 +94,7 @@ def stream(
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     said = linear_layers(lens)
     skipped = {one.name: said for one in readings if said and _of_attention(one.sites, lens)}
-    return Streamed(values=values, kernel=chosen or str(lens.plain.config._attn_implementation), skipped=skipped)
+    return Streamed(values=values, kernel=chosen or kernel_of(lens.plain.config), skipped=skipped)
 
 
 def capture(

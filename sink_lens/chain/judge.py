@@ -6,7 +6,8 @@ starts from is not there. The random-init baseline is one draw, and one draw is 
 the others and decide nothing. *Necessary or sufficient*: the interval of the share of the sink that the link's
 intervention removes (or makes) over a floor and over the largest of its controls. *Carries*: the same where what the
 link leads to is mean ablated. Without a sink the last two are not applicable, and what was measured is still there.
-Where no interventions were made, the verdict is that of what is measured. ``DERIVED`` is the table from answers to a
+Where no interventions were made, these two are not tested, and the verdict is *present, not tested* or *absent*: a link
+holds only where an intervention says so. ``DERIVED`` is the table from answers to a
 verdict; no link is failed because another one is absent.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS
+from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, QUESTIONS, UNTESTED
 from ..text import span
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -27,7 +28,7 @@ from .links.link import Link
 from .page.words import off_distribution
 
 Verdict = Literal["holds", "fails", "undecided", "not applicable"]
-Answer = Literal["yes", "no", "undecided", "not applicable"]
+Answer = Literal["yes", "no", "undecided", "not applicable", "not tested"]
 
 
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
@@ -114,16 +115,17 @@ def answers_of(
         return Answers(present=present, necessary_or_sufficient="not applicable", carries="not applicable")
 
     if not tells_sinks:
+        untold: Answer = "undecided" if intervened else "not tested"
         return Answers(
-            present="yes" if present == "yes" else "undecided",
-            necessary_or_sufficient="undecided",
-            carries="undecided",
+            present="yes" if present == "yes" else "undecided", necessary_or_sufficient=untold, carries=untold
         )
 
     def answer(row: Mapping[Hashable, Any] | None, least: float) -> Answer:
         """The answer of an intervention; no if the link has nothing to break."""
+        if not intervened:
+            return "not tested"
         if row is None:  # what is not there cannot make the sink that is
-            return "no" if intervened and present == "no" else "undecided"
+            return "no" if present == "no" else "undecided"
         return _ANSWER[intervention_verdict(row, floor=least)]
 
     return Answers(
@@ -164,14 +166,14 @@ def link_table(
 
     The random-init baseline's value of every statistic (``link_values``) is a row of its own, and so is the share of
     the sink that the link's intervention makes or removes (``intervention_share``), where there is one. ``measured`` is
-    the verdict of the primary statistic, ``intervened`` that of the intervention, ``verdict`` that of both, on all rows
-    of a link; without a sink it is not applicable. ``floors`` says whether the user moved a floor or threshold: the
-    error rates of the verdicts were measured with the defaults.
+    what the primary statistic alone shows, ``intervened`` that of the intervention, ``verdict`` that of both, on all
+    rows of a link; without a sink it is not applicable. ``floors`` says whether the user moved a floor or threshold:
+    the error rates of the verdicts were measured with the defaults.
 
     Args:
         evidence: what was measured.
         random_init: the random-init baseline's values.
-        effects: the interventions; None where none were made, and the verdict is the measured one.
+        effects: the interventions; None where none were made, and the verdict is what is measured, not tested.
         length: positions of the sequences.
         links: the chain.
     """
@@ -191,7 +193,8 @@ def link_table(
         floor = own.get(link.name, link.floor(config, length))
         found = link.statistics(evidence, rng)
         primary = found[0]
-        measured_verdict = verdict(primary, floor=floor)
+        by_statistic = verdict(primary, floor=floor)
+        measured = MEASURED.get(by_statistic, by_statistic)
         effect = necessary.get(link.name)
         answers = answers_of(
             primary,
@@ -200,16 +203,16 @@ def link_table(
             carries=carrying.get(link.name),
             has_sink=has_sink,
             intervened=bool(rows_of),
-            starts=has_sink or starts or (link.can_start and measured_verdict == "holds"),
+            starts=has_sink or starts or (link.can_start and measured == "present"),
             tells_sinks=told,
             effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
-        asked = rows_of or not has_sink or not told or answers.present == "not applicable"
-        decided = derive_verdict(answers) if asked else measured_verdict
+        asked = rows_of or not has_sink or answers.present == "not applicable"
+        decided = derive_verdict(answers) if asked else UNTESTED.get(answers.present, answers.present)
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
-        criterion = _criterion(primary, floor=floor)
-        common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}
+        criterion = _criterion(primary, floor=floor, said="holds" if effect is not None else "present")
+        common = {"verdict": decided, "measured": measured, "intervened": effect_says or "no intervention"}
         common |= {name: getattr(answers, name) for name in QUESTIONS}
         common["floors"] = "not calibrated" if config.moved else "calibrated"
         if effect is not None:
@@ -266,9 +269,9 @@ def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
     return frame.to_dict("records")
 
 
-def _criterion(primary: Statistic, *, floor: float) -> str:
-    """Say when the primary statistic makes the link hold."""
-    text = f"holds if the interval of {primary.name} is above {floor:.3g}"
+def _criterion(primary: Statistic, *, floor: float, said: str) -> str:
+    """Say when the link holds, or when it is present."""
+    text = f"{said} if the interval of {primary.name} is above {floor:.3g}"
     if primary.nulls:
         text += f" and above {', '.join(primary.nulls)}"
     return f"{text} (here: {primary.note})" if primary.note else text

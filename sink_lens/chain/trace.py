@@ -26,18 +26,17 @@ from ..activations.precision import rounding
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
-from ..engine.cost import free_bytes, size, weight_bytes
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
-from ..models.memory import collect, set_aside
+from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
 from ..records import Result, RunWriter, create_run, read_run
+from ..text import size
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
-from .estimate import bytes_beside, check_room, estimate
 from .evidence import gather
 from .inputs import align_sinks, elsewhere, other_condition, provenance, without
 from .interventions import TABLES, causal_tables
@@ -55,10 +54,11 @@ from .neurons import (
     selectivity_table,
     super_neurons,
 )
+from .passes import bytes_beside, check_room
 from .setting import check_interior, why_no_interventions
 
 _LOG = logging.getLogger(__name__)
-__all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "estimate", "trace"]
+__all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "trace"]
 
 FILES = (
     "tokens",
@@ -442,7 +442,7 @@ def _room_for_baseline(
     lens: LensModel, *, config: TraceConfig, folder: Path
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block there is memory for the random-init baseline: where both do not fit, the model is in a file."""
-    twin = weight_bytes(lens)
+    twin = weight_bytes(lens.plain)
     needed, free = bytes_beside(lens, config, twin=twin), free_bytes()
     if lens.device.type != "cpu" or needed <= free:
         return contextlib.nullcontext()

@@ -37,16 +37,18 @@ def card(
 ) -> Answer:
     """What must users know about a model's sinks? One model, what changed in a second one, or many in a table."""
     hush(quiet)
+    from ..studies.passes import passes
+
     if config.makes_table():
         models = [name for name in (config.model, *config.others) if not is_run(name)]
         if not dry_run:
             return _table(config, out=out, overwrite=overwrite, quiet=quiet)
         if not models:
             raise InputError("--dry-run was given and every row is that of a run; need a model to measure")
-        costs = [print_cost(replace(config, model=name, others=())).found()["dry_run"] for name in models]
+        costs = [print_cost(replace(config, model=name, others=()), passes).found()["dry_run"] for name in models]
         return Answer(found=lambda: {"dry_run": [line for cost in costs for line in cost]})
     if dry_run:
-        return print_cost(config)
+        return print_cost(config, passes)
     from ..studies import card as make_card
 
     study = make_card(config, out=out, overwrite=overwrite, progress=not quiet)

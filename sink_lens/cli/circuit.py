@@ -6,7 +6,7 @@ import typer
 
 from ..circuits.config import CircuitConfig
 from .console import app, console, echo, hush, print_conclusion, table_of
-from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, configured, rows, unfinished
+from .options import Answer, DryRun, InShard, Out, Overwrite, Quiet, configured, print_cost, rows, unfinished
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,12 +41,9 @@ def circuit(
     """Find the edges between heads and MLPs that carry a task or the sink, and judge them; write a run folder."""
     hush(quiet)
     if dry_run:
-        from ..circuits.estimate import estimate
+        from ..circuits.passes import passes
 
-        said = estimate(config)
-        for line in said:
-            echo(line)
-        return Answer(found=lambda: {"dry_run": list(said)})
+        return print_cost(config, passes)
     from ..circuits.run import run
 
     found = run(config, out=out, shard=shard, overwrite=overwrite, progress=not quiet)

@@ -25,8 +25,7 @@ from .console import advice, console, echo, lines, render_report
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..patching.config import PatchConfig
-    from ..studies.estimate import Estimable
+    from ..estimate import Cost, CountPasses
 
 C = TypeVar("C")
 _LONGEST = 60
@@ -255,11 +254,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")]
 
 
-def print_cost(config: "Estimable | PatchConfig") -> Answer:
-    """Print what a study would cost."""
-    from ..studies.estimate import estimate
+def print_cost(config: Any, passes: "CountPasses") -> Answer:
+    """Print what a run with these passes would cost."""
+    from ..estimate import estimate
 
-    said = estimate(config)
+    return cost_in_words(estimate(config, passes))
+
+
+def cost_in_words(cost: "Cost") -> Answer:
+    """Print what a run would cost."""
+    from ..estimate import in_words
+
+    said = in_words(cost)
     console().print(said)
     return Answer(found=lambda: {"dry_run": lines(said)})
 

@@ -68,9 +68,10 @@ def patch(
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     hush(quiet)
+    from ..patching.passes import check_before, passes
+
     if dry_run:
-        return print_cost(config)
-    from ..patching.estimate import check_before
+        return print_cost(config, passes)
 
     check_before(config)
     from ..models.inputs import default_folder

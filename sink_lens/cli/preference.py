@@ -114,8 +114,7 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
 
 def _cost(frame: "pd.DataFrame") -> None:
     """Print what it would take."""
-    from ..engine.cost import duration
-    from ..text import short
+    from ..text import duration, short
 
     lines = [
         (

@@ -52,7 +52,9 @@ def _study(
             """Run the study, draw its page and print its tables."""
             hush(quiet)
             if dry_run:
-                return print_cost(config)
+                from ..studies.passes import passes
+
+                return print_cost(config, passes)
             module, _, name = run.partition(":")
             run_study = getattr(import_module(f"sink_lens.studies.{module}"), name)
             study = run_study(config, out=out, overwrite=overwrite, progress=not quiet)

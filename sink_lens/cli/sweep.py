@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
-from .console import INTERRUPTED, app, console, echo, lines, render_report, table_of
+from .console import INTERRUPTED, app, console, echo, render_report, table_of
 from .options import (
     Answer,
     DryRun,
@@ -20,6 +20,7 @@ from .options import (
     Quiet,
     configured,
     example_of,
+    print_cost,
     rows,
     unfinished,
 )
@@ -123,11 +124,9 @@ def sweep(
     named = [name.strip() for name in (devices or "").split(",") if name.strip()]
     config = replace(config, device=named[0]) if named else config
     if dry_run:
-        from ..sweeps.estimate import estimate
+        from ..sweeps.passes import passes
 
-        said = estimate(config)
-        console().print(said)
-        return Answer(found=lambda: {"dry_run": lines(said)})
+        return print_cost(config, passes)
     from ..records import RUN_FILE
     from ..sweeps.sweep import sweep as run
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..chain.config import TraceConfig
-from .console import INTERRUPTED, app, console, echo, hush, lines, say
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
+from .console import INTERRUPTED, app, console, echo, hush, say
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
     from ..chain.trace import Trace
@@ -39,11 +39,9 @@ def trace(
     """Find the sinks of a model and where they come from; write a run folder with tables and a report."""
     hush(quiet)
     if dry_run:
-        from ..chain.estimate import estimate
+        from ..chain.passes import passes
 
-        said = estimate(config)
-        console().print(said)
-        return Answer(found=lambda: {"dry_run": lines(said)})
+        return print_cost(config, passes)
     from ..chain.trace import default_folder
     from ..chain.trace import trace as run_trace
 

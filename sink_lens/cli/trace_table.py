@@ -23,10 +23,12 @@ from ..text import interval as interval_text
 if TYPE_CHECKING:
     from ..chain.trace import Trace
 
-_STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
-_MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
-_WIDTHS = (22, 17, 15, 15, 15)
-"""Columns of the lines of the links: 69 and the last word fit into 80."""
+_STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
+"""Verdict -> its colour; every other is grey."""
+_MARKS = {"holds": "+", "fails": "x", "undecided": "?", "present, not tested": "o"}
+"""Verdict -> its mark; every other has a dash."""
+_WIDTHS, _FEW = (22, 17, 15, 15, 15), 3
+"""Columns of the lines of the links: 69 and the last word fit into 80; and how many there are without interventions."""
 
 
 def short_table(trace: "Trace") -> RenderableType:
@@ -98,7 +100,7 @@ def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list
             control = "" if np.isnan(largest) else f"at most {percent(largest)}"
             makes = "makes" if row["position"] != sink_position else "removes"
             did = f"{makes} {percent(row['share'])} {_percent_bounds(row)}"
-        marked = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
+        marked = Text(f"{_MARKS.get(verdict, '-')} {verdict}", style=_STYLES.get(verdict, "dim"))
         table.add_row(str(targets.get(link, words(str(link)))), marked, did, control)
     return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
 
@@ -174,9 +176,9 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
     links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
-    asked = "present" in links.columns
+    questions = [name for name in QUESTIONS if name in links.columns and set(links[name]) != {"not tested"}]
     moved = "; floors not calibrated" if "not calibrated" in set(links["floors"]) else ""
-    heads = ["link to", "verdict", *(name.partition("_")[0] for name in QUESTIONS if asked)]
+    heads = ["link to", "verdict", *(name.partition("_")[0] for name in questions)]
     parts: list[RenderableType] = [
         Text(f"Links of the chain; under each what it measures, and the sink that its intervention moves{moved}"),
         Text(_line(heads), style="bold"),
@@ -185,8 +187,9 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
         rows = [row for row in _rows(links) if row["link"] == link and row["is_primary"]]
         first = rows[0]
         verdict = str(first["verdict"])
-        line = [targets.get(link, words(str(link))), f"{_MARKS[verdict]} {verdict}"]
-        parts.append(Text(_line([*line, *(str(first[name]) for name in QUESTIONS if asked)]), style=_STYLES[verdict]))
+        line = [targets.get(link, words(str(link))), f"{_MARKS.get(verdict, '-')} {verdict}"]
+        line += [str(first[name]) for name in questions]
+        parts.append(Text(_line(line), style=_STYLES.get(verdict, "dim")))
         nulls = [f"{words(row['null_name'])} {number(row['null_value'])}" for row in rows if row["null_name"] != "none"]
         bounds = interval_text(first["ci_low"], first["ci_high"])
         over = f" (layers {first['layers']})" if first.get("layers") else ""
@@ -202,8 +205,9 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
 
 
 def _line(cells: Sequence[str]) -> str:
-    """Cells of a line of the links."""
-    return "".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=False)).rstrip()
+    """Cells of a line of the links; without interventions verdicts are longer, and one question is asked."""
+    widths = _WIDTHS if len(cells) > _FEW else (22, 24, 15)
+    return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 
 def _conditions(conditions: pd.DataFrame) -> Table:

@@ -8,8 +8,8 @@ import typer
 
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
-from .console import INTERRUPTED, app, console, echo, lines, render_report
-from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of
+from .console import INTERRUPTED, app, console, echo, render_report
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, cost_in_words, example_of
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -50,11 +50,9 @@ def train(
 ) -> Answer | None:
     """Train a model with any attention and value norm, from scratch; resumable, with the chain watched if asked."""
     if dry_run:
-        from ..training.estimate import estimate
+        from ..training.passes import cost_of
 
-        said = estimate(config)
-        console().print(said)
-        return Answer(found=lambda: {"dry_run": lines(said)})
+        return cost_in_words(cost_of(config))
     from ..records import RUN_FILE
     from ..training.train import leave_processes
     from ..training.train import train as run

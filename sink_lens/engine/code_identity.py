@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from ..models.foreign import OF_ABSTRACT_CLASSES, uncompiled_function
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import UNKNOWN
@@ -52,7 +53,13 @@ _OF_CLASSES |= {
     "__dataclass_fields__",
     "__dataclass_params__",
 }
-_OF_CLASSES |= {"__abstractmethods__", "_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+_OF_CLASSES |= {
+    "__abstractmethods__",
+    OF_ABSTRACT_CLASSES,
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+}
 _C_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -170,7 +177,7 @@ class _Reader:
         """A function of Python: its code, what it was made with, and what it reads by name."""
         names, owner = function.__globals__, str(function.__globals__.get("__name__", ""))
         wrapped = getattr(function, "__wrapped__", None)
-        compiled = getattr(function, "_torchdynamo_orig_callable", None)
+        compiled = uncompiled_function(function)
         if compiled is not None or (wrapped is not None and owner.partition(".")[0] in _CHECKERS):
             yield self.digest(compiled or wrapped)
             return

@@ -13,12 +13,11 @@ forward of the bridge each on the user's machine before the others run, and says
 were equal to the last bit.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, chain
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -38,16 +37,16 @@ from ..models.sites import SITES
 from .baseline_run import BaselineRun
 from .cells import Cell, Touches, cone, ends_before, from_layer
 from .needs import Needs
+from .packs import Pack, Packs, Runs, Take, side_by_side
 from .passes import BaselineBatch, Passes
 from .plan import CELLS_A_BLOCK, Plan, packs_of
+from .threads import Lanes
 
 VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
 """Columns of a block's numbers."""
 
 
-_Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
-Take = Callable[[int, Outcome, list[bool]], _Found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,7 @@ class Engine:
         """
         take = partial(self._rows_of, prompts=block.prompts)
         with block_of_passes(self.lens):
-            found = self._all_of(block, take, failed=lambda *one: [_failed_row(*one)], advance=advance)
+            found = self._shared(block).map(take, failed=lambda *one: [_failed_row(*one)], advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
@@ -146,37 +145,7 @@ class Engine:
             Exception: whatever an edit or the function raises.
         """
         with block_of_passes(self.lens):
-            return self._all_of(block, take, failed=None, advance=advance)
-
-    def _all_of(
-        self,
-        block: Block,
-        take: Take[_Found],
-        *,
-        failed: Callable[[int, Exception], _Found] | None,
-        advance: Callable[[int], object],
-    ) -> list[_Found]:
-        """Run all cells of a block, on several lanes if there are any."""
-        packs = self._packs(block)
-        if len(packs) == 1 or not self._has_lanes(block):
-            share = self._share(packs, Event(), block=block, passes=self._passes, take=take, failed=failed)
-            found = []
-            for done, some in share:
-                advance(done)
-                found += some
-            return found
-        shares = self._even_shares(packs, block)
-
-        def of_share(lens: LensModel, packs: Sequence[tuple[int, ...]], stop: Event) -> list[_Found]:
-            """Run one lane's share of the packs."""
-            found, passes = [], replace(self._passes, lens=lens)
-            for done, some in self._share(packs, stop, block=block, passes=passes, take=take, failed=failed):
-                with self._one_at_a_time:
-                    advance(done)
-                found += some
-            return found
-
-        return list(chain.from_iterable(self._in_lanes(block, of_share, shares)))
+            return self._shared(block).map(take, failed=None, advance=advance)
 
     def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
@@ -193,7 +162,7 @@ class Engine:
         found: list[dict[int, Outcome]] = [{} for _ in self.cells]
         changed: list[set[int]] = [set() for _ in self.cells]
         alone = [block for block in self.blocks if not self._has_lanes(block)]
-        beside = [(block, pack) for block in self.blocks if self._has_lanes(block) for pack in self._packs(block)]
+        beside = [block for block in self.blocks if self._has_lanes(block)]
 
         def keep(block: Block, number: int, outcome: Outcome, which: list[bool]) -> None:
             """Keep a cell's outcome on a batch of prompts, and which edits changed something."""
@@ -201,28 +170,14 @@ class Engine:
             is_run = block.first <= self.lens.n_layers  # else nothing is known of its edits
             changed[number].update(place for place, one in enumerate(which) if one or not is_run)
 
-        def in_lane(lens: LensModel, work: Iterator[tuple[Block, tuple[int, ...]]], stop: Event) -> None:
-            """Run packs until none is left."""
-            passes = replace(self._passes, lens=lens)
-            while not stop.is_set():
-                with self._one_at_a_time:
-                    one = next(work, None)
-                if one is None:
-                    return
-                block, pack = one
-                take = partial(keep, block)
-                for done, _ in self._share([pack], stop, block=block, passes=passes, take=take, failed=None):
-                    with self._one_at_a_time:
-                        advance(done)
-
         with block_of_passes(self.lens):
             for block in alone:
-                self._all_of(block, partial(keep, block), failed=None, advance=advance)
+                self._shared(block).map(partial(keep, block), failed=None, advance=advance)
             if beside:
                 for prompts in self._prompts():
                     self._baseline_batch(prompts.start)
-                work = iter(beside)
-                self._baseline_run.lanes.map(in_lane, [work] * self.plan.lanes)
+                several = [(self._shared(block), partial(keep, block)) for block in beside]
+                side_by_side(self._baseline_run.lanes, several, advance=advance)
         whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
 
@@ -234,12 +189,8 @@ class Engine:
         """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
         block = next(block for block in self.blocks if number in block.cells)
         pack = next(pack for pack in self._packs(block) if number in pack)
-        run = partial(self._run, block=block)
         with block_of_passes(self.lens):
-            if self._has_lanes(block):
-                (found,) = self._in_lanes(block, self._in_one, [lambda passes: run(pack, passes=passes)])
-            else:
-                found = run(pack, passes=self._passes)
+            found = self._shared(block).one(pack)
         outcome, _ = found[pack.index(number)]
         edits = self.cells[number].make(self._references)
         edits = (*self._baseline_run.edits, *edits)
@@ -253,17 +204,9 @@ class Engine:
         slow, _ = self._passes.slow(self._part(prompts), self._baseline_run.edits, prompts=prompts)
         return max(_gap(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
-    def _in_one(self, lens: LensModel, run: Callable[[Passes], _Found], stop: Event) -> _Found:
-        """Run something in a lane."""
-        return run(replace(self._passes, lens=lens))
-
     def layers_of(self, block: Block) -> int:
         """Number of layers that a block runs for each of its cells."""
         return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
-
-    def forwards_of(self, block: Block) -> int:
-        """Number of forwards that a block takes."""
-        return len(self._packs(block))
 
     def tokens_of(self, block: Block) -> int:
         """Number of positions that a block computes for each of its sequences, over its cells."""
@@ -302,7 +245,7 @@ class Engine:
         reaching = [cone([one])[1] for one in self._baseline_run.edits if not ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
 
-    def _packs(self, block: Block) -> list[tuple[int, ...]]:
+    def _packs(self, block: Block) -> list[Pack]:
         """The cells that share each forward."""
         begins = [self._earliest(number) for number in block.cells]
         sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
@@ -332,66 +275,28 @@ class Engine:
         """The baseline run of a batch, with only what is needed."""
         return self._baseline_run.batch(start).narrowed(self.needs)
 
-    def _even_shares(self, packs: Sequence[tuple[int, ...]], block: Block) -> list[list[tuple[int, ...]]]:
-        """Packs for each lane, so that all compute about as many positions: each to the lane that has fewest so far."""
-        shares: list[list[tuple[int, ...]]] = [[] for _ in range(min(self.plan.lanes, len(packs)))]
-        positions = [0] * len(shares)
-        for pack in packs:
-            least = positions.index(min(positions))
-            shares[least].append(pack)
-            positions[least] += sum(self.tokens.n_positions - begin for begin in self._first_positions(pack))
-        return shares
-
     def _has_lanes(self, block: Block) -> bool:
         """Check if the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
-    def _in_lanes(
-        self, block: Block, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]
-    ) -> list[_Found]:
-        """Parts of a block, side by side."""
-        self._passes.known(self._baseline_batch(block.prompts.start), block.first)  # computed once for all lanes
-        return self._baseline_run.lanes.map(run, given)
+    def _lanes(self, block: Block) -> Lanes:
+        """The lanes, when what they need of the baseline run is computed, once for all of them."""
+        self._passes.known(self._baseline_batch(block.prompts.start), block.first)
+        return self._baseline_run.lanes
 
-    def _share(
-        self,
-        packs: Sequence[tuple[int, ...]],
-        stop: Event,
-        *,
-        block: Block,
-        passes: Passes,
-        take: Take[_Found],
-        failed: Callable[[int, Exception], _Found] | None,
-    ) -> Iterator[tuple[int, list[_Found]]]:
-        """Run one pack after the other; yields how many cells are finished and their results."""
-        waiting, most = deque(packs), max(map(len, packs))
-        while waiting and not stop.is_set():
-            pack: tuple[int, ...] = waiting.popleft()
-            if len(pack) > most:
-                waiting.appendleft(pack[most:])
-                pack = pack[:most]
-            try:
-                runs = self._run(pack, block=block, passes=passes)
-                found = [take(number, *one) for number, one in zip(pack, runs, strict=True)]
-            except torch.OutOfMemoryError as error:
-                if len(pack) > 1:
-                    most = len(pack) // 2
-                    waiting.appendleft(pack)
-                    continue
-                if failed is None:
-                    raise
-                found = [failed(next(iter(pack)), error)]
-            except Exception as error:  # an edit of one's own may raise anything: recorded with its cell
-                if failed is None:
-                    raise
-                if len(pack) > 1:  # one of them fails: the others must not fail with it
-                    waiting.extendleft((number,) for number in reversed(pack))
-                    continue
-                found = [failed(next(iter(pack)), error)]
-            yield len(pack), found
+    def _shared(self, block: Block) -> Packs:
+        """The packs of a block."""
+        return Packs(
+            packs=self._packs(block),
+            run=partial(self._run, block=block),
+            lens=self.lens,
+            lanes=partial(self._lanes, block) if self._has_lanes(block) else None,
+            size=lambda pack: sum(self.tokens.n_positions - begin for begin in self._first_positions(pack)),
+        )
 
-    def _run(self, pack: Sequence[int], *, block: Block, passes: Passes) -> list[tuple[Outcome, list[bool]]]:
+    def _run(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
         """Run cells that share a forward; one whose edits change nothing has the numbers of the baseline run."""
+        passes = replace(self._passes, lens=lens)
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             edits = [self.cells[number].make(self._references) for number in pack]
             baseline = self._baseline_batch(block.prompts.start)

@@ -17,6 +17,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
 from ..models.delegation import delegated, hooked
+from ..models.foreign import kernel_of
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
 from ..models.running import running, turn
@@ -65,7 +66,7 @@ def _gradients(lens: LensModel, one: TokenBatch) -> tuple[Tensor, ...]:
             model = stack.enter_context(delegated(lens))
             points = [(_hook(lens, "resid_post", layer), function) for layer, function in enumerate(added)]
             stack.enter_context(hooked(lens, points))
-            stack.enter_context(attention_as(model, str(lens.plain.config._attn_implementation)))
+            stack.enter_context(attention_as(model, kernel_of(lens.plain.config)))
         else:
             model = lens.plain
             for layer, function in zip(lens.layers, added, strict=True):

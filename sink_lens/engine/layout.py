@@ -23,7 +23,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..models.attention import by_head, capped, weights_of, with_slopes
 from ..models.delegation import attention_of, inner_model
+from ..models.foreign import kernel_set
 from ..models.lens import LensModel
 
 _NAME = "sink_lens_cells"
@@ -166,13 +168,11 @@ def attending(how: Attending) -> Iterator[None]:
     """Within the block, Hugging Face's attention in the bridge computes each cell's rows separately."""
     AttentionInterface.register(_NAME, _attention)
     config = inner_model(how.lens).config
-    before = str(config._attn_implementation)
     token = _ATTENDING.set(how)
     try:
-        config._attn_implementation = _NAME
-        yield
+        with kernel_set(config, _NAME):
+            yield
     finally:
-        config._attn_implementation = before
         _ATTENDING.reset(token)
 
 
@@ -213,30 +213,10 @@ def _attention(
             how.queries[layer] = query
     if by_query:
         query, s_aux = query[..., :-1], query[..., -1]
-    key, value = (_by_head(one, n_heads=query.shape[1]) for one in (key, value))
+    key, value = (by_head(one, n_heads=query.shape[1]) for one in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if alibi is not None:
-        keys = torch.arange(scores.shape[-1], device=scores.device)
-        scores = scores + (alibi[:, None, None] * keys).to(scores.dtype)
+    scores = with_slopes(capped(scores, softcap), alibi)
     scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
-    if weighting == "sigmoid":
-        pattern = scores.float().sigmoid()
-    elif s_aux is None:
-        pattern = nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
-    else:
-        sink = s_aux[..., None] if by_query else s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        both = torch.cat([scores, sink.to(scores.dtype)], dim=-1)
-        both = both - both.max(dim=-1, keepdim=True).values
-        pattern = nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
+    pattern = weights_of(scores, sink=s_aux, sigmoid=weighting == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))
     return layout.together(torch.matmul(pattern, value)), pattern
-
-
-def _by_head(tensor: Float[Tensor, "sequence kv_head key d_head"], *, n_heads: int) -> Tensor:
-    """The keys or values of every query head."""
-    groups = n_heads // tensor.shape[1]
-    if groups == 1:
-        return tensor
-    return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)

@@ -31,6 +31,7 @@ class Lanes:
 
     def __init__(self, lens: LensModel, *, count: int) -> None:
         """Copy the model for each lane, and share out the threads."""
+        self.count = count
         each = max(1, torch.get_num_threads() // count)
         self._lenses = [copy_for_thread(lens) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from ..data.bos import ordinary_ids
 from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
 from ..errors import InputError, ModelError
+from ..models.foreign import NAME_OF_CONFIG
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..models.packed import weight_of
@@ -65,7 +66,7 @@ def facts(lens: LensModel) -> Facts:
     told = {
         name: value
         for name, value in lens.config.to_dict().items()
-        if name not in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
+        if name not in (NAME_OF_CONFIG, "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
     }
     matrix = weight_of(lens.plain.get_input_embeddings(), dtype=lens.dtype).float()
     return Facts(

@@ -13,8 +13,8 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from ..configuration import with_fields
-from ..engine.cost import seconds_of
 from ..errors import InputError
+from ..estimate import seconds_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import check_free, create_run, display, versions

@@ -12,10 +12,11 @@ import pandas as pd
 from ..activations.record import stream
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
-from ..engine.cost import held_bytes, now, seconds_of
 from ..errors import InputError
+from ..estimate import now, seconds_of
 from ..models.inputs import default_folder
 from ..models.lens import LensModel
+from ..models.memory import held_bytes
 from ..records import Result
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import agreement, contraction, passes

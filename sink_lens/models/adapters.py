@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from ..errors import ModelError
 from .checks import probe_tokens
 from .evaluating import evaluating, uncompiled
+from .foreign import forget_adapter
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unload() of peft"
@@ -175,8 +176,7 @@ def _forget_adapters(plain: Any) -> None:
     """Let the copy be an ordinary model, whose embeddings are tied only where they still are."""
     if hasattr(plain, "peft_config"):
         del plain.peft_config
-    if getattr(plain, "_hf_peft_config_loaded", False):
-        plain._hf_peft_config_loaded = False
+    forget_adapter(plain)
     inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
     if outer is not None and inner.weight is not outer.weight:
         plain.config.tie_word_embeddings = False

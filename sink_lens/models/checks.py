@@ -20,9 +20,9 @@ from ..errors import ModelError, is_own_name
 from ..text import json_value
 from .evaluating import evaluating, uncompiled
 from .families import TEXT_PART, Family, family_of, family_of_model
+from .foreign import is_processed, kernel_of, set_attention
 from .header import check_files
 from .headnorm import HeadNormForCausalLM
-from .interfaced import set_attention
 
 _PROBE_LENGTH = 8
 _FEW_LAYERS = 200
@@ -240,7 +240,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             not finite.
     """
     ids = probe_tokens(plain)
-    kernel = str(plain.config._attn_implementation)
+    kernel = kernel_of(plain.config)
     set_attention(plain, "eager")
     try:
         with evaluating(plain), uncompiled(plain), torch.no_grad():
@@ -283,7 +283,7 @@ def check_unprocessed(bridge: TransformerBridge) -> None:
     Raises:
         ModelError: the bridge went through ``enable_compatibility_mode`` or ``process_weights``.
     """
-    if bridge.compatibility_mode or bridge._weights_processed:
+    if is_processed(bridge):
         raise ModelError(
             "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
             "were loaded. Boot it without enable_compatibility_mode and process_weights"

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 
+from .foreign import COMPILED
+
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
@@ -32,15 +34,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Within the block, no module of a model runs what ``compile`` made of it, as in every pass that measures."""
-    name = "_compiled_call_impl"
-    compiled = [(vars(module), vars(module)[name]) for module in model.modules() if name in vars(module)]
+    compiled = [(vars(module), vars(module)[COMPILED]) for module in model.modules() if COMPILED in vars(module)]
     for own, _ in compiled:
-        own[name] = None
+        own[COMPILED] = None
     try:
         yield
     finally:
         for own, call in compiled:
-            own[name] = call
+            own[COMPILED] = call
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from .families import EXPERTS_HOOK as HOOK
-from .offload import rebound
+from .foreign import gated, rebound, register
 
 
 class _Shown:
@@ -60,7 +60,7 @@ def _neurons(experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor) -> Float
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
         by = weights[rows, expert, None]
-        neurons = experts._apply_gate(_in(experts, x[rows], expert)) * by
+        neurons = gated(experts, _in(experts, x[rows], expert)) * by
         if experts.has_bias:
             neurons = torch.cat([neurons, by], dim=-1)
         whole = whole.index_put((rows, torch.full_like(rows, expert)), neurons.to(x.dtype))
@@ -144,4 +144,4 @@ def hook_experts(bridge: TransformerBridge) -> None:
         point = getattr(getattr(original, "experts", None), HOOK, None)
         if point is not None:
             point.name = f"blocks.{layer}.mlp.{HOOK}"
-            bridge._hook_registry[point.name] = point
+            register(bridge, point)

@@ -35,8 +35,8 @@ from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
 
+from .foreign import kernel_of, kernel_set, rebound, set_attention
 from .neox import PartOfFused
-from .offload import rebound
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 """An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""
@@ -51,7 +51,7 @@ def _attend_of(module: nn.Module) -> Attend | None:
     hooked = _HOOKED.get()
     if hooked is not None:
         return hooked
-    name = str(module.config._attn_implementation)  # type: ignore[union-attr]  # every attention of transformers has it
+    name = kernel_of(module.config)  # type: ignore[union-attr]  # every attention of transformers has it
     return None if name in _OWN else AttentionInterface()[name]
 
 
@@ -208,18 +208,10 @@ def take_interface(model: PreTrainedModel) -> None:
             module.config = model.config  # every other family's attention has it
 
 
-def set_attention(model: PreTrainedModel, name: str) -> None:
-    """Choose the attention function of a model; ``set_attn_implementation`` refuses where the class writes it out."""
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(name)
-    else:
-        model.config._attn_implementation = name
-
-
 @contextlib.contextmanager
 def attention_as(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Within the block, the model uses this attention function."""
-    before = str(model.config._attn_implementation)
+    before = kernel_of(model.config)
     try:
         set_attention(model, name)
         yield
@@ -233,12 +225,11 @@ class InterfacedAttentionBridge(AttentionBridge):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with the hooks inside it."""
         config: Any = self.original_component.config  # type: ignore[union-attr]  # every attention of transformers
-        before, token = config._attn_implementation, _HOOKED.set(self._attend)
+        token = _HOOKED.set(self._attend)
         try:
-            config._attn_implementation = _INSIDE
-            return super().forward(*args, **kwargs)
+            with kernel_set(config, _INSIDE):
+                return super().forward(*args, **kwargs)
         finally:
-            config._attn_implementation = before
             _HOOKED.reset(token)
 
     def _attend(

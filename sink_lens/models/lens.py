@@ -13,6 +13,7 @@ from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import size_of
 from .families import Family, reach_of
+from .foreign import kernel_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
 from .turns import State
@@ -161,7 +162,7 @@ class LensModel:
         return (
             f"LensModel({self.name!r}, {self.family.architecture}, {self.n_layers} layers, "
             f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "
-            f"plain kernel {self.plain.config._attn_implementation})"
+            f"plain kernel {kernel_of(self.plain.config)})"
         )
 
 

@@ -35,8 +35,8 @@ from . import checks
 from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
+from .foreign import LENIENT, choose_no_kernel, set_attention
 from .header import read_folder
-from .interfaced import set_attention
 from .lens import LensModel
 from .offload import parameters_of
 from .running import turn
@@ -284,7 +284,7 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
 def _configuration(source: str | Path, *, revision: str | None = None) -> PreTrainedConfig:
     """Read a model's configuration, which chooses no kernel: transformers would fetch some of them from the hub."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, **_revision(revision))
-    config._attn_implementation = config._experts_implementation = None
+    choose_no_kernel(config)
     return config
 
 
@@ -309,7 +309,7 @@ def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokeniz
 
     For some families transformers would make up an empty tokenizer if no tokenizer file exists.
     """
-    options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False, **_revision(revision)}
+    options: dict[str, Any] = {LENIENT: False, **_revision(revision)}
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
             return None

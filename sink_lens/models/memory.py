@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, and weights that are not needed for a while wait in a file.
+"""Memory is counted, freed memory goes back to the system, weights that are not needed for a while wait in a file.
 
 The C library of Linux keeps what was freed, and finds no use for much of it: large tensors that come and go between
 small ones that stay leave holes. A measuring pass of many forwards held half as much again as it needed, and a model on
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -23,6 +25,35 @@ LOSS_CHUNK = 256
 """Tokens whose logits are in memory at a time where only their loss is read."""
 _COPIED = 2**26
 """Bytes of tensors that are joined for one copy from a GPU, where they then are twice."""
+
+
+def free_bytes() -> int:
+    """Main memory that a process can still take."""
+    return psutil.virtual_memory().available
+
+
+def held_bytes() -> int:
+    """Main memory that this process uses now, in bytes."""
+    return psutil.Process().memory_info().rss
+
+
+def peak_bytes(device: "torch.device | str") -> int:
+    """Peak memory of this process in bytes: GPU memory if the work runs on a GPU, else main memory."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    found = psutil.Process().memory_info()
+    if sys.platform == "win32":
+        return int(getattr(found, "peak_wset", found.rss))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def weight_bytes(model: "nn.Module") -> int:
+    """A model's parameters, in bytes."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def give_back() -> None:

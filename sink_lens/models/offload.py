@@ -7,7 +7,6 @@ bridge is built on parameters that are there, so it does not exist, and what nee
 
 import contextlib
 from collections.abc import Iterator
-from types import MethodType
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +14,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from .foreign import device_of_hook
 
 
 def bytes_on_disk(model: nn.Module) -> int:
@@ -41,7 +41,7 @@ def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
     """The device that a module computes on, wherever its parameter lies."""
     if parameter.device.type != "meta":
         return parameter.device
-    return torch.device(getattr(getattr(module, "_hf_hook", None), "execution_device", None) or "cpu")
+    return torch.device(device_of_hook(module) or "cpu")
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -51,12 +51,6 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         module = model.get_submodule(path)
         with in_memory(module):
             yield name, getattr(module, leaf).detach()
-
-
-def rebound(module: Any) -> None:
-    """Let accelerate call the forward of the class that the module has now."""
-    if hasattr(module, "_old_forward"):
-        module._old_forward = MethodType(type(module).forward, module)
 
 
 class NoBridge:

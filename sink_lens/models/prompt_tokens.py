@@ -1,10 +1,8 @@
-"""Token ids of prompts from the files of a saved tokenizer or a GGUF file, without the model."""
+"""The tokenizer of a saved model or a GGUF file, without the model."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from ..data.described import BosCondition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,17 +26,3 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
 def most_tokens(texts: Sequence[str]) -> int:
     """More tokens than the longest of some texts has, whatever the tokenizer, which may add some."""
     return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
-
-
-def prompt_tokens(path: Path, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-    """Ids of each prompt; None without a tokenizer, or with one of another form.
-
-    Raises:
-        InputError: BOS was asked for, and the tokenizer has none.
-    """
-    tokenizer = tokenizer_of(path)
-    if tokenizer is None:
-        return None
-    from ..data.bos import prompt_ids
-
-    return prompt_ids(prompts, tokenizer, bos=bos)

@@ -21,10 +21,10 @@ from torch import nn
 
 from ..errors import InputError
 from ..modes import plainly
+from .foreign import COMPILED
 from .lens import LensModel
 from .turns import Turns, turns_of
 
-_COMPILED = "_compiled_call_impl"
 _HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())
 
@@ -110,10 +110,10 @@ def evaluated(lens: LensModel) -> Iterator[None]:
     settings, changed = lens.state.unchanged.settings, list[tuple[dict[str, Any], str, Any]]()
     if any(map(getitem, settings, repeat("training"))):
         changed += [(own, "training", True) for own in settings if own["training"]]
-    if any(map(contains, settings, repeat(_COMPILED))):
-        changed += [(own, _COMPILED, own[_COMPILED]) for own in settings if _COMPILED in own]
+    if any(map(contains, settings, repeat(COMPILED))):
+        changed += [(own, COMPILED, own[COMPILED]) for own in settings if COMPILED in own]
     for own, name, _ in changed:
-        own[name] = None if name == _COMPILED else False
+        own[name] = None if name == COMPILED else False
     try:
         yield
     finally:

@@ -42,6 +42,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
+from .foreign import PROCESSED
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
 _GROWING = ("dynamic", "longrope")
@@ -95,7 +96,7 @@ class Unchanged:
         roots: list[tuple[str, nn.Module]] = [("", plain)]
         if bridge is not None:
             roots += [("of the bridge, ", bridge), ("of the bridge, ", bridge.original_model)]
-            for key in ("compatibility_mode", "_weights_processed"):
+            for key in ("compatibility_mode", PROCESSED):
                 self._note(vars(bridge), key, f"{key} of the bridge")
         seen: set[int] = set()
         n_plain = 0
@@ -266,7 +267,7 @@ def _compare(now: object, before: object, *, name: str) -> None:
     """
     if now is before:
         return
-    if name in ("compatibility_mode of the bridge", "_weights_processed of the bridge"):
+    if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):
         raise ModelError(
             "the bridge went into compatibility mode after it was wrapped, where weights are folded or centred, partly "
             "in the user's own model; need the weights as they were loaded. Load the model again and wrap it, and give "

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
 from . import adapters, checks, experts, interfaced, neox, opt
 from .families import Family
+from .foreign import build_bridge_from_module, name_of, set_attention
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers, refusal
 from .memory import give_back
@@ -74,7 +74,7 @@ def wrap(
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     model = text_part(model)
     family = checks.check_architecture(model)
-    name = name or model.config._name_or_path or family.architecture
+    name = name or name_of(model.config) or family.architecture
     with turn_to_wrap(model.base_model, name=name):
         return assemble(model, tokenizer=tokenizer, family=family, name=name)
 
@@ -91,7 +91,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     experts.show_experts(plain)
     experts.show_experts(model.original_model)
     experts.hook_experts(model)
-    interfaced.set_attention(plain, family.plain_kernel)
+    set_attention(plain, family.plain_kernel)
     notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
     copied: Sequence[tuple[str, torch.Tensor]] = ()
     fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
@@ -216,7 +216,7 @@ def _bridge(
     neox.register()
     interfaced.register()
     headnorm.register()
-    interfaced.set_attention(model, "eager")
+    set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
     with _reloadable(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(

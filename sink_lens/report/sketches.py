@@ -85,12 +85,20 @@ def of_chain(circuit: Any) -> Diagram:
         says += "Paths through other MLPs are not drawn."
         if len(others):
             says += " For links without a path: the share that their intervention moves."
+    elif not circuit.about.get("is_sink", True):
+        says = "No position is an attention sink, so no link was intervened on."
     elif len(links) and links["value"].isna().all():
         says = "No link of this run was intervened on: sink-lens trace without --no-interventions measures them."
     if len(steps) > _MOST_STEPS:
         says += f" {len(steps) - _MOST_STEPS} more growth steps are not drawn."
+    model = visible(circuit.about.get("model"), limit=40)
+    title = f"What makes position {position} the attention sink of {model}"
+    if not circuit.about.get("is_sink", True):
+        title = f"What was measured at position {position} of {model}, which has no attention sink"
+    elif len(links) and links["value"].isna().all() and paths.empty:
+        title = f"What was measured at position {position}, the attention sink of {model}"
     return Diagram(
-        title=f"What makes position {position} the attention sink of {visible(circuit.about.get('model'), limit=40)}",
+        title=title,
         boxes=tuple(one for one in boxes if one.id in joined),
         arrows=tuple(arrows.values()),
         says=says,

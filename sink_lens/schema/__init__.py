@@ -17,8 +17,21 @@ from typing import Literal, get_args
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """Name of the bundled model; no model on the hub has this name."""
-VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
-"""Verdict -> its sign."""
+VERDICTS = {
+    "holds": "✓",
+    "fails": "✗",
+    "present, not tested": "○",
+    "absent": "◌",
+    "undecided": "?",
+    "mixed": "±",
+    "not applicable": "∅",
+    "not measured": "–",
+}
+"""Verdict -> its sign. *Holds* and *fails* are said of what was intervened on, and of nothing else."""
+MEASURED = {"holds": "present", "fails": "absent"}
+"""What a statistic alone was said to show in runs of 0.2 -> what it is said to show now."""
+UNTESTED = {"yes": "present, not tested", "no": "absent"}
+"""Whether a link is present -> the verdict on it if it was not intervened on."""
 FROZEN = ("z", "neurons", "dimensions", "key")
 """Quantities that mediation freezes at their baseline value, in the order of the chain."""
 
@@ -49,7 +62,7 @@ LEAST_ADDED = 0.02
 NORM_ALONE = 2.0
 """The page warns if the norm-only control multiplies the attention by at least this factor."""
 
-ANSWERS = ("yes", "no", "undecided", "not applicable")
+ANSWERS = ("yes", "no", "undecided", "not applicable", "not tested")
 """What a question about a link may be answered."""
 QUESTIONS = {
     "present": "Does what the link leads to stand out at the sink position, over its nulls?",

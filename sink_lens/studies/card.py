@@ -21,6 +21,7 @@ from ..activations.precision import rounding
 from ..activations.record import stream
 from ..chain import readings as r
 from ..chain.config import Thresholds
+from ..chain.page.story import judged_links
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -322,7 +323,7 @@ def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
         raise InputError(f"{folder} holds a run of {run.kind}; need one of trace")
     if run.provenance.get("weights_sha256") != weights_hash(lens):
         raise InputError(f"the trace in {folder} is of other weights than {shown_name(lens.name)}; need one of these")
-    table = run.need("links", columns=["link", "verdict"]).drop_duplicates("link")
+    table = judged_links(run, columns=["link", "verdict"]).drop_duplicates("link")
     makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])
     made = [] if makers is None else makers.loc[makers["is_maker"].astype(bool)].to_dict("records")
     return {

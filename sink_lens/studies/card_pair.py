@@ -19,6 +19,7 @@ from ..chain.config import Thresholds
 from ..data.bos import bos_id, text_ids
 from ..data.tokens import TokenBatch
 from ..errors import InputError
+from ..models.foreign import NAME_OF_CONFIG
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
 from ..stats import Interval, paired_difference
@@ -31,7 +32,7 @@ from .quantities import COMPARED, sink_positions, writing_neurons
 from .study import Study, shown_name, write_study
 
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_UNREAD = ("_name_or_path", "architectures", "dtype", "quantization_config", "transformers_version", "use_cache")
+_UNREAD = (NAME_OF_CONFIG, "architectures", "dtype", "quantization_config", "transformers_version", "use_cache")
 """Fields of a configuration that name where the weights come from, or how they are stored."""
 _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..chain.page.story import judged_links
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch
 from ..errors import InputError, RunError
@@ -134,8 +135,8 @@ def _of_trace(run: Run) -> dict[str, Cell]:
     if (noted == "").any():  # without a sink the note says so of the position that was studied
         others = str(row.get("other_sink_positions", Cell(value="")).shown)
         row["sink_positions"] = Cell(value=", ".join(filter(None, [row["sink_position"].shown, others])))
-    links = run.optional("links", columns=["link", "verdict"])
-    if links is not None:
+    if run.optional("links", columns=["link", "verdict"]) is not None:
+        links = judged_links(run, columns=["link", "verdict"])
         row |= {str(one["link"]): Cell(value=str(one["verdict"])) for one in links.to_dict("records")}
     return row
 

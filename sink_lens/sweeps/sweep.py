@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import RenderableType
 from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
@@ -43,7 +42,6 @@ from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_c
 from .config import SweepConfig
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
-from .timed_estimate import cost_of, in_words
 
 log = logging.getLogger(__name__)
 
@@ -255,31 +253,6 @@ def _run_blocks(
         with contextlib.closing(computed):
             for block, frame in computed:
                 writer.write_table(_part(block), _join_rows(writer, block, frame, cells=whole[block.number]))
-
-
-def dry_run(
-    model: ModelLike | SweepConfig,
-    what: Grid | Sequence[Cell] | None = None,
-    *,
-    tokens: Tokens | None = None,
-    metrics: Sequence[Measured] | Measured = (),
-) -> RenderableType:
-    """Estimate the cost of ``sweep`` with these arguments, in words. Loads the model, but writes nothing.
-
-    Raises:
-        InputError: what ``sweep`` would refuse.
-    """
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=None)
-    lens, batch = asked.lens, asked.batch
-    if not isinstance(asked.what, Grid):
-        _cells(asked.what, lens, batch)
-    read = metrics_on(asked.metrics, lens, tokens=batch)
-
-    def check(cells: Sequence[Cell], plan: Plan) -> Plan:
-        """Check the plan against the slow path."""
-        return check_plan(lens, batch, cells, read, plan=plan)[0]
-
-    return in_words(cost_of(lens, batch, asked.what, read, check=check))
 
 
 def _collect(

@@ -31,6 +31,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..errors import CheckpointError, RunError, SinkLensError
+from ..models.foreign import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter
 from . import checkpoint_files
@@ -357,7 +358,7 @@ class Loop(Trainer):
             self._prepare()
         self.accelerator.wait_for_everyone()
         try:
-            self._save_checkpoint(model, None)
+            save_checkpoint(self, model)
             self.accelerator.wait_for_everyone()
             if first:
                 written = self._part / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -432,7 +433,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _plain_name(name: str) -> str:
     """A parameter's name without what wrappers put in front."""
-    for wrapped in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
+    for wrapped in ("module.", f"{UNCOMPILED}.", f"{SHARDED}."):
         name = name.replace(wrapped, "")
     return name
 

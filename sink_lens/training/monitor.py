@@ -32,6 +32,7 @@ from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.evaluating import evaluating
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
+from ..models.foreign import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast
 from .monitor_documents import Documents, documents_in, whole_mask
@@ -42,7 +43,6 @@ __all__ = ["SinkMonitor"]
 
 _LOGGER = logging.getLogger(__name__)
 _UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _INPUTS = (
     "input_ids",
     "inputs_embeds",
@@ -170,7 +170,7 @@ class SinkMonitor:
                     "dtype": str(parameter.dtype).removeprefix("torch."),
                     "device": parameter.device.type,
                     "processes": _world(),
-                    "kernel": str(self._model.config._attn_implementation),
+                    "kernel": kernel_of(self._model.config),
                 },
             )
             for step, reading in log.earlier(self._step):
@@ -426,7 +426,7 @@ class SinkMonitor:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
                 config = self._model.config
                 if self._documents is not None and self._apart is None:
-                    kernel = str(config._attn_implementation)
+                    kernel = kernel_of(config)
                     self._apart = stays_apart(self._documents, args, kwargs, kernel=kernel, batch=batch)
                     if not self._apart:
                         self._leave_out("attention crosses them")
@@ -555,7 +555,7 @@ def _number_calls(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Ite
 
 def _bare(module: nn.Module) -> nn.Module:
     """A module without the wrappers of FSDP, checkpointing and compiling."""
-    while name := next((one for one in _WRAPPERS if one in module._modules), None):
+    while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module
 
@@ -595,12 +595,12 @@ def _family(model: PreTrainedModel) -> Family:
 
 def _has_compiled(model: nn.Module) -> bool:
     """Check whether some part of the model is compiled, so that hooks within it are not called."""
-    return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in model.modules())
+    return any(UNCOMPILED in one._modules or getattr(one, COMPILED) is not None for one in model.modules())
 
 
 def _callable(model: nn.Module) -> Callable[..., Any]:
     """Return the module to call for a forward of its own: not DDP, which would synchronise its buffers."""
-    while name := next((one for one in ("_orig_mod", "module") if one in model._modules), None):
+    while name := next((one for one in (UNCOMPILED, "module") if one in model._modules), None):
         model = model.get_submodule(name)
     return model
 

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, Cache
 
-from ..activations.attention import Scores, with_positions
+from ..activations.attention import Scores
 from ..errors import ModelError
+from ..models.attention import with_positions
 from ..models.evaluating import evaluating
+from ..models.foreign import INNER_KERNEL
 from ..models.interfaced import interfaced_class
 from .monitor_documents import Documents, visible_keys
 
@@ -60,7 +62,7 @@ def query_and_key(
     AttentionInterface.register(_NAME, _end_with_query_and_key)
     own: Any = vars(module).get("config")
     ours = copy.copy(config if own is None else own)
-    vars(ours)["_attn_implementation_internal"] = _NAME  # the setter would change the configurations within it too
+    vars(ours)[INNER_KERNEL] = _NAME
     device = next(module.parameters()).device
     given = {name: None if isinstance(one, Cache) else first(one, n, batch) for name, one in kwargs.items()}
     given |= {"use_cache": False} if "use_cache" in given else {}

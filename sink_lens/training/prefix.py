@@ -36,6 +36,7 @@ from ..configuration import check_known, check_least, check_types, with_fields
 from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import Family
+from ..models.foreign import name_of
 from ..models.interfaced import take_interface
 from ..models.sites import SITES, read_site
 from ..text import json_value
@@ -318,7 +319,7 @@ class PrefixModel(nn.Module):
         about = {
             "peft_type": _TYPE,
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": config._name_or_path,
+            "base_model_name_or_path": name_of(config),
             "base_model_class": type(self.base_model).__name__,
         }
         text = json.dumps(about | asdict(self.prefix_config), indent=2)

@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from ..data.cache import from_home
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
+from ..models.foreign import take_one_gpu
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter, create_run, display, versions
@@ -236,7 +237,7 @@ def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArgu
         **sharding,
     )
     if args.n_gpu > 1:  # without a launcher: one GPU, and not the Trainer's old data parallel
-        args._n_gpu = 1
+        take_one_gpu(args)
     return args
 
 

@@ -26,7 +26,7 @@ def test_a_floor_that_the_user_moves_decides_and_is_said_not_to_be_calibrated():
     assert set(table["floors"]) == {"not calibrated"}
     assert table["criterion"].str.endswith("; floors not calibrated: floors moved").all()
     found = table.groupby("link")["measured"].first()
-    assert (found["key_sink"], found["dimension_key"]) == ("fails", "holds")
+    assert (found["key_sink"], found["dimension_key"]) == ("absent", "present")
     other = dataclasses.replace(evidence.config, threshold=0.2)
     moved = link_table(dataclasses.replace(evidence, config=other), random_init=None, length=24)
     assert set(moved["floors"]) == {"not calibrated"}
@@ -55,7 +55,7 @@ def test_moved_floors_are_said_in_the_table_the_terminal_and_the_page(tmp_path):
     result = run(tmp_path / "run", report=True, floors={"key_sink": 1000})
     links = pd.read_parquet(tmp_path / "run" / "links.parquet")
     assert set(links["floors"]) == {"not calibrated"}
-    assert set(links.query("link == 'key_sink'")["verdict"]) == {"fails"}
+    assert set(links.query("link == 'key_sink'")["verdict"]) == {"absent"}
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(short_table(result))
     assert "floors not calibrated" in console.export_text()

@@ -98,10 +98,10 @@ def verdicts(evidence, length=24):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_links_from_the_neuron_on_hold_on_the_planted_model(seed):
+def test_the_links_from_the_neuron_on_are_present_in_the_planted_model(seed):
     found = verdicts(planted_evidence(seed=seed))
     for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
-        assert found[name] == "holds", name
+        assert found[name] == "present, not tested", name
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -110,7 +110,7 @@ def test_no_link_from_the_neuron_on_is_there_without_it(seed):
     assert set(verdicts(evidence).values()) == {"not applicable"}  # there is no sink to lead to
     measured = link_table(evidence, random_init=None, length=24).groupby("link")["measured"].first()
     for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
-        assert measured[name] == "fails", name
+        assert measured[name] == "absent", name
 
 
 def test_one_row_per_link_statistic_and_null():
@@ -118,7 +118,7 @@ def test_one_row_per_link_statistic_and_null():
     assert list(table.columns) == COLUMNS
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
     assert tuple(dict.fromkeys(table["link"])) == NAMES
-    assert set(table["verdict"]) <= {"holds", "fails", "undecided"}
+    assert set(table["verdict"]) <= {"present, not tested", "absent", "undecided"}
     assert table["null_name"].notna().all()
     primary = table[table["is_primary"]]
     assert (primary.groupby("link")["statistic"].nunique() == 1).all()
@@ -128,10 +128,10 @@ def test_one_row_per_link_statistic_and_null():
 def test_the_criterion_stands_beside_the_verdict():
     table = link_table(planted_evidence(), random_init=None, length=24).set_index("link")
     key = table.loc["dimension_key", "criterion"].iloc[0]
-    assert key == "holds if the interval of key_cosine is above 0.5 and above random_dimensions, other_positions"
+    assert key == "present if the interval of key_cosine is above 0.5 and above random_dimensions, other_positions"
     none = link_table(planted_evidence(sink=False), random_init=None, length=24).set_index("link")
     text = none.loc["variance_neurons", "criterion"]
-    assert text == "holds if the interval of spike_ratio is above 10 (here: no growth step was found)"
+    assert text == "present if the interval of spike_ratio is above 10 (here: no growth step was found)"
 
 
 def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
@@ -313,7 +313,7 @@ def test_what_is_not_there_makes_no_sink_and_carries_may_still_be_yes():
     found = answers_of(absent, floor=1.0, necessary=None, carries=carries, has_sink=True, intervened=True)
     assert dataclasses.astuple(found) == ("no", "no", "yes")
     alone = answers_of(absent, floor=1.0, necessary=None, carries=None, has_sink=True, intervened=False)
-    assert dataclasses.astuple(alone) == ("no", "undecided", "undecided")
+    assert dataclasses.astuple(alone) == ("no", "not tested", "not tested")
 
 
 def test_without_a_sink_only_presence_is_answered():
@@ -333,10 +333,10 @@ def test_the_verdict_is_that_of_both():
     table = with_effects(*rows, effect("neurons_dimension", low=0.0, high=0.1))
     found = table.groupby("link")[["measured", "intervened", "verdict"]].first()
     assert (table.groupby("link")[["measured", "intervened", "verdict"]].nunique() == 1).all(axis=None)
-    assert found.loc["variance_neurons"].tolist() == ["holds", "holds", "holds"]
-    assert found.loc["neurons_dimension"].tolist() == ["holds", "fails", "fails"]
-    assert found.loc["dimension_key"].tolist() == ["holds", "no intervention", "undecided"]  # the others are cut
-    alone = link_table(planted_evidence(), random_init=None, length=24).groupby("link")["verdict"].first()
+    assert found.loc["variance_neurons"].tolist() == ["present", "holds", "holds"]
+    assert found.loc["neurons_dimension"].tolist() == ["present", "fails", "fails"]
+    assert found.loc["dimension_key"].tolist() == ["present", "no intervention", "undecided"]  # the others are cut
+    alone = link_table(planted_evidence(), random_init=None, length=24).groupby("link")["measured"].first()
     assert found["measured"].to_dict() == alone.to_dict()
 
 
@@ -358,14 +358,18 @@ def test_only_the_primary_cut_of_a_link_decides():
     pd.testing.assert_frame_equal(with_effects(*rows), with_effects(*rows, more))
 
 
-def test_without_effects_the_links_are_judged_by_what_is_measured():
+def test_without_interventions_no_link_holds_and_none_fails():
     alone = link_table(planted_evidence(), random_init=None, length=24)
     empty = link_table(
         planted_evidence(), random_init=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24
     )
     pd.testing.assert_frame_equal(alone, empty)
     assert set(alone["intervened"]) == {"no intervention"}
-    assert (alone["verdict"] == alone["measured"]).all()
+    assert set(alone["verdict"]) <= {"present, not tested", "absent", "undecided"}
+    said = {"present": "present, not tested"}
+    assert (alone["verdict"] == alone["measured"].replace(said)).all()
+    assert set(alone["necessary_or_sufficient"]) == set(alone["carries"]) == {"not tested"}
+    assert alone["criterion"].str.startswith("present if").all()
 
 
 # --- what cannot be measured is undecided, what is not there fails

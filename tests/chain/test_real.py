@@ -157,12 +157,12 @@ def test_the_sink_token_holds_the_effective_rank_down(traced):
 
 def test_the_links_have_their_verdicts(traced):
     assert traced.links.groupby("link")["measured"].first().to_dict() == {
-        "aggregation_variance": "holds",
-        "variance_preserved": "holds",  # by S2 after W_O; the order of the tokens' variances is not kept (tau .01)
-        "variance_neurons": "holds",
-        "neurons_dimension": "holds",
-        "dimension_key": "holds",
-        "key_sink": "holds",
+        "aggregation_variance": "present",
+        "variance_preserved": "present",  # by S2 after W_O; the order of the tokens' variances is not kept (tau .01)
+        "variance_neurons": "present",
+        "neurons_dimension": "present",
+        "dimension_key": "present",
+        "key_sink": "present",
     }
 
 
@@ -185,8 +185,8 @@ def test_cutting_shows_the_same_chain(cut):
     assert kind_of(frames["placement"]) == "positional"
     links = cut.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
-        assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
-    assert links.loc["variance_preserved"].tolist() == ["holds", "undecided", "undecided"]  # two sequences
+        assert links.loc[name].tolist() == ["present", "holds", "holds"], name
+    assert links.loc["variance_preserved"].tolist() == ["present", "undecided", "undecided"]  # two sequences
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away; two sequences do
     # not decide that
     assert "holds" not in links.loc["neurons_dimension", ["intervened", "verdict"]].tolist()

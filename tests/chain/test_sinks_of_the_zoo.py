@@ -105,13 +105,13 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     for table in ("mediation", "placement", "effects", "amplification"):
         assert result.tables[table].empty
     first = result.links.query("link == 'aggregation_variance' and is_primary").iloc[0]
-    present = {"yes": "holds", "no": "fails"}[zoo.truth.links["aggregation_variance"].present]
+    present = {"yes": "present", "no": "absent"}[zoo.truth.links["aggregation_variance"].present]
     assert first["measured"] in (present, "undecided")
     assert first["value"] == first["value"]
     assert f"measured: {first['measured']}" in said
     assert f"measured: {first['measured']}" in page
     if name == "unread_variance":  # variance without a sink is a finding
-        assert (first["measured"], first["intervened"]) == ("holds", "no intervention")
+        assert (first["measured"], first["intervened"]) == ("present", "no intervention")
         assert first["ci_low"] > 1.25
 
 

@@ -39,6 +39,8 @@ _GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(1,), heads=(0,)),))
 _TOKENS = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(0)))
 _OTHER = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(1)))
 _DOUBLE = edit("z", lambda x, at: x * 2, layers=[1])
+BEGIN_AGAIN = ("prune_weight", "setting_of_the_model", "layer_more_or_less")
+"""Rules that leave no model which another lens could be put on, or that are told from one."""
 REFUSED = ("the model was changed after it was wrapped", "went into compatibility mode after it was wrapped")
 
 
@@ -120,7 +122,7 @@ class World:
 
     def _again(self, rule: str) -> None:
         """Wrap the model again, as the error says; one whose own weights were folded is loaded again."""
-        if "compatibility" in rule or rule == "prune_weight":
+        if rule in BEGIN_AGAIN or "compatibility" in rule:
             self.begin()
             return
         try:
@@ -384,6 +386,34 @@ class _Louder:
         return self.kind.forward(self.module, x) * 1.1
 
 
+def another_activation(world: World) -> str | None:
+    for module in world.base.modules():
+        for key in ("act_fn", "act", "activation_fn"):
+            if isinstance(getattr(module, key, None), nn.Module):
+                setattr(module, key, nn.Tanh())
+                return "refused"
+    return None
+
+
+def setting_of_the_model(world: World) -> str:
+    world.base.config.num_hidden_layers = 1
+    return "refused"
+
+
+def layer_more_or_less(world: World) -> str:
+    layers = next(one for one in world.base.modules() if isinstance(one, nn.ModuleList))
+    if world.random.random() < 0.5:
+        layers.append(copy.deepcopy(layers[0]))
+    else:
+        del layers[1]
+    return "refused"
+
+
+def checkpointing(world: World) -> str:
+    world.base.gradient_checkpointing_enable()
+    return "reaches"
+
+
 def compatibility(world: World) -> str:
     world.lens.bridge.enable_compatibility_mode(no_processing=world.random.random() < 0.3)
     return "refused"
@@ -552,6 +582,10 @@ RULES: dict[str, Callable[[World], str | None]] = {
         add_pre_hook,
         remove_hook,
         own_forward,
+        another_activation,
+        setting_of_the_model,
+        layer_more_or_less,
+        checkpointing,
         compatibility,
         replace_in_bridge,
         hook_in_bridge,

@@ -10,16 +10,17 @@ import torch
 from lenses import speaking
 
 from sink_lens import circuits
-from sink_lens.circuits import estimate
 from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import circuit_told
+from sink_lens.circuits.passes import passes
 from sink_lens.circuits.tasks import task_of
 from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
+from sink_lens.estimate import Sizes
 from sink_lens.models.header import read_header
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
@@ -54,18 +55,18 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         lens.plain.save_pretrained(tmp_path / family)
         lens.tokenizer.save_pretrained(tmp_path / family)
         config = CircuitConfig(model=str(tmp_path / family), task="induction", device="cpu", neurons=("1:0,3",))
-        cost = estimate._cost_by_header(config)
+        header = read_header(tmp_path / family)
+        found = passes(config, Sizes(header=header, files=tmp_path / family))
         if family == "gpt_neox":  # only its configuration says whether its blocks are parallel
-            assert cost is None
+            assert found is None
             continue
         graph = Graph.of(lens, neurons={1: (0, 3)})
-        assert (cost.graph.n_edges, cost.graph.parallel) == (graph.n_edges, graph.parallel)
+        assert found.facts["edges"] == f"{graph.n_edges:,}"
         task = task_of(lens, "induction", pairs=8, generator=np.random.default_rng([0, 0]), least=0.0)
-        assert cost.n_positions >= task.clean.n_positions
-        said = estimate.estimate(config)
-        assert f"{graph.n_edges:,} edges" in said[0]
-        assert any(line.startswith("memory: about ") for line in said)
-        assert cost.bytes_peak > read_header(tmp_path / family).weight_bytes
+        assert found.positions >= task.clean.n_positions
+        assert found.bytes > 4 * config.pairs * graph.n_edges
+        of_model = passes(config, Sizes(header=header, lens=lens))
+        assert (of_model.facts, of_model.positions) == (found.facts, found.positions)
 
 
 def test_the_loss_is_that_of_the_clean_tokens_in_both_runs():

@@ -56,6 +56,15 @@ def run(steps, machine):
     )
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_no_door_is_silently_wrong_after_one_change(name):
+    """What takes an adapter or a hook away, or needs gradients, follows what puts it there."""
+    world = World("llama", seed=0)
+    if world.step(name) == "left out":
+        world.step("add_hook" if name == "remove_hook" else "add_adapter")
+        assert world.step(name) != "left out"
+
+
 def test_no_door_is_silently_wrong_after_300_changes():
     run(300, Changes)
 

@@ -10,7 +10,8 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
 from sink_lens.models.families import FAMILIES, family_of_model
-from sink_lens.models.interfaced import set_attention, take_interface
+from sink_lens.models.foreign import set_attention
+from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, config_of, tiny
 from sink_lens.models.weights import norm_weights

@@ -8,13 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 
 from sink_lens.chain.page.circuit import ChainCircuit
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
-from sink_lens.report import circuit_of
+from sink_lens.report import circuit_of, sketches
+from sink_lens.report.html import page_text
 from sink_lens.report.legible import faults
-from sink_lens.report.style import BLUE, ORANGE, svg
+from sink_lens.report.style import BLUE, GREEN, ORANGE, svg
 
 from .circuits import SHARES, VERDICTS, tables, traced
 
@@ -187,3 +189,42 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
     assert not re.search("<(script|img|b)[ >]", drawn)
     assert ChainCircuit.from_json(circuit.to_json()).about == circuit.about
     assert circuit._repr_png_().startswith(b"\x89PNG")
+
+
+def measured_alone(*, rate=None):
+    """The tables of a trace of 0.2 without interventions; with a sink rate of every head if one is given."""
+    frames = {name: table for name, table in tables().items() if name not in ("effects", "mediation", "paths")}
+    links = frames["links"].loc[frames["links"]["statistic"] != "intervention_share"]
+    frames["links"] = links.assign(intervened="no intervention", verdict=links["measured"])
+    if rate is not None:
+        frames["heads"] = frames["heads"].assign(sink_rate=rate)
+        frames["links"] = frames["links"].assign(verdict="not applicable")
+    return frames
+
+
+def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
+    folder = traced(tmp_path / "run", frames=measured_alone())
+    circuit = circuit_of(folder)
+    assert set(circuit.edges["verdict"]) == {"present, not tested", "absent", "undecided", "part"}
+    drawn = sketches.of_chain(circuit)
+    assert drawn.title == "What was measured at position 0, the attention sink of toy"
+    assert {arrow.kind for arrow in drawn.arrows} == {"present, not tested", "absent", "undecided"}
+    faces = {patch.get_facecolor() for patch in circuit.draw().axes[0].patches}
+    assert not {to_rgba(GREEN), to_rgba(BLUE), to_rgba(ORANGE)} & faces
+    text = page_text(folder)
+    shown = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", text, flags=re.S)
+    assert "3 of 6 links are present, 1 is absent and 2 are undecided. No link was tested" in shown
+    assert "no arrow says that one thing causes another" in shown
+    for claim in ("✓", "holds", "Arrows are measured paths", "What makes position"):
+        assert claim not in shown, claim
+
+
+def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
+    folder = traced(tmp_path / "run", frames=measured_alone(rate=0.0))
+    drawn = sketches.of_chain(circuit_of(folder))
+    assert drawn.title == "What was measured at position 0 of toy, which has no attention sink"
+    assert drawn.says == "No position is an attention sink, so no link was intervened on."
+    text = page_text(folder)
+    assert "It is no attention sink, so nothing was intervened on" in text
+    for claim in ("What makes position", "without --no-interventions", "as wide as the share of the sink"):
+        assert claim not in text, claim

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -14,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 from rounding import CLOSE, close
 
 import sink_lens
@@ -33,9 +31,7 @@ from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
-from sink_lens.sweeps import timed_estimate as estimation
-from sink_lens.sweeps.sweep import dry_run, sweep
-from sink_lens.sweeps.timed_estimate import cost_of, in_words
+from sink_lens.sweeps.sweep import sweep
 
 runner = import_module("sink_lens.sweeps.sweep")
 
@@ -631,82 +627,6 @@ def test_what_is_off_by_rounding_is_taken_and_the_plan_says_by_how_much(tmp_path
     assert np.abs(result.frame["value"] - few.frame["value"]).max() < 2e-6
 
 
-# --- what it would cost
-
-
-def shown(renderable):
-    text = io.StringIO()
-    Console(file=text, width=100).print(renderable)
-    return text.getvalue()
-
-
-def test_a_dry_run_counts_what_is_run_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lens, tokens, metrics = llama(), sequences(), [sink_mass(0), loss()]
-    cost = cost_of(lens, tokens, GRID, metrics)
-    cells, controls = GRID.cells(lens, n_positions=tokens.n_positions)
-    everything = {cell.identity for cell in [*cells, *controls]}
-    assert (cost.cells, cost.controls) == (len(cells), len(everything) - len(cells))
-    assert (cost.sequences, cost.metrics, cost.slow_forwards) == (4, 2, len(everything) + 1)
-    text = shown(dry_run(lens, GRID, tokens=tokens, metrics=METRICS))
-    assert not list(tmp_path.iterdir())
-    counted = []
-    for name in ("pack", "baseline"):
-        call = getattr(Passes, name)
-        monkeypatch.setattr(
-            Passes, name, lambda *args, call=call, **options: (counted.append(1), call(*args, **options))[1]
-        )
-    # The sweep's own check runs forwards too: what is counted is what comes after it.
-    monkeypatch.setattr(runner, "check_plan", lambda *args, plan: (plan, 0.0))
-    swept(tmp_path / "run")
-    assert cost.forwards == len(counted)
-    for words, count in (
-        ("cells", len(cells)),
-        ("random controls beside them", cost.controls),
-        ("forwards, one cell at a time", len(everything) + 1),
-        ("forwards after reuse", len(counted)),
-    ):
-        assert re.search(rf"^\W*{words} .*\b{count}\b", text, re.MULTILINE), (words, count, text)
-    assert "Nothing was written" in " ".join(text.split())
-
-
-def test_a_dry_run_counts_the_forwards_of_the_plan_that_passes_the_check(tmp_path, monkeypatch):
-    tampered(monkeypatch, lambda n: n > 1)
-    text = shown(dry_run(llama(), FEW, tokens=sequences(), metrics=METRICS))
-    assert re.search(r"forwards after reuse\W+9\b", text)  # 8 cells, none of which shares one, and the baseline run
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_time_of_a_sweep_is_so_much_a_cell_and_so_much_a_layer(monkeypatch):
-    monkeypatch.setattr(estimation, "_seconds_a_cell", lambda engine, block: 5.0 + engine.layers_of(block))
-    monkeypatch.setattr(estimation, "now", lambda device: 0.0)
-    grid = Grid.of(EditGrid(site="z", heads="0-1"), controls=0)  # two cells in each of three layers
-    cost = cost_of(llama(), sequences(), grid, [loss()])
-    # (5 + 3) + (5 + 2) + (5 + 1) for two cells each; and the baseline run twice, of all three layers
-    assert cost.seconds == pytest.approx(2 * (8 + 7 + 6) + 2 * 8)
-    assert cost.bytes_peak > cost.bytes_weights
-
-
-@pytest.mark.parametrize(("layer", "metric", "frac"), [(0, loss(), 1.0), (2, loss(), 1 / 3), (1, sink_mass(0), 2 / 3)])
-def test_the_share_of_layers_that_are_run_is_that_from_the_edit_on(layer, metric, frac):
-    grid = Grid.of(EditGrid(site="z", layers=layer, heads="each"), controls=0)
-    assert cost_of(llama(), sequences(), grid, [metric]).layers_frac == pytest.approx(frac)
-
-
-def test_cells_that_change_nothing_that_is_read_cost_nothing(monkeypatch):
-    monkeypatch.setattr(estimation, "now", lambda device: 0.0)
-    grid = Grid.of(EditGrid(site="resid_post", layers=2), controls=0)
-    cost = cost_of(llama(), sequences(), grid, [sink_mass(0)])
-    assert (cost.cells, cost.forwards, cost.layers_frac) == (1, 1, 0)
-    assert cost.seconds == 0  # no pack is timed
-
-
-def test_times_are_spoken_in_seconds_minutes_and_hours():
-    cost = cost_of(llama(), sequences(), Grid.of(EditGrid(site="z", layers=1), controls=0), [loss()])
-    for seconds, text in ((0.01, "under 1 s"), (89.0, "89 s"), (600.0, "10 min"), (9000.0, "2.5 h")):
-        assert re.search(rf"time\W+{re.escape(text)}", shown(in_words(replace(cost, seconds=seconds))))
-
-
 # --- what is refused
 
 
@@ -723,7 +643,6 @@ def test_times_are_spoken_in_seconds_minutes_and_hours():
         (lambda out: swept(out, what=Grid.of(EditGrid(site="z", layers=7))), "7 does not exist; need 0 to 2"),
         (lambda out: swept(out, metrics=[loss(), loss()]), "two metrics have one name"),
         (lambda out: swept(out, metrics=[MetricSpec(name="mass")]), "there is no metric 'mass'"),
-        (lambda out: dry_run(llama(), GRID), "needs a grid, or cells, and tokens"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_anything_is_written(tmp_path, call, text):

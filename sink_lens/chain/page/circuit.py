@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page.story import NamedLink, chain, find_story, studied
+from sink_lens.chain.page.story import NamedLink, chain, find_story, judged_links, studied
 from sink_lens.errors import InputError
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
@@ -118,7 +118,8 @@ class ChainCircuit(Drawable):
     def graph(self) -> dict[str, Any]:
         """The circuit as Neuronpedia's JSON."""
         known = {name: self.about[name] for name in ("sink_position", "n_layers") if name in self.about}
-        title = f"The chain of the sink, {visible(self.about.get('model') or 'a model', limit=40)}"
+        what = "The chain of the sink" if self.about.get("is_sink", True) else "What was measured; there is no sink"
+        title = f"{what}, {visible(self.about.get('model') or 'a model', limit=40)}"
         model = visible(self.about.get("model") or "a model", limit=80)
         meaning = (
             "An edge's weight is the share of the sink that is lost without it; an edge into a head has the head's "
@@ -156,7 +157,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
     """
     story, joined = find_story(run), chain(run)
     position = studied(story)
-    links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
+    links = judged_links(run, columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     effect_of = (
         {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
@@ -179,6 +180,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
         "model": story.model,
         **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
         "sink_position": position,
+        "is_sink": story.is_sink is not False,
         "made_at": effect_of.get(joined[0].name if joined else "", {}).get("position"),
         "read_layers": effect_of.get(into.get("heads", ""), {}).get("read_layers"),
     }

@@ -13,7 +13,7 @@ from sink_lens.chain.page import words as findings
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.patterns import NO_POSITION, sink_rates
-from sink_lens.schema import QUESTIONS, VERDICTS
+from sink_lens.schema import MEASURED, QUESTIONS, UNTESTED, VERDICTS
 from sink_lens.text import (
     capital,
     interval,
@@ -185,16 +185,21 @@ def traced(verdicts: dict[str, str]) -> str:
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."
+    untested = counts["present, not tested"] + counts["absent"]
     parts = [f"{count} {_COUNTED[name][count > 1]}" for name, count in counts.items() if count]
     if parts:
         first, _, rest = parts[0].partition(" ")
         parts[0] = f"{first} of {len(verdicts)} links {rest}"
+    if untested:
+        return f"{listed(parts)}. No link was tested: without interventions nothing says that one causes the next."
     return f"{listed(parts)}. The chain is traced, not assumed: no position, layer, neuron or dimension was typed in."
 
 
 _COUNTED = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
+    "present, not tested": ("is present", "are present"),
+    "absent": ("is absent", "are absent"),
     "undecided": ("is undecided", "are undecided"),
     "not applicable": ("is not applicable", "are not applicable"),
     "mixed": ("has mixed statistics", "have mixed statistics"),
@@ -369,6 +374,21 @@ def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list
     return [*steps, *((link.target, "") for link in links[-1:])]
 
 
+def judged_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
+    """The table ``links`` of a run in today's words: *holds* and *fails* only of links that were intervened on.
+
+    Raises:
+        RunError: There is no such table, or it is damaged.
+    """
+    table = run.need("links", columns=columns)
+    if "measured" in table.columns:
+        table = table.assign(measured=table["measured"].replace(MEASURED))
+    if "intervened" in table.columns and table["intervened"].eq("no intervention").all():  # a run of 0.2
+        said = {word: UNTESTED[answer] for word, answer in (("holds", "yes"), ("fails", "no"))}
+        table = table.assign(verdict=table["verdict"].replace(said))
+    return table
+
+
 def link_rows(run: Run) -> list[LinkRow]:
     """The verdict on every link, in the order of the chain, a row for each statistic.
 
@@ -386,7 +406,7 @@ def link_rows(run: Run) -> list[LinkRow]:
         "criterion",
         "verdict",
     )
-    table = run.need("links", columns=columns)
+    table = judged_links(run, columns=columns)
     wanted = [*columns, *(name for name in ("is_primary", "measured", *QUESTIONS) if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     known = {link.name: link for link in chain(run)}

@@ -266,11 +266,19 @@ def _qk(run: Run) -> tuple[str, Figure]:
 
 def _circuit(run: Run) -> tuple[str, Figure]:
     """Draw the chain as a circuit."""
-    see = (
-        "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it. "
-        "The explorer below has every path."
-    )
-    return see, circuit.chain_circuit(run).draw()
+    drawn = circuit.chain_circuit(run)
+    causal = drawn.edges.loc[drawn.edges["quantity"].isin(["path_share", "intervention_share"]), "value"]
+    if not drawn.about["is_sink"]:
+        at = f"position {drawn.about['sink_position']}"
+        see = f"What was measured at {at}. It is no attention sink, so nothing was intervened on."
+    elif causal.isna().all():
+        see = "What was measured at the sink. No link was intervened on: no arrow says that one thing causes another."
+    else:
+        see = (
+            "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower "
+            "it. The explorer below has every path."
+        )
+    return see, drawn.draw()
 
 
 def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:

@@ -28,8 +28,8 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformer_lens.model_bridge.supported_architectures import LlamaArchitectureAdapter
 
 from ...errors import InputError
+from ..attention import weights_of
 from . import HeadNormForCausalLM
-from .modeling import softmax_with
 
 HEAD_NORM = HeadNormForCausalLM.__name__
 """The architecture name to pass to `build_bridge_from_module`."""
@@ -81,7 +81,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         if self._attention.key_bias is not None:
             query, self.q.given = self.q.given, None
             logits = self._attention.bias_logits(query.unflatten(-1, (attn_scores.shape[1], -1)))
-            return softmax_with(attn_scores, logits)
+            return weights_of(attn_scores, sink=logits)
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...errors import InputError, ModelError
+from ..foreign import kernel_of
 from .configuration import HeadNormConfig
 from .modeling import HeadNormAttention, HeadNormForCausalLM
 
@@ -55,9 +56,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     config = HeadNormConfig(**copy.deepcopy(taken | _SOURCES[name] | changes))
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
-        made = AutoModelForCausalLM.from_config(
-            config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
-        )
+        made = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=kernel_of(model.config))
         taken_over = _take_weights(made, model)
         if not any(name.endswith(".value_norm") for name in taken_over):  # all gains have one shape
             made.begin_gains()

@@ -31,6 +31,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ...errors import InputError
+from ..attention import weights_of
+from ..foreign import is_loaded, kernel_of
 from .configuration import HeadNormConfig
 
 _DRAWS = 64
@@ -220,7 +222,7 @@ class HeadNormAttention(LlamaAttention):
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
         """The attention function of this implementation and variant."""
-        implementation = str(self.config._attn_implementation)
+        implementation = kernel_of(self.config)
         if implementation in ("eager", "sdpa") and self.variant == "key_bias":
             return sink_attention if implementation == "sdpa" else eager_sink_attention
         if implementation in ("eager", "sdpa") and self.variant == "sigmoid":
@@ -252,7 +254,7 @@ class HeadNormAttention(LlamaAttention):
 
         ``matched`` is not known here: it depends on the layers before, and the whole model sets it (``begin_gains``).
         """
-        if self.gamma is None or getattr(self.gamma, "_is_hf_initialized", False):
+        if self.gamma is None or is_loaded(self.gamma):
             return
         if self.config.value_norm_init == "ones":
             initialization.ones_(self.gamma)
@@ -293,7 +295,7 @@ def sigmoid_attention(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    pattern = scores.float().sigmoid().to(query.dtype)
+    pattern = weights_of(scores, sigmoid=True).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
 
@@ -317,17 +319,9 @@ def eager_sink_attention(
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    pattern = softmax_with(scores, s_aux).to(query.dtype)
+    pattern = weights_of(scores, sink=s_aux).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
-
-
-def softmax_with(scores: Float[Tensor, "batch head query key"], s_aux: Tensor) -> Tensor:
-    """The softmax in float32 over the keys and one extra logit, of a head or of a query, without its column."""
-    sink = s_aux[..., None] if s_aux.dim() == 3 else s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-    scores = torch.cat([scores, sink.to(scores.dtype)], dim=-1)
-    scores = scores - scores.max(dim=-1, keepdim=True).values
-    return nn.functional.softmax(scores, dim=-1, dtype=torch.float32)[..., :-1]
 
 
 def sink_attention(
@@ -431,7 +425,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         The stack of layers initialises itself, and the model around it finds nothing left to begin.
         """
-        begun = all(getattr(one, "_is_hf_initialized", False) for one in self._attentions())
+        begun = all(is_loaded(one) for one in self._attentions())
         super().initialize_weights()
         if not begun and self.config.value_norm_init == "matched":
             self.begin_gains()
@@ -447,7 +441,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             for one in with_gain:
                 one.begin_gamma()
             return
-        loaded = all(getattr(one.gamma, "_is_hf_initialized", False) for one in with_gain)
+        loaded = all(is_loaded(one.gamma) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
             return
         for one, sizes in zip(with_gain, self.sizes_without_norm(), strict=True):

@@ -40,7 +40,7 @@ def test_it_has_a_value_a_twin_and_a_verdict(tables):
     rows = tables["links"].query("link == 'sink_toy'")
     assert set(rows["statistic"]) == {"toy_mass", "intervention_share"}
     assert "random_init" in set(rows["null_name"])
-    assert rows["measured"].unique().tolist() == ["holds"]  # a mass is over 0
+    assert rows["measured"].unique().tolist() == ["present"]  # a mass is over 0
     assert rows["verdict"].isin(["holds", "fails", "undecided"]).all()
 
 

@@ -1,16 +1,16 @@
-"""Count the passes of ``patch`` from the headers of the model's files and the tokenizer's file.
+"""Count the passes of ``patch``, and refuse what the headers tell before the weights are read; without torch.
 
 Which cells differ between the runs only the model can tell; before the first token that differs none does, and after
 it all are counted.
 """
 
-from pathlib import Path
+from typing import Any
 
-from ..engine.cost import BACKWARD
 from ..errors import InputError
+from ..estimate import Pass, Passes, Sizes, bytes_of_forward
 from ..models.bundled import header_of
-from ..models.header import Header, sizes_of
-from ..models.prompt_tokens import most_tokens, prompt_tokens
+from ..models.header import sizes_of
+from ..models.prompt_tokens import most_tokens
 from ..models.sites import SITES
 from .config import PatchConfig, check_differ
 from .named_metric import spec_of
@@ -20,13 +20,13 @@ _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
 
 
-def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tuple[float, int] | None:
-    """Whole passes over the sequences of a run, and the tokens of one pass; None without the tokenizer's file.
+def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
+    """Count the passes of patching; None without the tokenizer's file.
 
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.
     """
-    both = prompt_tokens(path, [*config.clean, *config.corrupted], bos=config.bos)
+    header, both = sizes.header, sizes.prompt_ids([*config.clean, *config.corrupted], bos=config.bos)
     if both is None:
         return None
     clean, corrupted = both[: len(config.clean)], both[len(config.clean) :]
@@ -35,16 +35,15 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     if config.put == "source":
         check_differ(clean != corrupted)
-    chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
-    grid = cells(header, config.site, by=config.by, n_positions=n_positions, **chosen)
+    grid = cells(header, config.site, by=config.by, n_positions=n_positions, **_chosen(config))
     site = SITES[config.site]
-    passes: float = _BESIDE
+    made, backwards = float(_BESIDE), 0
     if config.approximate or config.screen:
-        passes += BACKWARD * config.steps
+        backwards = config.steps
         grid = grid[: config.check if config.approximate else config.screen]
-    sizes = sizes_of(header, site.axes, n_positions=n_positions)
+    axes = sizes_of(header, site.axes, n_positions=n_positions)
     draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
-    drawn = [drawn_parts(part, sizes=sizes, shortest=min(map(len, clean)), **draws) for part in grid]
+    drawn = [drawn_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
     every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
     if config.put == "source" and site.by_token:
         every = {name: part for name, part in every.items() if max(part.positions or (0,)) >= first}
@@ -53,8 +52,14 @@ def passes_of_patches(config: PatchConfig, header: Header, *, path: Path) -> tup
     for part in every.values():
         layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
         weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
-        passes += weights / (header.n_body + header.n_vocab)
-    return passes, sum(map(len, clean))
+        made += weights / (header.n_body + header.n_vocab)
+    whole = Pass(forwards=made, backwards=backwards, tokens=sum(map(len, clean)))
+    return Passes(
+        parts=(whole,),
+        sequences=len(clean),
+        positions=n_positions,
+        bytes=bytes_of_forward(header, tokens=whole.all_tokens),
+    )
 
 
 def check_before(config: PatchConfig) -> None:
@@ -69,12 +74,16 @@ def check_before(config: PatchConfig) -> None:
         check_differ(config.clean != config.corrupted)
     header = header_of(config.model)
     if header is not None:
-        chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
         longest = most_tokens([*config.clean, *config.corrupted])
-        indices_of(header, config.site, by=config.by, n_positions=longest, **chosen)
+        indices_of(header, config.site, by=config.by, n_positions=longest, **_chosen(config))
         spec_of(config).last(header)
     if config.site in SITES:
         check_put(config)
+
+
+def _chosen(config: PatchConfig) -> dict[str, Any]:
+    """The indices of each axis that is patched."""
+    return {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
 
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:

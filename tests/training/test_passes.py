@@ -3,23 +3,24 @@
 from typing import get_args
 
 import pytest
+import torch
 
 from sink_lens.models.headnorm import HeadNormForCausalLM, undecayed
 from sink_lens.models.variants import Attention
-from sink_lens.training import estimate, timed_estimate
+from sink_lens.training import passes
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
 
 
 def test_a_dry_run_of_a_slow_model_does_one_forward_or_one_more_after_compiling(monkeypatch):
     calls = []
-    monkeypatch.setattr(timed_estimate.torch, "compile", lambda model: model)
+    monkeypatch.setattr(torch, "compile", lambda model: model)
     forward = HeadNormForCausalLM.forward
     monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
     sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 256, "device": "cpu"}
     for compiled in (False, True):
-        found = timed_estimate.timed_cost(TrainConfig(**sizes, compile=compiled), most_flops={"cpu": 1.0})
-        assert (found.sequences, found.length) == (1, 64)
+        *_, source = passes.timed_step(TrainConfig(**sizes, compile=compiled), most_flops={"cpu": 1.0})
+        assert source == "one timed step of 1 sequences of 64 tokens"
     assert len(calls) == 1 + 2
 
 
@@ -32,4 +33,4 @@ def test_the_parameters_are_counted_from_the_configuration_as_the_model_has_them
         model = model_of(config)
         counted = {name: one.numel() for name, one in model.named_parameters()}
         apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
-        assert estimate.parameters_of(config) == (sum(counted.values()), sum(counted[name] for name in apart))
+        assert passes.parameters_of(config) == (sum(counted.values()), sum(counted[name] for name in apart))

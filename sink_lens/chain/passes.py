@@ -1,0 +1,124 @@
+"""Count the passes of a trace and the memory that it takes beside the model, without torch."""
+
+from ..errors import InputError
+from ..estimate import LIBRARIES, Pass, Passes, Sizes
+from ..models.header import Sized, check_fits
+from ..models.memory import LOSS_CHUNK, free_bytes
+from ..text import size
+from .config import PATH_CONTROLS, PATH_LENGTH, TraceConfig
+
+_PASSES_OF_LINKS, _PASSES_A_STEP = 30, 4
+"""Whole passes over the interventions' sequences: for links, curve and placement, and for a step's mediation."""
+_PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
+"""The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
+_PASSES_OF_MAKERS = 45
+"""The same over the sequences on which makers are chosen."""
+_PATHS, _PATHS_A_STEP, _CONTROLLED = 4, 16, 0.5
+"""Paths, those that each step brings, and the share of them that has controls."""
+_STREAMED, _STEPS = 2.0, 2
+"""The measuring pass over a plain one, and growth steps, for what the headers do not tell."""
+_TOKENS_READ, _TOKENS_EDITED = 2048, 512
+"""Tokens of a forward that measures, and of one under edits, on a CPU."""
+_POINTS, _PATTERNS = 11, 6
+"""Points of the screen, which are in one forward with gradients, and copies of their patterns in it."""
+_SITES_BY_POSITION = 4
+"""Sites of which sums by position are kept in double precision while a pass measures."""
+_NOT_INCLUDED = (
+    "loading, a second measuring pass if the first looked at the wrong position, the bootstrap, the tables and the "
+    "report (seconds)"
+)
+_LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
+
+
+def passes(config: TraceConfig, sizes: Sizes) -> Passes:
+    """Count the passes of a trace.
+
+    Raises:
+        InputError, ModelError, KernelError: what ``trace`` would refuse before it measures, as far as it is known.
+    """
+    header = sizes.header
+    check_fits(header, config)
+    sequences, length = len(config.prompts) or config.sequences, config.length
+    tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)
+    patterns = header.n_layers * header.n_heads * min(64, length) ** 2
+    facts = {"disk": f"about {size(patterns + 8 * tokens + 2_000_000)}"}
+    if sizes.lens is not None:
+        from ..activations.attention import choose_kernel
+        from ..models.lens import check_every_layer
+
+        check_every_layer(sizes.lens)
+        facts["kernel"] = choose_kernel(sizes.lens.family, device=sizes.lens.device, asked=config.kernel)
+    parts = [Pass(name="scout", tokens=scouted), Pass(name="measure", tokens=tokens, slowness=_STREAMED)]
+    if header.has_tokenizer:
+        parts.append(Pass(name="the other BOS condition", tokens=scouted + tokens))
+    if config.random_init:
+        parts.append(Pass(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
+    if config.interventions:
+        number, short = whole_passes(config, sequences=sequences)
+        parts.append(Pass(name="interventions", forwards=number, tokens=short))
+        facts["interventions"] = f"with {_STEPS} growth steps; a model without a sink has none"
+    weights = header.bytes_as(config.dtype)
+    twin = weights * config.random_init
+    together = bytes_beside(header, config, twin=twin)
+    one_by_one = config.random_init and LIBRARIES + weights + together > free_bytes()
+    said = ", one model after the other" if one_by_one else " with the random-init baseline"
+    return Passes(
+        parts=tuple(parts),
+        sequences=sequences,
+        positions=length,
+        bytes=bytes_beside(header, config) if one_by_one else together,
+        twin=0 if one_by_one else twin,
+        facts=facts,
+        apart=_NOT_INCLUDED,
+        memory=said if config.random_init else "",
+        refusal=_LESS,
+    )
+
+
+def bytes_beside(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
+    """Most memory that a trace on the CPU takes beside libraries and the model, in bytes.
+
+    Args:
+        model: the model, or its header.
+        config: the question.
+        twin: bytes of the weights of a random-init baseline that stands beside the model.
+    """
+    sequences = len(config.prompts) or config.sequences
+    tokens, heads, keys = sequences * config.length, model.n_heads * model.d_head, model.n_kv_heads * model.d_head
+    a_layer = 4 * (10 * model.d_model + 4 * model.d_mlp + 6 * heads)
+    logits = 4 * LOSS_CHUNK * model.d_vocab
+    panel = 4 * _STEPS * tokens * (model.d_mlp + model.d_model)
+    sums = 16 * _SITES_BY_POSITION * model.n_layers * min(64, config.length) * model.d_model
+    measuring = sums + max(a_layer * min(tokens, _TOKENS_READ), logits) + (1 + config.random_init) * panel
+    if not config.interventions:
+        return twin + measuring
+    few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
+    chosen, a_value = min(config.choosing_sequences, sequences), 4 * short * model.n_layers
+    kept = a_value * few * (6 * model.d_model + 3 * keys + 2 * heads + model.d_mlp)
+    pattern = 16 * model.n_heads * min(_TOKENS_EDITED, few * short) * short
+    edited = kept + max(a_layer * min(few * short, _TOKENS_EDITED) + pattern, logits)
+    kept = a_value * (few * model.d_model + chosen * (3 * model.d_model + 2 * keys + heads + model.d_mlp))
+    screened = kept + 4 * _PATTERNS * _POINTS * chosen * model.n_heads * short**2
+    return max(twin + measuring, panel + max(screened, edited))
+
+
+def check_room(model: Sized, config: TraceConfig) -> None:
+    """Refuse a trace of a model in main memory that would not fit there.
+
+    Raises:
+        InputError: it would not, even with the random-init baseline in the model's place.
+    """
+    needed, free = bytes_beside(model, config), free_bytes()
+    if needed > free:
+        raise InputError(f"the trace takes about {size(needed)} beside the model and {size(free)} are free; {_LESS}")
+
+
+def whole_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
+    """Count whole passes of the interventions, over one sequence each, and the positions of such a pass."""
+    few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
+    number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
+    of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS
+    number += min(config.control_sequences, few) * of_controls
+    number += min(config.choosing_sequences, sequences) * _PASSES_OF_MAKERS
+    several = few + _CONTROLLED * PATH_CONTROLS * min(config.control_sequences, few)
+    return number + round(min(1.0, PATH_LENGTH / short) * several * (_PATHS + _PATHS_A_STEP * _STEPS)), short

@@ -1,0 +1,108 @@
+"""Count the passes of finding a circuit: scores, curve and real patches, without torch.
+
+Only the model can tell which pairs it gets right: their tokens are those of all pairs.
+"""
+
+import numpy as np
+
+from ..estimate import Pass, Passes, Sizes, bytes_of_a_layer
+from ..models.header import Header
+from ..text import size
+from .config import REST, CircuitConfig
+from .graph import Graph
+from .pairs import pairs_that_fit
+
+_PASSES_A_POINT, _PASSES_A_CIRCUIT, _PASSES_A_PAIR = 2.5, 1.25, 3
+"""Forward passes that one point of the scores takes for a pair (a forward, its backward and each reader's stream), that
+one circuit takes, and that read what is replaced."""
+_NODE_PAIRS = 4
+"""Pairs on which every node is patched, at most."""
+_STACKS = 4
+"""Copies of what all writers add to the pairs of a pass."""
+_TRIED = 8
+"""Pairs whose tokens are counted."""
+
+
+def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
+    """Count the passes of finding and judging a circuit; None if the headers do not say what blocks and pairs are.
+
+    Raises:
+        ModelError, InputError: what the run would refuse before it scores, as far as it is known.
+    """
+    config.check_together()
+    header, graph = sizes.header, _graph(config, sizes)
+    n_positions = None if graph is None else _longest(config, sizes)
+    if graph is None or n_positions is None:
+        return None
+    points, circuits = _points(config, graph), len(config.sizes) * (1 + config.nodes)
+    circuits += config.random * sum(share < 1 for share in config.sizes)
+    patches = config.check_pairs * config.check
+    if config.check and config.method != "exact":
+        patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
+    rows = min(config.pairs, graph.pairs_a_pass(n_positions=n_positions, copies=3)) * n_positions
+    of_pairs = 4 * config.pairs * graph.n_edges
+    stacks = 4 * _STACKS * rows * len(graph.writers) * graph.d_model
+    tokens = config.pairs * n_positions
+    scores = f"scores ({config.method}, about {points} points per pair)"
+    return Passes(
+        parts=(
+            Pass(name=scores, forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR, tokens=tokens),
+            Pass(name=f"curve ({circuits} circuits)", forwards=_PASSES_A_CIRCUIT * circuits / 2, tokens=tokens),
+            Pass(name="real patches of edges and nodes", forwards=patches / 2, tokens=n_positions),
+        ),
+        sequences=config.pairs,
+        positions=n_positions,
+        unit="pair",
+        bytes=stacks + header.n_layers * bytes_of_a_layer(header, tokens=rows) + of_pairs,
+        facts={"edges": f"{graph.n_edges:,}"},
+        memory=f"; scores by pair take {size(of_pairs)} of it and of disk",
+        apart="more points of the scores if sums are not complete",
+        rows=rows,
+        unembeds=config.reads != "sink_mass",
+    )
+
+
+def _points(config: CircuitConfig, graph: Graph) -> int:
+    """Count the points that the scores of a pair take."""
+    match config.method:
+        case "eap" | "gim" | "eap-corrupted":
+            return 1
+        case "clean-corrupted":
+            return 2
+        case "eap-ig-activations":
+            return config.steps * (2 * graph.n_layers + 1)
+        case "exact":
+            return graph.n_edges // 3
+    return 2 * config.steps
+
+
+def _graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
+    """The edges of a model; None if it takes the model to know them."""
+    family = sizes.header.family
+    names = (*(name for name in config.positions_by_span if name != REST), REST) if config.spans else ("",)
+    if sizes.lens is not None:
+        return Graph.of(sizes.lens, neurons=config.neurons_by_layer, spans=names)
+    if not _is_plain(sizes.header):
+        return None
+    parallel = family.attn_norm is not None and family.attn_norm == family.mlp_norm
+    return Graph.of_sizes(sizes.header, parallel=parallel, neurons=config.neurons_by_layer, spans=names)
+
+
+def _is_plain(header: Header) -> bool:
+    """Check whether the row of the family says what the blocks look like; of some only the configuration does."""
+    family = header.family
+    return family.head_out is None and family.mixer is None and family.architecture != "GPTNeoXForCausalLM"
+
+
+def _longest(config: CircuitConfig, sizes: Sizes) -> int | None:
+    """Tokens of the longest of some pairs; None without the tokenizer's file."""
+    if config.task == "text":
+        return config.length
+    tokenizer = sizes.tokenizer()
+    if tokenizer is None:
+        return None
+    drawn = {"pairs": min(config.pairs, _TRIED), "generator": np.random.default_rng([config.seed, 0])}
+    tried = pairs_that_fit(
+        config.task, tokenizer, d_vocab=sizes.header.d_vocab, file=config.pairs_file, bos=config.bos, **drawn
+    )
+    return max((len(clean) for clean, *_ in tried), default=None)

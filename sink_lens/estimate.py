@@ -1,0 +1,394 @@
+"""Estimate what a run costs before it begins: a kind of run says its passes; time, memory and words are made here.
+
+On the CPU everything comes from the headers of the model's files and from the speed of one product of matrices, so that
+no weights are loaded. On a GPU, or if the headers do not say it all, the model is loaded and a pass is timed. torch is
+imported only there.
+"""
+
+import sys
+import time
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .data.described import BosCondition
+from .errors import InputError
+from .models.bundled import files_of
+from .models.header import Header, read_header
+from .models.memory import free_bytes, peak_bytes, weight_bytes
+from .models.prompt_tokens import tokenizer_of
+from .text import about, duration, plural, size
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from .models.lens import LensModel
+
+LIBRARIES = 650_000_000
+"""Bytes that the imported libraries take."""
+BACKWARD = 3
+"""Passes that a forward and a backward count as."""
+OF_A_MATRIX = "the speed of a product of matrices: expect a factor of 2"
+_BY_HEADER = f"the model's size and {OF_A_MATRIX}"
+_TOKENS_A_FORWARD = 1024
+_COPIES = 3
+"""Copies of what a layer computes that a forward pass holds at a time."""
+_COPIES_OF_LOGITS = 1.3
+"""The same of its logits; the greatest of each row is one more number."""
+_PRODUCTS = 4
+"""Products that are timed, of which the fastest counts."""
+_OF_A_PARAMETER, _OF_A_TOKEN = 2_000, 10_000_000
+"""Operations that take as long as a parameter's or a token's share in the conversion of a GGUF file: files of 0.13B,
+0.27B and 1.5B parameters with 49,152 to 262,144 tokens, in Q4_1, Q4_K_M and Q8_0, are within a third."""
+_ROWS_OF_READING = 64
+"""Rows whose products take as long as reading the weights: 896 x 4,864 took 3.0 times as long a row for 32 rows as for
+512 of a square product, 2.0 for 64 and 1.3 for 256."""
+_GPU_FILES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg", "kfd")
+"""How the names of the files begin that Linux has for GPUs of NVIDIA (Jetson and Windows' subsystem too) and AMD."""
+_OVERHEAD = 400.0
+"""The time of a pass over that of its products of matrices alone is 1 and this over the width of the stream, since what
+is no product goes with the width and products with its square: 1.5 to 2.0 in forward passes of SmolLM2-135M (576), 1.4
+at 0.5B (896), 1.1 at 1.5B (1,536)."""
+_TIMED_TOKENS, _TIMED_SEQUENCES = 2048, 8
+"""Most tokens of the forward pass that is timed, and on a CPU most sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Passes of one part of a run."""
+
+    name: str = ""
+    """What the part is called; a run of one part needs no name."""
+    forwards: float = 1.0
+    backwards: float = 0.0
+    """Forward passes that a backward pass follows."""
+    tokens: int
+    """Tokens of one pass."""
+    slowness: float = 1.0
+    """Time of a pass, relative to a plain one: a pass that measures takes longer."""
+
+    @property
+    def count(self) -> float:
+        """Forward passes, and those that take as long as the backward passes."""
+        return self.forwards + BACKWARD * self.backwards
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens of all these passes."""
+        return round(self.count * self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """What a run makes of its model: all that an estimate needs from a kind of run."""
+
+    parts: tuple[Pass, ...]
+    sequences: int
+    positions: int
+    """Tokens of the longest sequence."""
+    bytes: int
+    """Peak memory beside libraries and the model, in bytes."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Other rows of the answer: name -> text."""
+    bound: str = "about"
+    """The word before the number of passes."""
+    apart: str = "loading, tables and the page"
+    """What the time leaves out."""
+    memory: str = ""
+    """What is added to the row on memory."""
+    refusal: str = ""
+    """What to do if memory is short and the run would be refused; empty if it would begin in any case."""
+    unit: str = "sequence"
+    each: str = ""
+    """What one of the passes is called, if its time is said too."""
+    twin: int = 0
+    """Bytes, among ``bytes``, of the weights of a second model of the same size."""
+    others: tuple[str, ...] = ()
+    """Other models that are read in the same passes."""
+    rows: int | None = None
+    """Tokens of a forward pass, if they are few: each takes longer then."""
+    unembeds: bool = True
+    """False if no logits are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What is known of a model before it is run."""
+
+    header: Header
+    files: Path | None = None
+    """Its folder or GGUF file."""
+    lens: "LensModel | None" = None
+    """The model itself, if it had to be loaded."""
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """The model's tokenizer; None without one, or if the tokenizer's own file is missing."""
+        if self.lens is not None:
+            return self.lens.tokenizer
+        return None if self.files is None else tokenizer_of(self.files)
+
+    def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
+        """Ids of each prompt; None without a tokenizer.
+
+        Raises:
+            InputError: BOS was asked for, and the tokenizer has none.
+        """
+        tokenizer = self.tokenizer()
+        if tokenizer is None:
+            return None
+        from .data.bos import prompt_ids
+
+        return prompt_ids(prompts, tokenizer, bos=bos)
+
+
+CountPasses = Callable[[Any, Sizes], Passes | None]
+"""A kind's function: from its configuration and the model's sizes to its passes; None if it takes the model itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The estimated cost of a run."""
+
+    model: str
+    device: str
+    passes: Passes
+    seconds_a_token: float
+    bytes_weights: int
+    """The weights of the models, with those of a second model of the same size."""
+    bytes_peak: int
+    """Peak memory of the process."""
+    source: str
+    """What the time comes from."""
+    hints: str = ""
+    """What is said about the weights' type."""
+    before: str = ""
+    """The conversion of GGUF files, which comes before the first pass; empty if there is none."""
+
+    def seconds_of(self, part: Pass) -> float:
+        """Time of a part of the run."""
+        return part.count * part.tokens * part.slowness * self.seconds_a_token
+
+    @property
+    def seconds(self) -> float:
+        """Time of all passes."""
+        return sum(map(self.seconds_of, self.passes.parts))
+
+
+def estimate(config: Any, passes: CountPasses) -> Cost:
+    """Estimate the cost of a run with this configuration.
+
+    Raises:
+        ModelError, InputError, KernelError: what the run would refuse before it measures, as far as it is known.
+    """
+    if not getattr(config, "device_map", None) and not runs_on_gpu(config.device):
+        sizes = _read(config.model)
+        asked = sizes and passes(config, sizes)
+        models = [sizes, *map(_read, asked.others)] if asked else []
+        if asked and None not in models:
+            return _by_header(config, asked, [one for one in models if one])
+    return _by_timing(config, passes)
+
+
+def _read(name: str) -> Sizes | None:
+    """The sizes of a model by its files; None if they do not say it all."""
+    files = files_of(name)
+    header = files and read_header(files)
+    return Sizes(header=header, files=files) if header else None
+
+
+def _by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
+    """The cost on the CPU, from the headers of the models' files."""
+    found = [one.header for one in models]
+    weights = sum(header.bytes_as(config.dtype) for header in found)
+    stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
+    is_wider = weights > 1.5 * stored > 0
+    few = 1.0 if asked.rows is None else 1 + _ROWS_OF_READING / asked.rows
+    times = [
+        seconds_a_token(header.n_body + asked.unembeds * header.n_vocab, slowness=few * overhead(header.d_model))
+        for header in found
+    ]
+    path = models[0].files
+    return Cost(
+        model=path.name if path and path.suffix == ".gguf" else config.model,
+        device="the CPU",
+        passes=asked,
+        seconds_a_token=sum(times) / len(times),
+        bytes_weights=weights + asked.twin,
+        bytes_peak=LIBRARIES + weights + asked.bytes,
+        source=_BY_HEADER,
+        hints=f"; the weights take {size(stored)} in the checkpoint's own type (--dtype auto)" if is_wider else "",
+        before="; ".join({said: None for one in models if (said := _conversion(one))}),
+    )
+
+
+def _by_timing(config: Any, passes: CountPasses) -> Cost:
+    """The cost of a run from one forward pass; loads its models."""
+    from torch import Generator
+
+    from .data.tokens import random_tokens
+    from .engine.forward import run_with
+    from .models.inputs import model_of
+
+    lens = model_of(config)
+    asked = passes(config, Sizes(header=_header_of(lens), lens=lens))
+    if asked is None:
+        raise InputError(f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights")
+    models = [lens, *(model_of(replace(config, model=name)) for name in asked.others)]
+    wanted = asked.rows or min(_TIMED_TOKENS, max(part.all_tokens for part in asked.parts))
+    most = _TIMED_SEQUENCES if lens.device.type == "cpu" else _TIMED_TOKENS
+    batch = random_tokens(
+        lens.tokenizer,
+        sequences=max(1, min(wanted // asked.positions, most)),
+        length=max(2, min(asked.positions, _TIMED_TOKENS)),
+        generator=Generator().manual_seed(0),
+        vocab_size=lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer)),
+    )
+    seconds = 0.0
+    for one in models:
+        seconds += seconds_of(lambda: run_with(one, batch, layers=[0], quiet=True), device=one.device, warm_up=1)  # noqa: B023
+    weights = sum(weight_bytes(one.plain) for one in models)
+    libraries = 0 if lens.device.type == "cuda" else LIBRARIES
+    return Cost(
+        model=lens.name,
+        device=str(lens.device),
+        passes=asked,
+        seconds_a_token=seconds / len(models) / batch.tokens.numel(),
+        bytes_weights=weights + asked.twin,
+        bytes_peak=max(peak_bytes(lens.device), libraries + weights + asked.bytes),
+        source="one timed pass",
+    )
+
+
+def _header_of(lens: "LensModel") -> Header:
+    """Collect the same sizes from a model that is loaded; those of a layer are of all its experts."""
+    weights = {id(one): one for one in lens.plain.parameters()}.values()
+    n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
+    ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
+    return Header(
+        **{name: getattr(lens, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_mlp")},
+        n_context=lens.n_context,
+        n_body=max(0, n_weights - ends * n_vocab),
+        n_vocab=n_vocab,
+        n_weights=n_weights,
+        d_vocab=lens.d_vocab,
+        has_tokenizer=lens.tokenizer is not None,
+        architecture=lens.family.architecture,
+    )
+
+
+def in_words(cost: Cost) -> RenderableType:
+    """The cost of a run in words: a table of its parts if there are several, then a row for each fact."""
+    asked, first, rows = cost.passes, cost.passes.parts[0], dict(cost.passes.facts)
+    title = f"{cost.model}: {plural(asked.sequences, asked.unit)} of up to {asked.positions} tokens, on {cost.device}"
+    shown: list[RenderableType] = [Text(title, style="bold")]
+    if len(asked.parts) > 1:
+        table = Table("pass")
+        for name in ("tokens", "time"):
+            table.add_column(name, justify="right")
+        for part in asked.parts:
+            table.add_row(part.name, f"{part.all_tokens:,}", duration(cost.seconds_of(part)))
+        in_all = sum(part.all_tokens for part in asked.parts)
+        table.add_row("in all", f"{in_all:,}", duration(cost.seconds), style="bold")
+        shown.append(table)
+    elif asked.each:
+        each = cost.seconds * BACKWARD / first.count
+        rows[f"a {asked.each}"] = f"{each:.3g} s in one process"
+        rows["tokens per second"] = f"{first.tokens / each:,.0f}"
+    else:
+        over = f"over all {plural(asked.sequences, asked.unit)}, {first.all_tokens:,} tokens"
+        rows["passes"] = f"{asked.bound} {first.count:.4g} {over}"
+    rows["time"] = f"{about(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
+    weights = f"of which {size(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
+    rows["memory"] = f"about {size(cost.bytes_peak)} at its peak, with libraries, {weights}"
+    if asked.refusal and cost.bytes_peak > (free := free_bytes()):
+        rows["memory"] += f"; {size(free)} are free, so that it would be refused: {asked.refusal}"
+    if cost.before:
+        rows["before"] = cost.before
+    listed = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in rows.items():
+        listed.add_row(name, Text(text))
+    return Group(*shown, listed)
+
+
+def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
+    """Wall time of a piece of the work, measured after ``warm_up`` runs that are not timed."""
+    for _ in range(warm_up):
+        piece()
+    begun = now(device)
+    piece()
+    return now(device) - begun
+
+
+def now(device: "torch.device | str") -> float:
+    """The current time, read after the GPU has finished its work."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def operations_a_second(*, rows: int = 512, width: int = 2048) -> float:
+    """Operations a second of the CPU in a product as large as those of a forward pass; takes half a second."""
+    a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
+    fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:])  # others may run beside it
+    return 2 * rows * width**2 / fastest
+
+
+def seconds_a_token(n_weights: int, *, slowness: float) -> float:
+    """Time of a forward pass on the CPU for each token, at the speed of a product of matrices.
+
+    Too little for models of a few million parameters, whose time is that of Python, and where a sequence is so long
+    (several thousand tokens) that attention takes longer than the weights.
+
+    Args:
+        n_weights: numbers that each token is multiplied by.
+        slowness: time of a pass, relative to that of its products of matrices.
+    """
+    return slowness * 2 * n_weights / operations_a_second()
+
+
+def overhead(d_model: int) -> float:
+    """Estimate the time of a pass relative to that of its products of matrices."""
+    return 1 + _OVERHEAD / max(1, d_model)
+
+
+def bytes_of_forward(header: Header, *, tokens: int) -> int:
+    """Memory that a forward pass with logits takes beside the weights, roughly."""
+    held = min(tokens, _TOKENS_A_FORWARD)
+    return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + bytes_of_a_layer(header, tokens=held)
+
+
+def bytes_of_a_layer(header: Header, *, tokens: int) -> int:
+    """Return what a forward pass holds of a layer's activations: they are about as wide as its weights."""
+    return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
+
+
+def runs_on_gpu(device: str | None) -> bool:
+    """Tell whether a model that is loaded with this setting stands on a GPU; torch is asked if there may be one."""
+    if device is not None:
+        return device.partition(":")[0] != "cpu"
+    if "torch" not in sys.modules and sys.platform == "linux":
+        if not any(file.name.startswith(_GPU_FILES) for file in Path("/dev").iterdir()):
+            return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _conversion(sizes: Sizes) -> str:
+    """Say what the first command on a GGUF file takes before it measures; empty for other files."""
+    if sizes.files is None or sizes.files.suffix != ".gguf":
+        return ""
+    header = sizes.header
+    operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
+    seconds = operations / operations_a_second()
+    return f"{sizes.files.name} is converted first, once: {about(seconds)} and {size(header.weight_bytes)} in the cache"

@@ -1,0 +1,69 @@
+"""The steps of attention in which families differ, each written once, in the order of operations of Hugging Face.
+
+Heads may share keys and values; scores may be capped by a tanh, or have slope times position of the key added (ALiBi);
+weights are a softmax, with a learned sink logit in its denominator or without, or sigmoids.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def by_head(
+    tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
+) -> Float[Tensor, "batch head key d_head"]:
+    """The keys or values of every query head."""
+    groups = n_heads // tensor.shape[1]
+    if groups == 1:
+        return tensor
+    return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+
+
+def capped(scores: Float[Tensor, "*any query key"], softcap: float | None) -> Float[Tensor, "*any query key"]:
+    """Scores that stay below a cap; without a cap they are unchanged."""
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
+
+
+def with_slopes(
+    scores: Float[Tensor, "batch head query key"], slopes: Float[Tensor, " head"] | None
+) -> Float[Tensor, "batch head query key"]:
+    """Scores with slope times position of the key added (ALiBi); without slopes they are unchanged."""
+    if slopes is None:
+        return scores
+    keys = torch.arange(scores.shape[-1], device=scores.device)
+    return scores + (slopes[:, None, None] * keys).to(scores.dtype)
+
+
+def with_positions(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
+    """ALiBi as one more dimension of queries and keys: the head's slope in every query, the position in every key."""
+    places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
+    turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
+    return torch.cat([query, turned], -1), torch.cat([key, places], -1)
+
+
+def weights_of(
+    scores: Float[Tensor, "batch head query key"], *, sink: Tensor | None = None, sigmoid: bool = False
+) -> Float[Tensor, "batch head query key"]:
+    """Attention weights in float32 from masked scores.
+
+    Args:
+        scores: masked scores.
+        sink: logits in the denominator that belong to no key, one for each head or for each query of each head.
+        sigmoid: the weights are sigmoids, whose rows sum to anything.
+    """
+    if sigmoid:
+        return scores.float().sigmoid()
+    if sink is None:
+        return nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
+    column = sink[..., None] if sink.dim() == 3 else sink.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    both = torch.cat([scores, column.to(scores.dtype)], dim=-1)
+    both = both - both.max(dim=-1, keepdim=True).values
+    return nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
+
+
+def sums_with(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
+    """Log-sum-exp of rows with their sink logits, one for each head or for each query of each head."""
+    if sink is None:
+        return lse
+    sink = sink.detach().float()
+    return torch.logaddexp(lse, sink if sink.dim() == 3 else sink[:, None])

@@ -1,0 +1,153 @@
+"""What the package touches that is private in other libraries. A test looks for each name in the installed releases.
+
+No other module names such a thing, but for what a subclass overrides or calls of its own base, the tables of
+``torch.nn.Module`` (``_modules``, ``_parameters``, ``_buffers``, its hooks) and two facts of matplotlib: the test lists
+those too.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import PreTrainedModel, Trainer
+
+__all__ = ["build_bridge_from_module"]
+
+# --- torch
+
+COMPILED = "_compiled_call_impl"
+"""What ``Module.compile`` made of a module's call; None without it. An entry of ``vars(module)``."""
+UNCOMPILED, SHARDED = "_orig_mod", "_fsdp_wrapped_module"
+"""Name of the module within one that ``torch.compile`` made, and within one that FSDP made."""
+WRAPPED = (UNCOMPILED, SHARDED, "_checkpoint_wrapped_module")
+"""Names of the module within a wrapper, that of activation checkpoints too."""
+OF_ABSTRACT_CLASSES = "_abc_impl"
+"""Python's register of the subclasses of an abstract class."""
+
+
+def uncompiled_function(function: FunctionType) -> Any:
+    """The function that ``torch.compile`` was given; None if this one is not compiled."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
+def fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float) -> tuple[Any, ...]:
+    """Attention output and log-sum-exp of the flash kernel on CPU."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
+    )
+
+
+def fused_on_gpu(
+    query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Any, ...]:
+    """Attention output and log-sum-exp, with padded rows, of the memory-efficient kernel on CUDA."""
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, 0.0, causal, scale=scale
+    )
+
+
+# --- transformers
+
+NAME_OF_CONFIG = "_name_or_path"
+"""Where a configuration says what it was read from."""
+INNER_KERNEL = "_attn_implementation_internal"
+"""Where a configuration keeps the name of its attention function; the setter changes those within it too."""
+LENIENT = "_raise_exceptions_for_missing_entries"
+"""Argument of ``cached_file``; False lets a missing file be None."""
+
+
+def name_of(config: Any) -> str:
+    """What a configuration was read from."""
+    return config._name_or_path
+
+
+def kernel_of(config: Any) -> str:
+    """Name of the attention function that a configuration chooses."""
+    return str(config._attn_implementation)
+
+
+def choose_no_kernel(config: Any) -> None:
+    """Leave attention and experts to the library's default."""
+    config._attn_implementation = config._experts_implementation = None
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Choose the attention function of a model; ``set_attn_implementation`` refuses where the class writes it out."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+    else:
+        model.config._attn_implementation = name
+
+
+@contextlib.contextmanager
+def kernel_set(config: Any, name: str) -> Iterator[None]:
+    """Within the block, a configuration chooses this attention function."""
+    before = config._attn_implementation
+    try:
+        config._attn_implementation = name
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def is_loaded(thing: nn.Module | Tensor | None) -> bool:
+    """Check whether ``from_pretrained`` read a module or a parameter, so that it must not be initialised."""
+    return bool(getattr(thing, "_is_hf_initialized", False))
+
+
+def forget_adapter(model: Any) -> None:
+    """Let a model that had an adapter be saved and opened as an ordinary one."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        model._hf_peft_config_loaded = False
+
+
+def gated(experts: Any, x: Tensor) -> Tensor:
+    """Neurons of experts from what their first matrix gives."""
+    return experts._apply_gate(x)
+
+
+def save_checkpoint(trainer: Trainer, model: nn.Module) -> None:
+    """Write the Trainer's checkpoint."""
+    trainer._save_checkpoint(model, None)
+
+
+def take_one_gpu(arguments: Any) -> None:
+    """Let the Trainer use one GPU of this process, and not its old data parallel."""
+    arguments._n_gpu = 1
+
+
+# --- accelerate
+
+
+def device_of_hook(module: nn.Module) -> Any:
+    """The device on which accelerate runs a module whose weights lie elsewhere; None without one."""
+    return getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+
+
+def rebound(module: Any) -> None:
+    """Let accelerate call the forward of the class that the module has now."""
+    if hasattr(module, "_old_forward"):
+        module._old_forward = MethodType(type(module).forward, module)
+
+
+# --- TransformerLens
+
+PROCESSED = "_weights_processed"
+"""Where a bridge says that its weights were folded or centred."""
+
+
+def is_processed(bridge: TransformerBridge) -> bool:
+    """Check whether the weights of a bridge were folded or centred."""
+    return bool(bridge.compatibility_mode or bridge._weights_processed)
+
+
+def register(bridge: TransformerBridge, point: HookPoint) -> None:
+    """Let a bridge find a hook point by its name."""
+    assert point.name is not None  # it was named
+    bridge._hook_registry[point.name] = point

@@ -1,0 +1,56 @@
+"""Count the passes of a sweep: the share of layers and positions that each cell runs, without torch."""
+
+from ..edits.named_edits import EditSpec
+from ..estimate import Pass, Passes, Sizes, bytes_of_forward
+from ..models.header import check_fits
+from ..models.sites import SITES
+from .config import SweepConfig
+
+_BESIDE = 8
+"""Whole passes beside those of the cells: the baseline run twice, and some cells on both paths in the check."""
+
+
+def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
+    """Count the passes of a sweep; None if there are prompts and no tokenizer's file.
+
+    Raises:
+        InputError: what ``sweep`` would refuse, as far as it is known.
+    """
+    header = sizes.header
+    check_fits(header, config)
+    lengths = [config.length] * config.sequences
+    if config.prompts:
+        ids = sizes.prompt_ids(config.prompts, bos=config.bos)
+        if ids is None:
+            return None
+        lengths = [len(one) for one in ids]
+    n_positions = max(lengths)
+    read = [metric.last(header) for metric in config.metrics]
+    unembeds = None in read
+    last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)
+    specs, drawn = config.grid.specs(header, n_positions=n_positions)
+    every = {spec.identity: spec for spec in (*specs, *drawn)}.values()
+    runs = [max(0, last + 1 - _first(spec, n_layers=header.n_layers)) for spec in every]
+    made = float(_BESIDE)
+    for spec, run in zip(every, runs, strict=True):
+        weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
+        begin = min(spec.part.positions or (0,))
+        made += (run > 0 or unembeds) * weights / (header.n_body + header.n_vocab) * (1 - begin / n_positions)
+    return Passes(
+        parts=(Pass(forwards=made, tokens=len(lengths) * n_positions),),
+        sequences=len(lengths),
+        positions=n_positions,
+        bytes=bytes_of_forward(header, tokens=len(lengths) * n_positions),
+        facts={
+            "cells": f"{len(specs):,}",
+            "random controls beside them": f"{len(every) - len(specs):,}",
+            "metrics": f"{len(config.metrics):,}",
+            "layers run for a cell": f"{sum(runs) / len(every) / header.n_layers:.0%} of all",
+            "passes, one cell at a time": f"{len(every) + 1:,}",
+        },
+    )
+
+
+def _first(spec: EditSpec, *, n_layers: int) -> int:
+    """The layer that the pass of a cell begins with."""
+    return min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else n_layers

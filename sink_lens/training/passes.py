@@ -1,0 +1,151 @@
+"""Estimate what a training costs: its steps from the configuration alone, or from a timed step of its model.
+
+On the CPU no model is made; on a GPU, in bf16 and compiled, the model is made and one or two steps are timed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, now, seconds_a_token
+from ..models.memory import peak_bytes
+from ..text import size
+from .config import TrainConfig
+
+_OVERHEAD = 1.7
+"""The time of a step over that of its products of matrices alone: 1.5 to 2.0 for the trainings toy and small."""
+_COPIES = 4
+"""Copies of the parameters: weights, gradients and the two moments of the optimizer."""
+_STEPS = 2
+MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
+"""Most operations in the timed forward and backward; for a larger step, fewer and shorter sequences are timed."""
+_SHORTEST = 64
+
+
+def passes(config: TrainConfig) -> Passes:
+    """Count the steps of a training and the memory of its parameters and activations."""
+    n_parameters, undecayed = parameters_of(config)
+    micro, tokens = config.batch // config.accumulation, config.batch * config.length
+    width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
+    kept = len(config.kept)
+    return Passes(
+        parts=(Pass(forwards=0, backwards=config.steps, tokens=tokens),),
+        sequences=config.batch,
+        positions=config.length,
+        bytes=4 * ((_COPIES - 1) * n_parameters + micro * config.length * width),
+        each="step",
+        facts={
+            "parameters": f"{n_parameters:,}, {undecayed:,} of them not decayed",
+            "steps": f"{config.steps:,} of {config.batch} sequences of {config.length} tokens",
+            "tokens": f"{config.steps * tokens:,} ({config.steps * tokens / n_parameters:.1f} a parameter)",
+            # weights in each, two moments in the last
+            "checkpoints": f"{kept} kept, {size(4 * n_parameters * (kept + 2))}",
+        },
+        apart="evaluations",
+        memory=f", at {micro} x {config.length} tokens per forward",
+    )
+
+
+def cost_of(config: TrainConfig) -> Cost:
+    """Estimate the cost of a training.
+
+    Raises:
+        InputError: what ``train`` would refuse, the data apart.
+    """
+    asked, n_parameters = passes(config), parameters_of(config)[0]
+    shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
+    on_cpu = config.device == "cpu" or (config.device is None and not _has_gpu())
+    if config.trackers or config.compile or config.dtype != "float32" or not on_cpu:
+        seconds, peak, device, source = timed_step(config)
+        a_token = seconds / (BACKWARD * config.batch * config.length)
+        return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source=source, **shared)
+    return Cost(
+        device="cpu",
+        seconds_a_token=seconds_a_token(_multiplied(config), slowness=_OVERHEAD),
+        bytes_peak=LIBRARIES + 4 * n_parameters + asked.bytes,
+        source=OF_A_MATRIX,
+        **shared,
+    )
+
+
+def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FLOPS) -> tuple[float, int, str, str]:
+    """Time two updates on random tokens, one if that is slow; nothing is written, and no data is read.
+
+    Returns:
+        The seconds of a step, the peak of memory in bytes, the device, and what was timed in words.
+
+    Raises:
+        InputError: what ``train`` would refuse, the data apart.
+    """
+    import torch
+
+    from ..models.headnorm import undecayed
+    from ..models.wrapping import random_state_kept
+    from .model import model_of
+    from .train import check_device, check_trackers
+
+    device = check_device(config)
+    check_trackers(config)
+    with random_state_kept():
+        model: Any = model_of(config)
+        apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
+        model.to(device).train()
+        groups: list[dict[str, Any]] = [{"params": [], "weight_decay": config.weight_decay}]
+        groups.append({"params": [], "weight_decay": 0.0})
+        for name, parameter in model.named_parameters():
+            groups[name in apart]["params"].append(parameter)
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
+        micro = config.batch // config.accumulation
+        share = most_flops[device] / _flops_of(config, length=config.length)
+        slow = share < 1
+        sequences = max(1, min(micro, int(share)))
+        length = min(config.length, max(_SHORTEST, int(share * config.length))) if slow else config.length
+        ids = torch.randint(config.vocab_size, (sequences, length), device=device)
+        run = torch.compile(model) if config.compile else model
+        forwards, updates = [], []
+        for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
+            begun = now(device)
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
+                loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            halfway = now(device)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
+            optimizer.step()
+            optimizer.zero_grad()
+            if number >= 1 or slow:
+                forwards.append(halfway - begun)
+                updates.append(now(device) - halfway)
+    longer = _flops_of(config, length=config.length) / _flops_of(config, length=length)
+    is_whole = (sequences, length) == (config.batch, config.length)
+    source = "one timed step" + ("" if is_whole else f" of {sequences} sequences of {length} tokens")
+    return min(forwards) * longer * config.batch / sequences + min(updates), peak_bytes(device), device, source
+
+
+def parameters_of(config: TrainConfig) -> tuple[int, int]:
+    """Number of parameters of a configuration's model, and of those without weight decay."""
+    heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    norm = config.d_model if config.norm == "rms" else 1
+    gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)
+    own = {"sink_logit": config.n_heads, "off_by_one": config.n_heads, "key_bias": heads}.get(config.attention, 0)
+    gains = {"shared": config.d_head, "per_head": heads}.get(config.value_norm, 0)
+    matrices = config.d_model * (2 * heads + 2 * kv_heads + gates + 3 * config.d_mlp)
+    embeddings = config.vocab_size * config.d_model * (1 if config.tied else 2)
+    found = embeddings + config.n_layers * (matrices + own + gains + 2 * norm) + norm
+    decayed_gains = gains if config.decay_unshared_gain and config.value_norm == "per_head" else 0
+    return found, config.n_layers * (own + gains - decayed_gains + 2 * norm) + norm
+
+
+def _multiplied(config: TrainConfig, *, length: int | None = None) -> int:
+    """Numbers that each token is multiplied by: all parameters, and the causal half of attention."""
+    return parameters_of(config)[0] + config.n_layers * config.d_model * (length or config.length)
+
+
+def _flops_of(config: TrainConfig, *, length: int) -> float:
+    """Operations per sequence, forward and backward."""
+    return 2.0 * BACKWARD * length * _multiplied(config, length=length)
+
+
+def _has_gpu() -> bool:
+    """Tell whether a training takes a GPU if no device is named."""
+    import torch
+
+    return torch.cuda.is_available() or torch.backends.mps.is_available()

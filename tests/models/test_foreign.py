@@ -1,0 +1,200 @@
+"""What is private in other libraries: each name is there as we take it to be, and no other module names any."""
+
+import abc
+import ast
+import inspect
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from gguf import GGUFReader
+from transformer_lens.model_bridge.generalized_components.attention import AttentionBridge
+from transformer_lens.model_bridge.generalized_components.position_embeddings_attention import (
+    PositionEmbeddingsAttentionBridge,
+)
+from transformer_lens.model_bridge.supported_architectures.falcon import FalconArchitectureAdapter
+from transformer_lens.model_bridge.supported_architectures.llama import LlamaArchitectureAdapter
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers.models.bloom.modeling_bloom import BloomAttention
+from transformers.models.falcon.modeling_falcon import FalconAttention
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.utils.hub import cached_files
+
+from sink_lens.models import foreign
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny
+
+PACKAGE = Path(foreign.__file__).parents[1]
+OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
+OF_BASES = {
+    "_attend": AttentionBridge,
+    "_attention_bridge_cls": LlamaArchitectureAdapter,
+    "_build_attention_bridge": LlamaArchitectureAdapter,
+    "_get_field_parts": GGUFReader,
+    "_masked_softmax": PositionEmbeddingsAttentionBridge,
+    "_pre_output_projection": PositionEmbeddingsAttentionBridge,
+    "_qkvo_attention_bridge": LlamaArchitectureAdapter,
+    "_reshape": BloomAttention,
+    "_split_falcon_qkv": FalconArchitectureAdapter,
+    "_split_heads": FalconAttention,
+}
+"""What a subclass of ours overrides or calls -> the class that has it; those of the Trainer are in test_train."""
+OF_FIGURES = {"_colorbar", "_left_title", "_ncols"}
+
+
+def test_a_module_has_the_tables_that_are_read():
+    module = torch.nn.Linear(2, 2)
+    assert vars(module).keys() >= OF_MODULES
+    assert all(isinstance(vars(module)[name], dict) for name in OF_MODULES)
+
+
+@pytest.mark.parametrize("name", sorted(set(OF_BASES) - {"_attend"}))
+def test_a_base_has_what_is_overridden_or_called(name):
+    assert hasattr(OF_BASES[name], name)
+
+
+def test_a_compiled_module_says_so():
+    module = torch.nn.Linear(2, 2)
+    assert getattr(module, foreign.COMPILED) is None
+    assert dict(torch.compile(module, backend="eager").named_children()) == {foreign.UNCOMPILED: module}
+    module.compile(backend="eager")
+    assert callable(vars(module)[foreign.COMPILED])
+
+
+def test_a_compiled_function_holds_the_one_that_it_was_made_from():
+    def double(x):
+        return 2 * x
+
+    assert foreign.uncompiled_function(torch.compile(double, backend="eager")) is double
+    assert foreign.uncompiled_function(double) is None
+
+
+def test_wrappers_name_what_they_wrap():
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+    from torch.distributed.fsdp import _common_utils
+
+    assert foreign.WRAPPED[1:] == (_common_utils.FSDP_WRAPPED_MODULE, checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE)
+
+
+def test_an_abstract_class_has_a_register():
+    assert foreign.OF_ABSTRACT_CLASSES in vars(type("A", (abc.ABC,), {}))
+
+
+def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows():
+    query, key, value = torch.randn(3, 1, 2, 5, 8)
+    output, lse = foreign.fused_on_cpu(query, key, value, mask=None, scale=0.5)
+    scores = (query @ key.mT * 0.5).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    torch.testing.assert_close(output, scores.softmax(-1) @ value)
+    names = [one.name for one in torch.ops.aten._scaled_dot_product_efficient_attention.default._schema.arguments]
+    assert names == ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"]
+
+
+def test_a_configuration_has_its_name_and_its_kernel():
+    config = PreTrainedConfig(name_or_path="here", attn_implementation="eager")
+    assert (foreign.name_of(config), getattr(config, foreign.NAME_OF_CONFIG)) == ("here", "here")
+    assert (foreign.kernel_of(config), vars(config)[foreign.INNER_KERNEL]) == ("eager", "eager")
+    with foreign.kernel_set(config, "sdpa"):
+        assert vars(config)[foreign.INNER_KERNEL] == "sdpa"
+    assert foreign.kernel_of(config) == "eager"
+    foreign.choose_no_kernel(config)
+    assert (config._attn_implementation, config._experts_implementation) == (None, None)
+
+
+def test_a_model_takes_the_kernel_that_is_set():
+    model = tiny("llama")
+    assert model._can_set_attn_implementation() is True
+    foreign.set_attention(model, "eager")
+    assert foreign.kernel_of(model.config) == "eager"
+
+
+def test_a_missing_file_may_be_none():
+    assert foreign.LENIENT in inspect.signature(cached_files).parameters
+
+
+def test_what_was_read_from_a_file_says_so(tmp_path):
+    assert not foreign.is_loaded(torch.nn.Linear(1, 1))
+    assert '"_is_hf_initialized"' in inspect.getsource(inspect.getmodule(PreTrainedModel))
+
+
+def test_a_model_with_an_adapter_says_so():
+    model = tiny("llama")
+    assert model._hf_peft_config_loaded is False
+    model._hf_peft_config_loaded = True
+    foreign.forget_adapter(model)
+    assert model._hf_peft_config_loaded is False
+
+
+def test_experts_have_a_gate():
+    assert list(inspect.signature(MixtralExperts._apply_gate).parameters) == ["self", "gate_up_out"]
+
+
+def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
+    assert list(inspect.signature(Trainer._save_checkpoint).parameters) == ["self", "model", "trial"]
+    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[])
+    foreign.take_one_gpu(arguments)
+    assert arguments.n_gpu == 1
+
+
+def test_accelerate_keeps_a_module_s_own_forward_and_its_device():
+    module = torch.nn.Linear(1, 1)
+    assert foreign.device_of_hook(module) is None
+    add_hook_to_module(module, AlignDevicesHook(execution_device="cpu"))
+    assert foreign.device_of_hook(module) == "cpu"
+    own = module._old_forward
+    foreign.rebound(module)
+    assert module._old_forward == own
+
+
+def test_a_bridge_finds_its_hook_points_and_says_if_its_weights_were_changed():
+    bridge = wrap(tiny("gpt2")).bridge
+    assert not foreign.is_processed(bridge)
+    assert getattr(bridge, foreign.PROCESSED) is False
+    point = bridge.hook_dict["blocks.0.hook_in"]
+    assert bridge._hook_registry["blocks.0.hook_in"] is point
+    del bridge._hook_registry["blocks.0.hook_in"]
+    foreign.register(bridge, point)
+    assert bridge._hook_registry["blocks.0.hook_in"] is point
+
+
+def test_figures_say_which_axes_are_a_bar_and_have_a_title_on_the_left():
+    figure, axes = plt.subplots()
+    bar = figure.colorbar(axes.imshow([[0, 1]]))
+    assert hasattr(bar.ax, "_colorbar")
+    assert not hasattr(axes, "_colorbar")
+    axes.set_title("left", loc="left")
+    assert axes._left_title.get_text() == "left"
+    assert axes.legend(axes.plot([0, 1], [[0, 1, 2], [0, 1, 2]]), "abc", ncols=3)._ncols == 3
+    plt.close(figure)
+
+
+def of_others(trees):
+    """Every private attribute that the package itself does not define, by file."""
+    own = {"_fields"}  # of named tuples, public
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                own |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else set()
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            if name.startswith("_") and not name.startswith("__") and name not in own:
+                yield path, name
+
+
+def test_no_other_module_names_what_is_private_elsewhere():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    found = {(path.name, name) for path, name in of_others(trees) if path.name != "foreign.py"}
+    allowed = OF_MODULES | set(OF_BASES) | OF_FIGURES
+    assert {one for one in found if one[1] not in allowed} == set()
+
+
+def test_what_would_be_named_elsewhere_is_seen():
+    tree = ast.parse("def f(model):\n    return model.config._attn_implementation\n")
+    assert list(of_others({Path("x.py"): tree})) == [(Path("x.py"), "_attn_implementation")]
