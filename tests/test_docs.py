@@ -9,12 +9,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yaml
+from evidences import random_batch
 from typer.main import get_command
 
 import sink_lens
 from analyses.zoo import ZOO
+from sink_lens import run_with, wrap
 from sink_lens.cli import app
+from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.schema import TABLES, UNITS
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +114,14 @@ def test_the_code_of_a_page_runs_in_its_order(name, tmp_path, monkeypatch):
     names = {}
     for block in blocks:
         exec(compile(block, path.name, "exec"), names)
+
+
+def test_the_check_of_attention_without_the_tool_counts_the_queries_whose_window_reaches_the_sink():
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    (block,) = [one for one in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S) if "expected =" in one]
+    lens = wrap(tiny("mistral"), tokenizer=tiny_tokenizer(), name="windowed")
+    assert lens.reach(0) < 24
+    exec(block, {"torch": torch, "lens": lens, "tokens": random_batch(3, 24), "run_with": run_with})
 
 
 def test_every_path_that_a_page_names_exists():

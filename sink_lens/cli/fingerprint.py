@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..identity.config import FingerprintConfig
+from ..errors import InputError
+from ..identity.config import TWO, FingerprintConfig
 from ..schema import NULLS
 from .console import INTERRUPTED, app, console, echo, hush, render_report, say, shown_size, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
@@ -53,6 +54,8 @@ def fingerprint(
     from datetime import datetime
 
     hush(quiet)
+    if not (config.models or config.untrained):  # before torch is loaded
+        raise InputError(f"no model was given; {TWO}")
     from ..identity.fingerprint import cost
     from ..identity.fingerprint import fingerprint as compared
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..identity.config import ContractionConfig, PreferenceConfig, SurveyConfig
+from ..errors import InputError
+from ..identity.config import NOTHING, ContractionConfig, PreferenceConfig, SurveyConfig
 from .console import INTERRUPTED, app, console, echo, hush, say, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
@@ -86,6 +87,8 @@ def contraction(
 def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bool, quiet: bool) -> Answer:
     """Run the survey, and print what it found and where the report is."""
     hush(quiet)
+    if not (config.models or config.untrained):  # before torch is loaded
+        raise InputError(NOTHING)
     from ..identity.pages.survey import shared
     from ..identity.surveys import estimate, survey
     from ..models.inputs import default_folder

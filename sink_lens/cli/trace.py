@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _TRACE_EXAMPLES = """\
 [bold]Examples[/bold]
 
-sink-lens trace  [dim]the default model, some four minutes on two cores; with --no-interventions one[/dim]
+sink-lens trace --quick  [dim]the default model, 4 to 8 minutes on two cores; without --quick some 2.4 times that[/dim]
 
 sink-lens trace gpt2 --sequences 8 --out runs/gpt2  [dim]a hub name, where there is a network[/dim]
 

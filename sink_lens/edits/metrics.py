@@ -81,7 +81,10 @@ class Metric:
 
 @checked
 def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
-    """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
+    """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1].
+
+    In a layer with a sliding window only the queries whose window reaches the position count.
+    """
     chosen = _check_chosen(layers)
     return Metric(
         name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {span(chosen)}"),

@@ -22,7 +22,7 @@ class Outcome:
     valid: Bool[Tensor, "batch position"] = field(repr=False)
     """True at real tokens."""
     mass: Float[Tensor, "layer batch head key"]
-    """Mean attention to each of the positions, over the queries after it."""
+    """Mean attention to each of the positions, over the queries after it that can see it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
     """The residual stream at each of the positions after each layer; nan where a sequence has ended, and if a sweep
     ended the pass before it."""

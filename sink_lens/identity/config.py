@@ -18,6 +18,12 @@ _COORDINATES = 400
 _SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
 
 
+NOTHING = "nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2"
+"""What is said where no model is given."""
+TWO = "need two or more to compare: names, folders, or --untrained gpt2 --seeds 0,1"
+"""The same of a fingerprint."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
     """Base of the configurations of this file: the models that are measured, and their device."""

@@ -18,7 +18,7 @@ from ..estimate import seconds_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import check_free, create_run, display, versions
-from .config import FingerprintConfig
+from .config import TWO, FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
@@ -191,7 +191,7 @@ def _models_to_compare(
         raise InputError(f"{', '.join(twice)} is there twice; need each model once: a model is its own relative")
     if len(found) < 2:
         given = f"1 model was given ({names[0]})" if names else "no model was given"
-        raise InputError(f"{given}; need two or more to compare: names, folders, or --untrained gpt2 --seeds 0,1")
+        raise InputError(f"{given}; {TWO}")
     return found
 
 

@@ -17,7 +17,7 @@ from ..models.lens import LensModel
 from ..models.load import load, usable
 from ..records import RUN_FILE, read_run
 from ..records.checkpoints import checkpoints_of
-from .config import FEWEST, MOST
+from .config import FEWEST, MOST, NOTHING
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
@@ -79,7 +79,7 @@ def models_to_measure(
             ModelToMeasure(name=f"{config.label} seed {s}", variant=config.label, seed=s, source=config) for s in seeds
         ]
     if not found:
-        raise InputError("nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2")
+        raise InputError(NOTHING)
     places = [_key_of_model(one) for one in found]
     if twice := sorted({one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once")

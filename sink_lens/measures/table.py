@@ -48,7 +48,7 @@ _INF = math.inf
 _ROWS = (
     _measure(attention.sink_score, "attention", 0.0, 1.0, SINKS, "mean attention to the key, its own query included"),
     _measure(attention.sink_rate, "share of sequences", 0.0, 1.0, SINKS, "how often the score passes a threshold"),
-    _measure(attention.sink_mass, "attention", 0.0, 1.0, CHAIN, "mean attention to the key from later queries"),
+    _measure(attention.sink_mass, "attention", 0.0, 1.0, CHAIN, "mean attention of later queries that see the key"),
     _measure(attention.entropy, "nats", 0.0, _INF, OURS, "entropy of a row over its keys"),
     _measure(attention.effective_tokens, "tokens", 1.0, _INF, OURS, "how many tokens a row averages"),
     _measure(attention.key_rank, "keys", 0.0, _INF, OURS, "keys that get more attention; 0 = the top"),

@@ -64,7 +64,7 @@ MADE: Mapping[str, str] = {
     "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
     "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
     "rate_strongest": "The same at the strongest position.",
-    "mass_first": "Mean attention of later queries to position 0.",
+    "mass_first": "Mean attention to position 0 of the later queries that see it.",
     "mass_strongest": "The same at the strongest position.",
     "norm_ratio": "Norm of the stream at position 0 relative to the median of ordinary tokens.",
     "entropy": "Mean entropy of an attention row over its keys, in nats.",

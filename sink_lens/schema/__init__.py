@@ -55,6 +55,8 @@ SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the
 """The intervention on a direction, and its control that takes the norm away and not the direction."""
 ALL_BUT = "all but the outlier dimensions in the key, mean ablated"
 """The intervention beside that on the dimensions' part of the key."""
+FEW = 5
+"""Intervals over fewer sequences than these are marked where they are shown."""
 LEAST_PATH = 0.05
 """A path that moves less of the sink than this has no controls and is not drawn; the tables have it."""
 LEAST_ADDED = 0.02

@@ -39,7 +39,7 @@ def sink_rate(seen: Observed, *, threshold: float | None = None) -> Float[Tensor
 
 
 def first_token_share(seen: Observed) -> Float[Tensor, " batch"]:
-    """Attention to the first token from all later queries, mean over layers and heads."""
+    """Attention to the first token from the later queries that can see it, mean over layers and heads."""
     return seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
 
 

@@ -47,6 +47,8 @@ class SweepConfig:
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
     controls: int | None = None
     """Random controls per cell, each of as many units (heads, positions); 0 for none. Default: 5."""
+    least_effect: float = field(default=0.01, metadata={"metavar": "SIZE"})
+    """Smallest effect, of either sign and in the metric's unit, that the page counts as a change."""
     tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
     text: str | None = field(default=None, metadata={"metavar": "FILE"})
@@ -81,6 +83,8 @@ class SweepConfig:
             raise InputError(f"grid is {self.grid!r:.200}; need a Grid")
         if self.metrics is None:
             object.__setattr__(self, "metrics", (MetricSpec(name="sink_mass"),))
+        if not self.least_effect >= 0:
+            raise InputError(f"least_effect is {self.least_effect}; need 0 or more, in the metric's unit")
         if not self.metrics:
             raise InputError("there is no metric; need at least one")
         if self.controls is None:

@@ -26,6 +26,7 @@ from sink_lens.report.style import (
     panel,
     style_axes,
 )
+from sink_lens.schema import FEW
 from sink_lens.text import interval, number, plural, site_words, strength, visible
 
 _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
@@ -138,6 +139,7 @@ def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, i
 
 _CELLS = ["cell", "kind", "site", "where", "metric", "effect", "ci_low", "ci_high", "error"]
 _EACH = 15
+_MARK = "†"
 
 
 def _cells(run: Run) -> pd.DataFrame:
@@ -164,26 +166,40 @@ def _title(run: Run) -> str:
     metrics = _metrics(table)
     if not metrics:
         return f"A sweep of {plural(count, 'cell')}"
-    told_apart = _told_apart(table, metrics[0])
+    least = _least(run)
+    told_apart, by = _told_apart(table, metrics[0], least=least), f" by {least:g} or more" if least else ""
     if not told_apart:
-        return f"None of {plural(count, 'edit')} changes {visible(metrics[0])} beyond chance and its controls"
+        return f"None of {plural(count, 'edit')} changes {visible(metrics[0])}{by} beyond chance and its controls"
     changes = "changes" if len(told_apart) == 1 else "change"
     return (
-        f"{len(told_apart)} of {plural(count, 'edit')} {changes} {visible(metrics[0])}; the most: "
+        f"{len(told_apart)} of {plural(count, 'edit')} {changes} {visible(metrics[0])}{by}; the most: "
         f"{cell_name(told_apart[0])}, by {_effect(told_apart[0])}"
     )
 
 
-def _told_apart(table: pd.DataFrame, metric: str) -> list[dict[Any, Any]]:
-    """The cells that change a metric beyond chance and their controls, the largest effect first."""
+def _least(run: Run) -> float:
+    """The smallest effect that counts as a change; 0 in runs that did not state one."""
+    return float(run.provenance.get("least_effect") or 0.0)
+
+
+def _told_apart(table: pd.DataFrame, metric: str, *, least: float) -> list[dict[Any, Any]]:
+    """The cells that change a metric by as much, beyond chance and their controls, the largest effect first."""
     rows = table.loc[table["metric"].eq(metric)]
-    rows = rows.loc[stands_out(rows)].sort_values("effect", key=abs, ascending=False, kind="stable")
-    return rows.to_dict("records")
+    rows = rows.loc[stands_out(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
+    return rows.sort_values("effect", key=abs, ascending=False, kind="stable").to_dict("records")
+
+
+def _few(table: pd.DataFrame) -> str:
+    """Say that intervals are of few sequences, if some are; empty otherwise."""
+    counts = table["n"].dropna().to_numpy(float) if "n" in table.columns else np.zeros(0)
+    counts = counts[(counts > 0) & (counts < FEW)]
+    return f"Intervals marked {_MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
 
 
 def _effect(row: Mapping[Any, Any]) -> str:
-    """An effect with its interval as text."""
-    return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}"
+    """An effect with its interval as text, marked if it is of few sequences."""
+    marked = _MARK if 0 < row.get("n", FEW) < FEW else ""
+    return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
 
 
 def _headline(run: Run) -> list[str]:
@@ -192,7 +208,10 @@ def _headline(run: Run) -> list[str]:
     sentences = []
     for at, metric in enumerate(_metrics(table)):
         rows = table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable")
-        best, told_apart = rows.iloc[0].to_dict(), _told_apart(table, metric)
+        best, told_apart = rows.iloc[0].to_dict(), _told_apart(table, metric, least=_least(run))
+        small = len(_told_apart(table, metric, least=0.0)) - len(told_apart)
+        if small:
+            sentences.append(f"{plural(small, 'more edit')} change {visible(metric)} by less than {_least(run):g}.")
         control = float(best.get("control_effect", np.nan))
         if at == 0 and told_apart and cell_name(told_apart[0]) == cell_name(best):
             if np.isfinite(control):
@@ -204,6 +223,7 @@ def _headline(run: Run) -> list[str]:
             sentences.append(
                 f"The largest change of {visible(metric)} is {_effect(best)}, by {cell_name(best)}{beside}."
             )
+    sentences += [few] if (few := _few(table)) else []
     sentences += [f"{visible(str(one))}." for one in run.provenance.get("means", ())]
     if failed := _failed(table):
         sentences.append(f"{plural(failed, 'cell')} failed; the table says why.")
@@ -356,13 +376,15 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     )
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):
-            rows = rows.assign(**{name: intervals(rows, low, high)})
+            marks = [_MARK if 0 < n < FEW else "" for n in rows["n"]] if "n" in rows.columns else [""] * len(rows)
+            told = zip(intervals(rows, low, high), marks, strict=True)
+            rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
     heads = {"metric": "metric", "kind": "edit", "site": "site", "where": "where", "factor": "factor"}
     heads |= {"centre": "centre", "effect": "effect", "interval": "95%", "control_effect": "controls"}
     heads |= {"over": "effect above controls, 95%"}
     heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
     see = f"The {_EACH} strongest cells of each metric; all {len(table)} rows are in cells.parquet."
-    return see, shown_table(rows, heads, most=_EACH * 6)
+    return f"{see} {_few(table)}".rstrip(), shown_table(rows, heads, most=_EACH * 6)
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:

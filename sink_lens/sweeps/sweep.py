@@ -37,7 +37,7 @@ from ..models.prompt_tokens import most_tokens
 from ..records import RunWriter, check_known, create_run, display
 from ..records.reading import damaged_file
 from ..records.shards import check_shard, holder, run_in
-from ..schema import MEANS
+from ..schema import FEW, MEANS
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import Grid
@@ -136,6 +136,8 @@ class _Asked:
     batch: TokenBatch
     metrics: list[Measured]
     seed: int
+    least_effect: float = 0.01
+    """What the page counts as a change."""
 
     def open(
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
@@ -218,7 +220,8 @@ class _Asked:
     def provenance(self) -> dict[str, Any]:
         """Return the model, tokens, means and seeds that the sweep is made from."""
         found = provenance_of(self.lens, self.batch, kernel="eager") | ({"means": self.means} if self.means else {})
-        return found | {"seeds": {"tokens": self.batch.seed, "bootstrap": self.seed}}
+        seeds = {"tokens": self.batch.seed, "bootstrap": self.seed}
+        return found | {"seeds": seeds, "least_effect": self.least_effect}
 
     @cached_property
     def means(self) -> list[str]:
@@ -264,7 +267,7 @@ def _collect(
     seed: int | None,
 ) -> _Asked:
     """Collect everything that determines the numbers, from a model or from a configuration."""
-    given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
+    given, least = list(metrics) if isinstance(metrics, Sequence) else [metrics], _Asked.least_effect
     tokens = None if tokens is None else batch_of(tokens)
     if isinstance(model, SweepConfig):
         for name, found in (("grid", what), ("seed", seed)):
@@ -274,7 +277,7 @@ def _collect(
                 )
         _check_before(model, tokens=tokens, metrics=not given)
         lens = model_of(model)
-        what, seed = model.grid, model.seed
+        what, seed, least = model.grid, model.seed, model.least_effect
         given = given or list(model.metrics)
         batch = tokens_of(lens, config=model, bos=model.bos) if tokens is None else tokens
     else:
@@ -282,7 +285,8 @@ def _collect(
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
         lens, batch, seed = as_lens(model), tokens, seed or 0
     check_tokens(lens, batch)
-    return _Asked(lens=lens, what=what, batch=batch, metrics=given or [MetricSpec(name="sink_mass")], seed=seed)
+    metrics: list[Measured] = given or [MetricSpec(name="sink_mass")]
+    return _Asked(lens=lens, what=what, batch=batch, metrics=metrics, seed=seed, least_effect=least)
 
 
 def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
@@ -405,7 +409,8 @@ def headline(frame: pd.DataFrame, engine: Engine) -> str:
             best = rows.iloc[int(np.nanargmax(sizes))].to_dict()
             line = f"{name}: {best['baseline']:.4g} without an edit; strongest {cell_name(best)}: {best['effect']:+.4g}"
             if best["ci_low"] == best["ci_low"]:
-                line += f" ({best['ci_low']:+.4g} to {best['ci_high']:+.4g})"
+                few = ", few sequences" if best["n"] < FEW else ""
+                line += f" ({best['ci_low']:+.4g} to {best['ci_high']:+.4g}{few})"
             if best["n_controls"]:
                 line += f", {best['n_controls']} random controls {best['control_effect']:+.4g}"
             lines.append(line)

@@ -48,7 +48,9 @@ KEYS: Mapping[str, Key] = MappingProxyType(
             whole="mean",
             meaning="share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
         ),
-        "mass_first": Key(unit="attention", whole="mean", meaning="mean attention of later queries to position 0"),
+        "mass_first": Key(
+            unit="attention", whole="mean", meaning="mean attention of later queries that see position 0"
+        ),
         "rate_strongest": Key(unit="share", whole="mean", meaning="as rate_first, at the strongest position"),
         "mass_strongest": Key(unit="attention", whole="mean", meaning="as mass_first, at the strongest position"),
         "strongest_position": Key(

@@ -1,5 +1,8 @@
 """What is measured: names, checkpoints and untrained models, each once; and the sequences."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -64,3 +67,16 @@ def test_ordinary_tokens_are_drawn_with_bos_where_it_is_asked_for():
     plain = RandomSequences(sequences=64, length=32, seed=0).chunk(lens, 0).tokens
     assert int(plain.min()) > 2  # no pad, BOS or EOS
     assert (RandomSequences(sequences=64, length=32, seed=0, bos="with").chunk(lens, 0).tokens[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("preference", "nothing to measure"), ("fingerprint", "no model was given")]
+)
+def test_without_a_model_the_command_refuses_before_torch_is_loaded(command, said):
+    code = (
+        f"import sys\nfrom sink_lens.cli import main\nsys.argv = ['sink-lens', '{command}']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "2 False\n"
+    assert said in done.stderr

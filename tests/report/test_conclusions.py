@@ -7,11 +7,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.chain.page import story
 from sink_lens.chain.page import tables as trace_tables
+from sink_lens.errors import InputError
 from sink_lens.identity.pages import contraction, fingerprint
 from sink_lens.patching import page as patch
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import content
 from sink_lens.sweeps import page as sweep
+from sink_lens.sweeps.config import SweepConfig
+from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.page import cell_name
 
 
@@ -115,6 +118,24 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
         "Next comes zero head output (z), layer 3, by −0.3 [−0.4, −0.2].",
         "The largest change of loss is −0.5 [−0.6, −0.4], by zero head output (z), layer 2; its controls 0.01.",
     ]
+
+
+def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path):
+    rows = pd.DataFrame({"cell": range(3), "kind": "zero", "site": "z", "where": ["layer 1", "layer 2", "layer 3"]})
+    rows = rows.assign(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
+    cells = rows.assign(metric="loss", error=pd.array([None] * 3, dtype="string"))
+    shown = content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.01}, cells=cells))
+    assert shown.title == (
+        "1 of 3 edits changes loss by 0.01 or more; the most: zero head output (z), layer 1, by 0.5 [0.4, 0.6]†"
+    )
+    assert shown.headline == [
+        "2 more edits change loss by less than 0.01.",
+        "Intervals marked † are of fewer than 5 sequences (2).",
+    ]
+    (table,) = [one for one in shown.tables if one.key == "cell-table"]
+    assert all(any(cell.endswith("]†") for cell in row) for row in table.table.rows)
+    with pytest.raises(InputError, match="least_effect is -1"):
+        SweepConfig(grid=Grid.of(EditGrid(site="z")), least_effect=-1.0)
 
 
 def test_the_legend_of_the_forest_plot_is_whole():

@@ -101,6 +101,7 @@ def test_everything_but_the_edits_has_a_default():
         "metrics": (MetricSpec(name="sink_mass"),),
         "controls": 5,
         "model": DEFAULT_MODEL,
+        "least_effect": 0.01,
         "tokens": "text",
         "text": None,
         "prompts": (),
