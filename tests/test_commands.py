@@ -178,7 +178,7 @@ COMMANDS = {
     "preference": Asked(
         "GPT2 --seeds 0-1 --length 16",
         "top token relative to chance.*report.html",
-        "run report arms summary",
+        "run report variants summary",
         ("Do few tokens take most predictions?", "one token more often than chance would"),
     ),
     "preference --dry-run": Asked(
@@ -187,7 +187,7 @@ COMMANDS = {
     "contraction": Asked(
         "GPT2 --seeds 0-1 --length 16 --switch mlp",
         r"cosine between sequences.*All models: gpt2.*by att\..*no MLP",
-        "run report arms summary",
+        "run report variants summary",
         ("Where do states become alike?", "Does the seed set the direction?", "Contraction beside the sink"),
     ),
     "contraction --dry-run": Asked("GPT2 --length 32", "the memory does not grow with the sequences"),
@@ -423,7 +423,7 @@ def test_what_is_asked_of_a_patch_is_what_is_patched(done):
 
 def test_a_switch_is_off_in_its_variant_alone(done):
     tables = read_run(done("contraction").folder).tables
-    variants = tables["arms"].set_index(["measure", "variant"])
+    variants = tables["variants"].set_index(["measure", "variant"])
     off = next(variant for _, variant in variants.index if "mlp=False" in variant)
     assert variants.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
     assert variants.loc[("inter_by_mlp", off), "n"] == 2

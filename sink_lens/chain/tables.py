@@ -225,7 +225,7 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 
 
 def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
-    """One row of ``arms.parquet``: sink rate, S2 ratio of the layers that feed the growth, outlier dimensions, loss."""
+    """A row of ``conditions.parquet``: sink rate, S2 ratio of layers that feed the growth, outlier dimensions, loss."""
     location = panel.location
     feeding = list(location.feeding(len(panel["state"])))
     by_count: dict[int, int] = {}

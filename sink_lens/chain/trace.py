@@ -77,14 +77,14 @@ FILES = (
     "criteria",
     "key_split",
     "patterns",
-    "arms",
+    "conditions",
     "links",
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
 again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
-``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how
-their forwards were made, and their largest deviation from the bridge."""
+``random_init_heads`` and ``random_init_links``, with interventions also those of ``interventions.TABLES``, and
+``plan.json``: how their forwards were made, and their largest deviation from the bridge."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -220,7 +220,7 @@ def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
     return (
         FILES
         + (("experts",) if lens.d_expert is not None else ())
-        + (("twin_heads", "twin_links") if config.random_init else ())
+        + (("random_init_heads", "random_init_links") if config.random_init else ())
         + (tuple(TABLES) if config.interventions else ())
     )
 
@@ -317,12 +317,12 @@ def _run(
     keep("criteria", criteria_agreement(frames["neurons"]))
     keep("key_split", tables.key_table(panel, links=links))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
-    once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
+    once("conditions", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
     if config.random_init:
         measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
         with _room_for_baseline(lens, config=config, folder=writer.folder):
-            once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
-            once("twin_links", lambda: link_values(gather(*measured(), config=config), links=links))
+            once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
+            once("random_init_links", lambda: link_values(gather(*measured(), config=config), links=links))
             measured.cache_clear()  # a second model, and its panel
             collect()
     if config.interventions:
@@ -342,7 +342,7 @@ def _run(
             links=links,
             progress=progress,
         )
-    nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
+    nulls = {"random_init": frames.get("random_init_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     found = {
         "rounded": rounded,
@@ -358,8 +358,8 @@ def _run(
 
 _STAGES = {
     "measuring": ("measuring", 7),
-    "arms": ("measuring with the other BOS condition", 10),
-    "twin_heads": ("measuring a model with random weights", 20),
+    "conditions": ("measuring with the other BOS condition", 10),
+    "random_init_heads": ("measuring a model with random weights", 20),
     "makers": ("finding what makes the sink", 64),
     "amplification": ("amplifying values", 24),
     "effects": ("testing the links", 129),
@@ -374,7 +374,7 @@ class _Stages:
 
     def __init__(self, config: TraceConfig, *, progress: bool) -> None:
         """Count the stages that this configuration has."""
-        asked = {"twin_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
+        asked = {"random_init_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
         self._left = [name for name in _STAGES if asked.get(name, True)]
         total = sum(_STAGES[name][1] for name in self._left)
         first, form = _STAGES[self._left[0]][0], "trace: {desc}"

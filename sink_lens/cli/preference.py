@@ -104,11 +104,11 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     where = {"run": folder, "report": done.report_path}
-    answer = Answer(found=lambda: where | {name: rows(done.tables[name]) for name in ("arms", "summary")})
+    answer = Answer(found=lambda: where | {name: rows(done.tables[name]) for name in ("variants", "summary")})
     if quiet:
         echo(done.report_path)
         return answer
-    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
+    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["variants"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
     echo(f"report: {done.report_path}")
@@ -140,5 +140,5 @@ def _table(kind: str, done: "Result") -> "Table":
     from ..identity.pages.survey import variant_rows
 
     shown = _SHOWN[kind]
-    lines = variant_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown))
+    lines = variant_rows(done.tables["variants"], done.tables["summary"], measures=tuple(shown))
     return table_of(("", *shown.values()), ((label, *cells) for label, cells in lines))

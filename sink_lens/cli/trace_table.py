@@ -42,8 +42,8 @@ def short_table(trace: "Trace") -> RenderableType:
         parts.append(Group(makers_table(frames["maker_sets"]), Text(views_text(frames).capitalize())))
     parts.append(_links(frames, sink_position=location.sink_position))
     parts += causal_parts(frames)
-    if len(frames["arms"]) > 1:
-        parts.append(_conditions(frames["arms"]))
+    if len(frames["conditions"]) > 1:
+        parts.append(_conditions(frames["conditions"]))
     return Group(parts[0], *(Padding(part, (0, 0, 1, 0)) for part in parts[1:-1]), *parts[1:][-1:])
 
 

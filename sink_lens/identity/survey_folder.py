@@ -77,7 +77,7 @@ class Partial:
 def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
     """The variants over their seeds; the checkpoints of a training are no repetitions, and are left out."""
     summary = tables["summary"]
-    return {"arms": variant_table(summary.loc[summary["step"].isna()])}
+    return {"variants": variant_table(summary.loc[summary["step"].isna()])}
 
 
 def write_survey(
@@ -129,7 +129,7 @@ def write_survey(
         "device": device,
         "versions": versions(),
     }
-    expects = ["models", *tables, "arms"]
+    expects = ["models", *tables, "variants"]
     try:
         writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
     except UndrawnError as error:

@@ -37,6 +37,12 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "files": (dict,),
 }
 _FIELDS = set(_KINDS)
+_RENAMED: Mapping[str, Mapping[str, str]] = {
+    "trace": {"arms": "conditions", "twin_heads": "random_init_heads", "twin_links": "random_init_links"},
+    "contraction": {"arms": "variants"},
+    "preference": {"arms": "variants"},
+}
+"""Kind of run -> name of a table in 0.2 -> its name now; both lead to the table."""
 _PIECE = 1 << 20
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean", "empty")
 _TEXTS = ("string", "empty")
@@ -49,12 +55,13 @@ class Tables(Mapping[str, pd.DataFrame]):
         """List the tables of a folder; none is read yet."""
         self._kind = kind
         self._files = files
+        self._names = _RENAMED.get(kind, {})
         self._kept: dict[str, pd.DataFrame] | None = None
         self._most: int | None = None
         self.shortened: dict[str, Shortened] = {}
         """Tables of which some rows were read; see ``kept``."""
         self._paths = {
-            Path(file).stem: folder / file
+            self._names.get(Path(file).stem, Path(file).stem): folder / file
             for file in files
             if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
         }
@@ -82,6 +89,7 @@ class Tables(Mapping[str, pd.DataFrame]):
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         """The table, read when it is asked for."""
+        name = self._names.get(name, name)
         if self._kept is None:
             return self._read(name)
         if name not in self._kept:
@@ -115,7 +123,7 @@ class Tables(Mapping[str, pd.DataFrame]):
 
     def __contains__(self, name: object) -> bool:
         """True if the folder has the table."""
-        return name in self._paths
+        return self._names.get(str(name), name) in self._paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +224,8 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
         ValueError: a column holds something else than the schema says, such as lists, or texts instead of numbers.
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    return checked_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
+    name = _RENAMED.get(kind, {}).get(path.stem, path.stem)
+    return checked_table(table, kind=kind, name=name, text_too=path.suffix == ".csv")
 
 
 def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:

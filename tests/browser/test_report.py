@@ -134,9 +134,9 @@ def test_the_views_open_and_fetch_nothing(opened, report):
 
 
 def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
-    frames = few("heads", "tokens", "links", "arms", length=8)
+    frames = few("heads", "tokens", "links", "conditions", length=8)
     frames["tokens"]["text"] = [HOSTILE[index % len(HOSTILE)] for index in range(16)]
-    frames["arms"]["condition"] = HOSTILE[1:3]
+    frames["conditions"]["condition"] = HOSTILE[1:3]
     frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
     folder = synthetic_run(
         tmp_path / "run",

@@ -74,5 +74,5 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
     monkeypatch.setattr(tracing, "set_aside", lambda *a, **k: waited.append(1) or set_aside(*a, **k))
     instead = trace(config, out=tmp_path / "instead", progress=False, report=False)
     assert waited
-    for name in ("heads", "twin_heads", "links"):
+    for name in ("heads", "random_init_heads", "links"):
         pd.testing.assert_frame_equal(beside.tables[name], instead.tables[name], rtol=1e-5, atol=1e-5)

@@ -64,7 +64,7 @@ def measured(lens, *, tokens):
 
 
 def rate(result):
-    return result.tables["arms"].set_index("chosen").loc[True, "sink_rate"]
+    return result.tables["conditions"].set_index("chosen").loc[True, "sink_rate"]
 
 
 def text(lens, *, sequences, length):
@@ -238,7 +238,7 @@ def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
 
 
 def test_both_bos_arms_are_read(traced):
-    conditions = traced.tables["arms"]
+    conditions = traced.tables["conditions"]
     assert conditions["condition"].tolist() == ["without", "with"]
     assert (conditions["sink_rate"] > 0.5).all()
 

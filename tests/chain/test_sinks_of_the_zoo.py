@@ -68,7 +68,7 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     _, lens, _ = lens_and_tokens("bos_neuron")
     config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False)
     result = trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
-    assert result.tables["arms"]["sink_position"].tolist() == [result.location.sink_position, 0]
+    assert result.tables["conditions"]["sink_position"].tolist() == [result.location.sink_position, 0]
     shown = text_of(short_table(result))
     assert "position" in shown[shown.index("With and without BOS") :]
     page = result.report().read_text("utf-8")

@@ -43,12 +43,21 @@ TABLES = (
     "neurons",
     "selectivity",
 )
-TABLES += ("phases", "columns", "criteria", "key_split", "arms", "links", "twin_heads", "twin_links")
+TABLES += (
+    "phases",
+    "columns",
+    "criteria",
+    "key_split",
+    "conditions",
+    "links",
+    "random_init_heads",
+    "random_init_links",
+)
 COLUMNS = {
     "tokens": "sequence position token_id text",
     "chain": "order link source target sentence question",
     "heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
-    "twin_heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
+    "random_init_heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
     "positions": "layer site position s1 s2 norm",
     "neurons": "layer neuron sink_position activation spike_ratio contribution outlier_dimension gate_norm_rank "
     "up_norm_rank column_kurtosis is_super",
@@ -57,21 +66,21 @@ COLUMNS = {
     "key_split": "layer key_cosine_sink key_cosine_random_dimensions key_cosine_other_positions dimension rest bias "
     "random_dimensions logit_advantage_sink logit_advantage_other_positions",
     "growth_steps": "step first_layer last_layer ratio_before ratio_after sink_position outlier_dimension",
-    "arms": "condition chosen sink_rate s2_ratio outlier_dimensions loss_nats",
+    "conditions": "condition chosen sink_rate s2_ratio outlier_dimensions loss_nats",
     "links": "link statistic value ci_low ci_high null_name null_value criterion verdict",
 }
 """The issue's and the contract's columns."""
 KEYS = {
     "tokens": ["sequence", "position"],
     "heads": ["layer", "head", "sink_position"],
-    "twin_heads": ["layer", "head", "sink_position"],
+    "random_init_heads": ["layer", "head", "sink_position"],
     "positions": ["layer", "site", "position"],
     "neurons": ["layer", "neuron", "sink_position"],
     "dimensions": ["layer", "sink_position", "dimension"],
     "columns": ["layer", "neuron", "dimension"],
     "key_split": ["layer"],
     "growth_steps": ["step"],
-    "arms": ["condition"],
+    "conditions": ["condition"],
     "links": ["link", "statistic", "null_name"],
     "summary": ["quantity"],
 }
@@ -116,14 +125,14 @@ def check_folder(folder, *, random_init=True):
     assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
     tables = found.tables.kept()
     for name, columns in COLUMNS.items():
-        if name == "twin_heads" and not random_init:
+        if name == "random_init_heads" and not random_init:
             continue
         assert set(columns.split()) <= set(tables[name].columns), name
     for name, key in KEYS.items():
         if name in tables:
             assert not tables[name].duplicated(key).any(), name
             assert tables[name][key].notna().all(axis=None), name
-    for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("arms", "chosen")):
+    for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("conditions", "chosen")):
         assert tables[name][column].dtype == bool
     for name in ("heads", "positions", "neurons", "dimensions"):
         for column in {"layer", "head", "neuron", "position", "sink_position", "dimension", "outlier_dimension"} & set(
@@ -163,7 +172,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     assert not result.report_path.exists()
     assert len(found.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
     assert len(found.tables["tokens"]) == 20 * (5 - sequences_elsewhere(found))
-    assert found.tables["arms"]["condition"].tolist() == ["without", "with"]
+    assert found.tables["conditions"]["condition"].tolist() == ["without", "with"]
     assert (found.tables["links"]["null_name"] == "random_init").any()
     pattern = found.tensors("patterns")["pattern"]
     assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
@@ -176,7 +185,7 @@ def test_the_folder_has_exactly_the_named_files(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     others = {"run.json", "location.json", "summary.csv", "report.html", "patterns.safetensors"}
     assert names == {f"{name}.parquet" for name in TABLES} | others
-    assert set(FILES) | {"twin_heads", "twin_links"} == {Path(name).stem for name in names} - {
+    assert set(FILES) | {"random_init_heads", "random_init_links"} == {Path(name).stem for name in names} - {
         "run",
         "report",
         "location",
@@ -289,7 +298,7 @@ def test_the_sink_goes_with_bos_and_the_first_answer_has_the_rate_of_the_summary
     digits = "".join(f"{min(9, int(10 * value))}" for value in heads)
     assert f"attention sink at position 0, in {rate:.0%} of heads on all 8 sequences" in caplog.text
     assert f"in tenths: {digits}" in caplog.text
-    conditions = result.tables["arms"].set_index("condition")
+    conditions = result.tables["conditions"].set_index("condition")
     assert conditions["chosen"].to_dict() == {"with": True, "without": False}
     assert conditions.loc["with", "sink_rate"] > 0.2
     assert conditions.loc["without", "sink_rate"] < 0.05
@@ -299,8 +308,8 @@ def test_the_sink_goes_with_bos_and_the_first_answer_has_the_rate_of_the_summary
 
 def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", random_init=False)
-    assert result.tables["arms"]["condition"].tolist() == ["without", "with"]
-    assert result.tables["arms"]["chosen"].tolist() == [True, False]
+    assert result.tables["conditions"]["condition"].tolist() == ["without", "with"]
+    assert result.tables["conditions"]["chosen"].tolist() == [True, False]
     assert not result.location.sink_found
     assert (result.tables["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
     assert read_run(tmp_path / "run").provenance["bos_condition"] == "without"
@@ -308,7 +317,7 @@ def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path):
 
 def test_without_a_tokenizer_there_is_one_arm(tmp_path):
     result = run(lens_of("llama"), tmp_path / "run")
-    assert result.tables["arms"]["condition"].tolist() == ["without"]
+    assert result.tables["conditions"]["condition"].tolist() == ["without"]
 
 
 # --- tokens of every kind
@@ -329,7 +338,7 @@ def test_a_given_batch_with_padding_is_traced(family, tmp_path):
     run(speaking(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), random_init=False)
     found = check_folder(tmp_path / "run", random_init=False)
     assert found.provenance["token_source"] == "tensor"
-    assert found.tables["arms"]["condition"].tolist() == ["without"]
+    assert found.tables["conditions"]["condition"].tolist() == ["without"]
     kept = found.tables["tokens"].groupby("sequence").size().tolist()
     assert len(kept) == 5 - sequences_elsewhere(found)
     assert not Counter(kept) - Counter([20, 20, 13, 5, 2])
@@ -371,11 +380,11 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
 def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path):
     repeated = run(speaking(family), tmp_path / "run", tokens="repeated", bos="without", random_init=False)
-    assert repeated.tables["arms"].loc[0, "sink_rate"] == 0.0
+    assert repeated.tables["conditions"].loc[0, "sink_rate"] == 0.0
     assert not repeated.location.sink_found
     # every position holds the same state, so that nothing sets position 0 apart
     assert repeated.tables["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
-    assert repeated.tables["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert repeated.tables["conditions"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_text_is_cut_from_a_file(tmp_path):
@@ -435,8 +444,8 @@ def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, w
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
     stopped = read_run(tmp_path / "run")
     assert stopped.status == "interrupted"
-    assert stopped.missing == ["links", "summary", "twin_heads", "twin_links"]
-    pd.testing.assert_frame_equal(stopped.tables["arms"], whole.tables["arms"])
+    assert stopped.missing == ["links", "summary", "random_init_heads", "random_init_links"]
+    pd.testing.assert_frame_equal(stopped.tables["conditions"], whole.tables["conditions"])
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "_conditions", interrupt)  # finished: must not be measured again
         patch.setattr(tracing, "link_table", interrupt)

@@ -34,7 +34,7 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(tmp_path, monkeypatch)
     surveys.survey("contraction", out="run", progress=False, **asked)
     assert opened == [0, 1, 1, 2]
     surveys.survey("contraction", out="whole", progress=False, **asked)
-    for name in ("summary", "layers", "agreement", "arms"):
+    for name in ("summary", "layers", "agreement", "variants"):
         one, other = (read_run(tmp_path / folder).tables[name] for folder in ("run", "whole"))
         pd.testing.assert_frame_equal(one, other)
 

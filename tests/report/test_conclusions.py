@@ -91,7 +91,7 @@ def test_a_difference_whose_interval_holds_zero_is_none(tmp_path, low, told):
 def test_a_contraction_whose_interval_holds_zero_says_so(tmp_path, low, told):
     row = {"measure": "inter_excess", "variant": "gpt2", "n": 2, "mean": 0.1, "low": low, "high": 0.2}
     summary = {"model": "gpt2 seed 0", "variant": "gpt2", "seed": 0, "step": None, "measure": "inter_excess"}
-    run = a_run(tmp_path / "run", "contraction", arms=[row], summary=[summary | {"value": 0.1}])
+    run = a_run(tmp_path / "run", "contraction", variants=[row], summary=[summary | {"value": 0.1}])
     assert ("is not shown to make" in contraction._title(run)) == told
 
 

@@ -38,7 +38,7 @@ HOSTILE = (
 ODD = ("$x$", "<b>", "‮", "日本", "a&b", "\\frac", "_^", "'")
 PARTS = (
     ("heads", "criteria"),
-    ("layers", "arms", "growth_steps"),
+    ("layers", "conditions", "growth_steps"),
     ("links", "chain", "neurons", "tokens"),
     ("positions", "selectivity", "summary"),
     ("dimensions", "columns", "key_split", "patterns"),
@@ -121,7 +121,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
         "outlier_dimension",
     ]
     frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
-    frames["arms"] = pd.DataFrame(
+    frames["conditions"] = pd.DataFrame(
         {
             "condition": ["without", "with"],
             "chosen": [True, False],
@@ -299,7 +299,7 @@ def page(whole):
 
 @pytest.mark.usefixtures("undrawn")
 def test_nothing_but_the_page_is_written(tmp_path):
-    folder = synthetic_run(tmp_path / "run", frames=few("links", "arms"), without=("patterns",))
+    folder = synthetic_run(tmp_path / "run", frames=few("links", "conditions"), without=("patterns",))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert render(folder) == folder / "report.html"
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "report.html"}
@@ -395,9 +395,9 @@ def test_the_heads_of_tables_say_what_the_schema_says(page):
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
     """The page of a run whose every text wants to be more than text; half of its tokens are merely odd."""
-    frames = few("heads", "links", "arms", "tokens", "growth_steps", "neurons", layers=4, heads=3, length=16)
+    frames = few("heads", "links", "conditions", "tokens", "growth_steps", "neurons", layers=4, heads=3, length=16)
     frames["tokens"]["text"] = [*HOSTILE, *ODD] * 2
-    frames["arms"]["condition"] = HOSTILE[1:3]
+    frames["conditions"]["condition"] = HOSTILE[1:3]
     frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
     frames["links"]["null_name"] = HOSTILE[0]
     folder = synthetic_run(

@@ -320,7 +320,7 @@ TABLES = (
         key="condition-table",
         title="With and without BOS",
         make=listed_table(
-            "arms",
+            "conditions",
             "The same text with and without a first BOS token. S2 ratio: standard deviation of z at the sink relative "
             "to that at other positions.",
             {

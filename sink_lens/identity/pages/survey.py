@@ -179,12 +179,12 @@ def unnamed(variants: Sequence[str]) -> list[str]:
 
 def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables of variants and of models."""
-    return run.need("arms", columns=VARIANTS), run.need("summary", columns=SUMMARY)
+    return run.need("variants", columns=VARIANTS), run.need("summary", columns=SUMMARY)
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
     """The table of variants with their intervals and differences."""
-    variants = run.need("arms", columns=VARIANTS)
+    variants = run.need("variants", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}
     heads |= {"low": "95% from", "high": "to", "difference": "− first", "difference_low": "95% from"}
@@ -194,7 +194,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
         variant=[name_of(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[words(str(name)) for name in variants["measure"]],
     )
-    return see + more(len(variants), "arms.csv", most=200), shown_table(shown, heads, most=200)
+    return see + more(len(variants), "variants.csv", most=200), shown_table(shown, heads, most=200)
 
 
 def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
@@ -245,7 +245,7 @@ def has_steps(run: Run) -> bool:
 
 def has_variants(run: Run) -> bool:
     """Check whether some models are no checkpoints."""
-    return "arms" in run.tables and len(run.tables["arms"]) > 0
+    return "variants" in run.tables and len(run.tables["variants"]) > 0
 
 
-VARIANTS_LISTED = Listed(key="arms", title="Over seeds", make=_variant_table, when=has_variants)
+VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=has_variants)
