@@ -47,7 +47,7 @@ def permitted(zoo: ZooModel) -> set[str]:
     truth = zoo.truth
     if truth.sink in ("none", "sink logit"):
         return {"no sink", "strongest"} | ({"sink logit"} if truth.sink == "sink logit" else set())
-    found = {"sink", "elsewhere"}
+    found = {"sink", "elsewhere", "untested"} | ({"makers"} if truth.makers else set())
     if (bound := bound_of(zoo)) is not None:
         found.add(f"bound: {bound}")
     found |= {f"by {link}" for link in carriers(zoo)} or {"nothing shown"}
@@ -79,8 +79,8 @@ def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterab
             right = said[0] == int((sinks.any(1) & ~sinks[:, position]).sum())
         if f"by {_KEY}" in keys and right:
             dims = {one for found in zoo.truth.outliers.values() for one in found}
-            named = re.search(r"dimension (\d+)$", phrase.text)
-            count = re.search(r"(\d+) outlier dimensions$", phrase.text)
+            named = re.search(r"dimension (\d+)\b", phrase.text, flags=re.I)
+            count = re.search(r"(\d+) outlier dimensions\b", phrase.text)
             right = int(named[1]) in dims if named else count is not None and int(count[1]) <= len(dims)
         if not right:
             wrong.append(f"{phrase.key}: {phrase.text}")

@@ -74,10 +74,10 @@ def _bound_to(frames: Mapping[str, pd.DataFrame]) -> str:
 def _makers_line(row: Mapping[Any, Any]) -> Text:
     """Say in a line what a set of makers removes."""
     named, size = first_parts(named_parts(row["parts"]), most=3), int(row["size"])
-    does, chance = "removes" if size == 1 else "remove", "" if beyond_chance(row) else ", no more than chance"
+    chance = "" if beyond_chance(row) else ", no more than chance"
     of = "" if row["target"] == "sink" else f" of the {row['target']}"
     share = f"{percent(row['removed'])} {_percent_bounds(row)}{of}{chance}"
-    return Text(f"{plural(size, 'part')} {does} {share}: {named}")
+    return Text(f"Switching off {plural(size, 'part')} removes {share}: {named}")
 
 
 def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:

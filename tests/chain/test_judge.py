@@ -222,38 +222,38 @@ def undecided_link(row, *, present="yes", necessary="undecided", floors="calibra
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        (undecided_link(effect("variance_neurons", low=0.2)), "what breaking it removes may lie below 25%"),
+        (undecided_link(effect("variance_neurons", low=0.2)), "breaking it may remove less than 25% of the sink"),
         (
             undecided_link(effect("variance_neurons", low=0.2, control=0.7)),
-            "what breaking it removes may lie below 25% and below what a control does",
+            "breaking it may remove less than 25% of the sink and less than a random control does",
         ),
         (undecided_link(effect("variance_neurons")), "the sequences are too short to tell of a sink"),
         (
             undecided_link(effect("variance_neurons", control=0.7)),
-            "what breaking it removes may lie below what a control does",
+            "breaking it may remove less than a random control does",
         ),
         (
             undecided_link(effect("variance_neurons", low=0.2), floors="not calibrated"),
-            "what breaking it removes may lie below the floor that was asked for, or below a control",
+            "breaking it may remove less than the floor that was asked for, or than a random control does",
         ),
         (
             undecided_link(effect("variance_neurons") | COSTS),
-            "breaking it costs 5.5 nats, at least 2.0 more than masking the sink: it may break more than the sink",
+            "this edit damages the model itself (loss +5.5 nats)",
         ),
         (
             undecided_link(effect("variance_neurons", had=0.1, uniform=0.06)),
-            "the sink has hardly more attention than chance, and a share of that says nothing",
+            "the sink has hardly more attention than chance",
         ),
         (undecided_link(effect("variance_neurons", low=NAN, high=NAN)), "one sequence gives no interval"),
         (
             undecided_link(effect("variance_neurons"), present="undecided"),
-            "its statistic cannot be told from the value that it must exceed",
+            "what was measured is too close to its floor to tell",
         ),
         (
             undecided_link(effect("variance_neurons"), necessary="yes"),
-            "what it leads to carries less than half of the sink: another path exists",
+            "less than half of the sink goes through it, so there is another path",
         ),
-        (undecided_link(effect("key_sink")), "nothing was there to intervene on"),
+        (undecided_link(effect("key_sink")), "there was nothing to intervene on"),
         (undecided_link(effect("variance_neurons")) | {"effects": None}, ""),
     ],
 )

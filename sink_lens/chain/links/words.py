@@ -48,8 +48,8 @@ class LinkWords:
     """What the headline says if breaking the link and ablating what it leads to both do nothing."""
     breaking: str = "breaking it"
     """The intervention as the subject of a sentence."""
-    does: str = "removes"
-    """What the intervention does to a sink."""
+    does: str = "remove"
+    """What the intervention may do to a sink."""
     does_not: str = "the sink does not hang on it"
     broken: str = "breaking it removes {}"
     """What the intervention did, around the share of the sink."""
@@ -128,7 +128,7 @@ def _cancelled(tables: Tables) -> Phrase | None:
     if not cancels_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
-    return Phrase(key="cancels bias", text="which cancels the keys' bias", rows=rows)
+    return Phrase(key="cancels bias", text="The dimensions cancel the keys' bias", rows=rows)
 
 
 def _along(tables: Tables) -> Phrase | None:
@@ -139,7 +139,7 @@ def _along(tables: Tables) -> Phrase | None:
         f"effects: {SPAN}, its controls, and {RESCALED}",
         "dimensions: is_outlier; links: dimension_key, necessary_or_sufficient or carries is no",
     )
-    return Phrase(key="direction", text="along a direction, no single dimension", rows=rows)
+    return Phrase(key="direction", text="It lies along a direction, in no single dimension", rows=rows)
 
 
 def _of_the_key(tables: Tables, own: Mapping[str, Any]) -> list[str]:
@@ -177,11 +177,11 @@ WORDS: Mapping[str, LinkWords] = {
         asks={"aggregation_variance": ("present", *BOTH)},
         no_part=Phrase(
             key="no variance",
-            text="averaging plays no part",
+            text="Averaging plays no part",
             rows=("links: aggregation_variance, necessary_or_sufficient and carries",),
         ),
         breaking="isolating a position",
-        does="makes",
+        does="make",
         does_not="it makes no sink",
         broken="isolating another position makes {} of one",
     ),

@@ -1,8 +1,8 @@
 """What a trace found, in words: every phrase stands on rows of the run's tables, and is not said without them.
 
-The headline is made from a small grammar: where the sink is, what it is bound to, what carries it, and what plays no
-part, in at most 25 words. Each phrase has a key, by which a table of permitted headlines names it, and the rows that
-support it. `remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree, or a
+The headline is made from plain sentences: where the sink is, what it is bound to, what carries it, and what plays no
+part, in at most 45 words. Each has a key and the rows that support it; ``docs/headlines.md`` lists them with what must
+hold for each. `remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree, or a
 control does as much.
 """
 
@@ -14,16 +14,16 @@ import pandas as pd
 
 from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_of
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, NORM_ALONE, TELLING_LOSS
-from sink_lens.text import listed, percent, plural
+from sink_lens.text import capital, listed, percent, plural
 
-MOST_WORDS = 25
+MOST_WORDS = 45
 """Most words of a headline."""
-_BOUND = {
-    "positional": "for any first token",
-    "positional, not BOS": "for any first token but BOS",
-    "token": "wherever BOS stands",
-    "position or token": "for any first token, and wherever BOS stands",
-    "position and token": "only for BOS at the start",
+BOUND = {
+    "positional": "It does not matter which token comes first",
+    "positional, not BOS": "Any first token makes it but BOS",
+    "token": "BOS makes it wherever it stands",
+    "position or token": "Any first token makes it, and BOS wherever it stands",
+    "position and token": "Only BOS at the start makes it",
 }
 """What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
 
@@ -56,8 +56,8 @@ def headline(tables: Tables, *, is_sink: bool, rate: float, position: int) -> li
 
 
 def sentence(phrases: list[Phrase]) -> str:
-    """The phrases as one line."""
-    return "; ".join(phrase.text for phrase in phrases)
+    """The phrases as sentences, the last one without its full stop."""
+    return ". ".join(phrase.text for phrase in phrases)
 
 
 def _without_sink(tables: Tables) -> list[Phrase]:
@@ -66,11 +66,11 @@ def _without_sink(tables: Tables) -> list[Phrase]:
     values = _summary(tables)
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
-        text = f"position {_whole(values['strongest_position'])} comes nearest, with one in {share} of heads"
+        text = f"Position {_whole(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
     sets = tables.get("maker_sets")
     if sets is not None and "sink logit" in sets["target"].tolist():
-        text = "learned sink logits take the attention"
+        text = "Learned sink logits take the attention"
         found.append(Phrase(key="sink logit", text=text, rows=("maker_sets: target == sink logit",)))
     return found
 
@@ -86,11 +86,28 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
     if "sequences_elsewhere" in values:
         count = plural(_whole(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
-        found.append(Phrase(key="elsewhere", text=f"{count} have it elsewhere", rows=rows))
+        have = "has" if count.startswith("1 ") else "have"
+        found.append(Phrase(key="elsewhere", text=f"{capital(count)} {have} it elsewhere", rows=rows))
     kind = str(values.get("sink_bound_to", ""))
-    if kind in _BOUND:
-        found.append(Phrase(key=f"bound: {kind}", text=_BOUND[kind], rows=("placement: is_sink, not isolated",)))
-    return [*found, *_name_carriers(tables), *_no_part(tables)]
+    if kind in BOUND:
+        found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
+    if "links" in tables and not len(tables.get("effects", ())):
+        return [*found, Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",))]
+    return [*found, *_name_carriers(tables), *_makers(tables), *_no_part(tables)]
+
+
+def _makers(tables: Tables) -> list[Phrase]:
+    """Say what a small set of parts removes, if that is beyond random sets."""
+    sets = tables.get("maker_sets")
+    rows = [] if sets is None else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
+    found = []
+    for row in rows:
+        if row["target"] == "sink" and {"size", "removed"} <= set(row) and beyond_chance(row):
+            parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
+            text = f"Switching off {parts} removes {percent(float(row['removed']))} of it"
+            stands_on = ("maker_sets: set == half, ci_low above 0 and control_largest",)
+            found.append(Phrase(key="makers", text=text, rows=stands_on))
+    return found[:1]
 
 
 def _name_carriers(tables: Tables) -> list[Phrase]:
@@ -115,10 +132,14 @@ def _name_carriers(tables: Tables) -> list[Phrase]:
     if names:
         keys = " + ".join(f"by {link}" for link, _ in names)
         rows = tuple(f"links: {link}, present, necessary_or_sufficient and carries" for link, _ in names)
-        what = f"the whole chain, {names[0][1]} to {names[-1][1]}" if whole else listed(name for _, name in names)
-        found.append(Phrase(key=keys, text=f"carried by {what}", rows=rows))
+        what = listed(name for _, name in names)
+        carry = "carry" if len(names) > 1 or what.endswith(("neurons", "dimensions")) else "carries"
+        text = f"{capital(what)} {carry} it"
+        if whole:
+            text = f"The whole chain carries it, from {names[0][1]} to {names[-1][1]}"
+        found.append(Phrase(key=keys, text=text, rows=rows))
     else:
-        found.append(Phrase(key="nothing shown", text="nothing was shown to carry it", rows=("links: carries",)))
+        found.append(Phrase(key="nothing shown", text="Nothing was shown to carry it", rows=("links: carries",)))
     for link, words in WORDS.items():
         more = None
         if link in dict(names):
@@ -167,34 +188,33 @@ def why_undecided(tables: Tables, link: str) -> str:
     if of["verdict"].iloc[0] != "undecided":
         return ""
     if answers["present"] == "no":
-        return "it does not stand out by its statistic, yet the sink hangs on it by its interventions"
+        return "it does not stand out when it is measured, yet breaking it removes the sink"
     if answers["present"] == "undecided":
-        return "its statistic cannot be told from the value that it must exceed"
+        return "what was measured is too close to its floor to tell"
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
     if answers["necessary_or_sufficient"] == "yes":
-        return "what it leads to carries less than half of the sink: another path exists"
+        return "less than half of the sink goes through it, so there is another path"
     if not own:
-        return "nothing was there to intervene on"
+        return "there was nothing to intervene on"
     row, words = own[0], WORDS.get(link, PLAIN)
-    breaking, does = words.breaking, words.does
+    breaking, do = words.breaking, words.does
     if math.isnan(row["ci_low"]):
         return "one sequence gives no interval"
     if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
-        return "the sink has hardly more attention than chance, and a share of that says nothing"
+        return "the sink has hardly more attention than chance"
     if off_distribution(row):
         cost = row["loss_nats"] - row["baseline_loss_nats"]
-        beyond = f"at least {row['beyond_masking_nats']:.1f} more than masking the sink"
-        return f"{breaking} costs {cost:.1f} nats, {beyond}: it may break more than the sink"
+        return f"this edit damages the model itself (loss {cost:+.1f} nats)"
     if "not calibrated" in set(of.get("floors", ())):
-        return f"what {breaking} {does} may lie below the floor that was asked for, or below a control"
+        return f"{breaking} may {do} less than the floor that was asked for, or than a random control does"
     bars = {
-        percent(INTERVENTION_FLOOR): INTERVENTION_FLOOR,
-        "what a control does": row.get("control_largest", math.nan),
+        f"than {percent(INTERVENTION_FLOOR)} of the sink": INTERVENTION_FLOOR,
+        "than a random control does": row.get("control_largest", math.nan),
     }
     reached = [name for name, bar in bars.items() if row["ci_low"] <= bar]
     if not reached:  # its intervention is clear, and what it is measured on does not tell sinks
         return "the sequences are too short to tell of a sink"
-    return f"what {breaking} {does} may lie below {' and below '.join(reached)}"
+    return f"{breaking} may {do} less {' and less '.join(reached)}"
 
 
 def off_distribution(row: Mapping[Hashable, Any]) -> bool:

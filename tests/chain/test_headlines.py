@@ -1,0 +1,135 @@
+"""Every sentence that a headline can have is in docs/headlines.md, is said if what it stands on holds, and else not."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sink_lens.chain.links.words import WORDS
+from sink_lens.chain.page.words import BOUND, headline, sentence
+from sink_lens.schema import RESCALED, SPAN
+
+DOCS = Path(__file__).parents[2] / "docs"
+ROW = re.compile(r"^\| `(.+?)` \| (.+?) \| (.+?) \| (.+?) \|$", flags=re.M)
+LISTED = {key: text for key, text, *_ in ROW.findall((DOCS / "headlines.md").read_text(encoding="utf-8"))}
+YES = ("yes", "yes", "yes")
+ALL = dict.fromkeys(WORDS, ("no", "undecided", "undecided"))
+
+
+def summary(**values):
+    return pd.DataFrame({"quantity": list(values), "value": [str(one) for one in values.values()]})
+
+
+def links(answers, *, of_the_key=()):
+    names = ("present", "necessary_or_sufficient", "carries")
+    rows = [dict(zip(names, given, strict=True)) | {"link": link} for link, given in (ALL | answers).items()]
+    rows = [row | {"statistic": f"of_{row['link']}", "ci_low": 0.0, "ci_high": 9.0} for row in rows]
+    key = next(row for row in rows if row["link"] == "dimension_key")
+    for name, low, high in of_the_key:
+        rows.append(key | {"statistic": name, "ci_low": low, "ci_high": high})
+    return pd.DataFrame(rows)
+
+
+def effects(*more):
+    row = {"link": "dimension_key", "edit": "x", "share": 0.5, "ci_low": 0.4, "ci_high": 0.6, "control_largest": 0.0}
+    row |= {"is_primary": True, "read_layers": "3-4", "position": 0}
+    return pd.DataFrame([row, *(row | {"link": "neurons_dimension", "is_primary": False} | one for one in more)])
+
+
+def dimensions():
+    return pd.DataFrame({"layer": [2], "sink_position": 0, "dimension": 7, "is_outlier": True})
+
+
+def sets(**values):
+    row = {"set": "half", "control_of": "", "target": "sink", "size": 2, "removed": 0.59, "ci_low": 0.5}
+    return pd.DataFrame([row | {"control_largest": 0.1} | values])
+
+
+def intervened(answers, **tables):
+    return {"links": links(answers), "effects": effects(), "dimensions": dimensions()} | tables
+
+
+def carried(link, given=YES):
+    """Tables in which a link carries the sink, and in which it is undecided whether it does."""
+    more = {"neurons_dimension": YES} if link == "dimension_key" else {}
+    return intervened({link: given} | more), intervened({link: ("yes", "yes", "undecided")} | more)
+
+
+def bound(kind, other):
+    return {"summary": summary(sink_bound_to=kind)}, {"summary": summary(sink_bound_to=other)}
+
+
+def along(control):
+    answers = links({"dimension_key": ("yes", "no", "no")})
+    span = {"edit": SPAN, "ci_low": 0.6, "ci_high": 0.8, "control_largest": control}
+    return intervened({}, links=answers, effects=effects(span, {"edit": RESCALED, "ci_high": 0.1}))
+
+
+def cancelled(high):
+    given = {"dimension_key": YES, "neurons_dimension": YES}
+    return intervened({}, links=links(given, of_the_key=[("bias_cancelled", 0.8, 0.9), ("key_norm_ratio", 0.1, high)]))
+
+
+CASES = {
+    "no sink": ({}, True),
+    "strongest": ({"summary": summary(strongest_position=7, strongest_rate=0.03)}, {}),
+    "sink logit": ({"maker_sets": sets(target="sink logit")}, {"maker_sets": sets()}),
+    "sink": ({}, False),
+    "elsewhere": ({"summary": summary(sequences_elsewhere=3)}, {"summary": summary(loss=1)}),
+    "bound: positional": bound("positional", "position or token"),
+    "bound: positional, not BOS": bound("positional, not BOS", "positional"),
+    "bound: token": bound("token", "position or token"),
+    "bound: position or token": bound("position or token", "positional"),
+    "bound: position and token": bound("position and token", "token"),
+    "untested": ({"links": links({})}, intervened({})),
+    "by aggregation_variance": carried("aggregation_variance"),
+    "by variance_preserved": carried("variance_preserved"),
+    "by variance_neurons": carried("variance_neurons"),
+    "by dimension_key": carried("dimension_key"),
+    "by key_sink": carried("key_sink"),
+    "nothing shown": (intervened({}), intervened({"key_sink": YES})),
+    "cancels bias": (cancelled(0.3), cancelled(0.7)),
+    "direction": (along(0.1), along(0.7)),
+    "makers": (intervened({}, maker_sets=sets()), intervened({}, maker_sets=sets(control_largest=0.55))),
+    "no variance": (
+        intervened({"aggregation_variance": ("yes", "no", "no")}),
+        intervened({"aggregation_variance": ("yes", "undecided", "no")}),
+    ),
+}
+WITHOUT = ("no sink", "strongest", "sink logit")
+
+
+def said(tables, *, is_sink):
+    return {one.key: one.text for one in headline(tables, is_sink=is_sink, rate=0.61, position=0)}
+
+
+def test_the_table_has_every_sentence_that_can_be_said():
+    keys = {f"bound: {kind}" for kind in BOUND} | {f"by {link}" for link, words in WORDS.items() if words.asks}
+    assert set(LISTED) == set(CASES)
+    assert keys <= set(LISTED)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
+    true, false = CASES[key]
+    is_sink = key not in WITHOUT
+    found = said(true, is_sink=is_sink)
+    assert re.sub(r"\d+", "N", found[key]) == LISTED[key]
+    if isinstance(false, bool):
+        assert key not in said(true, is_sink=false)
+    else:
+        assert key not in said(false, is_sink=is_sink)
+
+
+def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
+    every = dict.fromkeys(WORDS, YES)
+    found = headline(intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0)
+    assert sentence(found) == (
+        "Position 0 is the attention sink (61% of heads). The whole chain carries it, from averaging to dimension 7. "
+        "Switching off 2 parts removes 59% of it"
+    )
+    two = headline(
+        intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True, rate=0.61, position=0
+    )
+    assert two[-1].text == "What attention writes and super neurons carry it"
