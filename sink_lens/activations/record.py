@@ -14,7 +14,6 @@ import psutil
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
@@ -23,6 +22,7 @@ from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, give_back
 from ..models.sites import SITES, in_attention, site_of
+from ..progress import tqdm
 from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, check_tokens, forward

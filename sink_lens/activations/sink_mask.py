@@ -19,7 +19,6 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError
@@ -39,6 +38,7 @@ from ..measures.sink_tokens import (
 )
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..progress import tqdm
 from ..schema import SINK_THRESHOLD, KernelChoice
 from .forward import check_tokens
 from .record import stream

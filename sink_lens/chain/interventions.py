@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
@@ -21,6 +20,7 @@ from ..edits.outcome import Outcome
 from ..engine.plan import Plan
 from ..models.lens import LensModel
 from ..models.memory import collect
+from ..progress import tqdm
 from ..stats import Interval, studentised_interval
 from ..text import span
 from . import amplification, makers, mediate, paths, placement

@@ -14,7 +14,6 @@ from typing import Literal, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..activations.record import Reading, stream
 from ..activations.sink_mask import sink_mask
@@ -35,6 +34,7 @@ from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
 from ..models.sites import sites_of
+from ..progress import tqdm
 from ..schema import ALL_STEPS, LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
 from .locate import GrowthStep, Location

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
@@ -32,6 +31,7 @@ from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
+from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, read_run
 from ..text import size
 from . import summary, tables
@@ -388,6 +388,7 @@ class _Stages:
 
     def __exit__(self, *error: object) -> None:
         """Close the progress bar."""
+        self._bar.set_description_str("trace", refresh=False)
         self._bar.close()
 
     def begin(self, name: str) -> None:

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Bool, Float
 from scipy.stats import spearmanr
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
@@ -29,6 +28,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError, check_home
 from ..models.load import ModelLike, as_lens
 from ..patching.pairs import Sequences
+from ..progress import tqdm
 from ..records import display
 from . import files, stability
 from .ablated import circuit_values

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
-from tqdm.auto import tqdm
 
 from ..configuration import with_fields
 from ..data.corpora import bundled_text
@@ -25,6 +24,7 @@ from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, display, read_run
 from ..records.shards import check_shard, holder, run_in
 from ..stats import interval

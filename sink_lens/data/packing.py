@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
 
 from sink_lens.data.bos import bos_id
 from sink_lens.data.cache import fault, locked, new_folder, read_manifest, write_manifest
 from sink_lens.data.corpora import Texts, text_hash, texts_of
 from sink_lens.errors import InputError
+
+from ..progress import tqdm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

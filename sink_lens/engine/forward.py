@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..activations.record import check_layers, check_positions, never_fired
@@ -30,6 +29,7 @@ from ..models.memory import bring_home, sent
 from ..models.running import running
 from ..models.sites import SITES, bridge_hook, site_of
 from ..models.unembedding import losses_of, next_token_losses
+from ..progress import tqdm
 
 _TOKENS_A_FORWARD = 1024
 """Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""

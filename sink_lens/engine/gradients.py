@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric, evaluate
@@ -23,6 +22,7 @@ from ..models.lens import LensModel
 from ..models.running import running, turn
 from ..models.sites import SITES, bridge_hook
 from ..models.unembedding import logits_of
+from ..progress import tqdm
 from .forward import sequence_loss
 
 _TOKENS_OF_LOGITS = 256

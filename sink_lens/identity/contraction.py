@@ -18,7 +18,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
 from ..activations.record import stream
 from ..activations.views import Reading
@@ -29,6 +28,7 @@ from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..models.packed import weight_of
+from ..progress import tqdm
 from ..records import display
 from ..schema import SINK_THRESHOLD
 from .config import check_length

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.bos import ordinary_ids
 from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
@@ -25,6 +24,7 @@ from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..models.packed import weight_of
 from ..models.running import running
+from ..progress import tqdm
 from .config import InputKind, check_size
 
 EMBEDDING_STD = 0.02

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from ..configuration import with_fields
 from ..errors import InputError
 from ..estimate import seconds_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..progress import tqdm
 from ..records import check_free, create_run, display, versions
 from .config import TWO, FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs

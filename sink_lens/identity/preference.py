@@ -18,7 +18,6 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
@@ -27,6 +26,7 @@ from ..measures.reductions import widen
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.running import running
+from ..progress import tqdm
 from ..records import display
 from .models_to_measure import CHUNK, RandomSequences
 

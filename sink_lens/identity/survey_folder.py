@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 import safetensors
 import safetensors.numpy
-from tqdm.auto import tqdm
 
 from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import usable, weights_hash
+from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, display, read_run, versions
 from .models_to_measure import ModelToMeasure, RandomSequences
 from .switches import variant_table

@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as of_transformers
 from transformers.utils.hub import cached_file
 
 from ..data.cache import from_home
@@ -127,7 +128,7 @@ def load(
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, **_revision(revision))
         note = checks.check_config(config, name=str(name))
-        with torch.random.fork_rng(devices=[]), _without_conversion():
+        with torch.random.fork_rng(devices=[]), _without_conversion(), _without_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=_configuration(source, revision=revision),
@@ -222,6 +223,18 @@ def _check_room(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
         f"{free / 1e9:.1f} GB of memory are free; need {own}a smaller type (--dtype bfloat16), or weights that stay on "
         "disk (--device-map auto), which can be measured and not edited"
     )
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Within it transformers shows no bar."""
+    shown = of_transformers.is_progress_bar_enabled()
+    of_transformers.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            of_transformers.enable_progress_bar()
 
 
 @contextlib.contextmanager

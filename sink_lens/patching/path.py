@@ -26,7 +26,6 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
@@ -46,6 +45,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
+from ..progress import tqdm
 from ..records import display
 from .config import check_differ
 from .pairs import Direction, Sequences, pair_prompts

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
@@ -24,6 +23,7 @@ from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES
+from ..progress import tqdm
 from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
 from .config import PatchConfig, check_differ
 from .named_metric import named_metric

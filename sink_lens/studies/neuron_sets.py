@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
 from ..chain.locate import GrowthStep
 from ..chain.neurons import output_terms
@@ -28,6 +27,7 @@ from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.weights import mlp_weights
+from ..progress import tqdm
 from ..schema import LOST_FRAC
 from .config import MOST_IN_SET
 

@@ -18,7 +18,6 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..activations.record import Reading, stream
 from ..activations.sink_mask import sink_mask
@@ -30,6 +29,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..models.sites import sites_of
+from ..progress import tqdm
 from ..records import check_free
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
 from ..stats import Interval, interval, paired_difference

@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..activations.attention import choose_kernel
 from ..activations.record import stream
@@ -31,6 +30,7 @@ from ..models.inputs import default_folder, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..models.sites import SITES
+from ..progress import tqdm
 from ..records import Result, create_run
 from ..text import span
 from .study import inputs

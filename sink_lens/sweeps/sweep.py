@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch, Tokens, batch_of
@@ -34,6 +33,7 @@ from ..models.inputs import check_sequences, default_folder, model_of, provenanc
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.prompt_tokens import most_tokens
+from ..progress import tqdm
 from ..records import RunWriter, check_known, create_run, display
 from ..records.reading import damaged_file
 from ..records.shards import check_shard, holder, run_in

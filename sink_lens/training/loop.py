@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
-from tqdm.auto import tqdm
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -33,6 +32,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..errors import CheckpointError, RunError, SinkLensError
 from ..models.foreign import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.wrapping import random_state_kept
+from ..progress import tqdm
 from ..records import RunWriter
 from . import checkpoint_files
 from .batches import Rows

@@ -6,16 +6,14 @@ Position 0 is studied, whether or not it is a sink: the question is when it beco
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from ..chain.chain_measures import chain_measures
 from ..configuration import with_fields
@@ -26,6 +24,7 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
+from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
 from ..records.checkpoints import checkpoints_of
 from .batches import corpus_of
@@ -208,42 +207,29 @@ def _measure_all(
     progress: bool,
 ) -> pd.DataFrame:
     """The rows of all checkpoints, those that were measured before among them."""
-    with without_bars():
-        frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
-        have = set(frame["step"].tolist())
-        missing = {step: path for step, path in found.items() if step not in have}
-        for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
-            try:
-                if isinstance(path, Path) and (path / "checkpoint.json").exists():
-                    read_checkpoint(path)
-                rows = measure_checkpoint(
-                    path,
-                    tokens,
-                    tokenizer=tokenizer,
-                    step=step,
-                    seen=seen(step),
-                    threshold=config.threshold,
-                    device=config.device,
-                )
-            except SinkLensError as error:
-                warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
-                failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
-                rows = _as_rows(failed, step=step, seen=seen(step), tokens=tokens)
-            frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
-            kept.write_table("watch", frame)
+    frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
+    have = set(frame["step"].tolist())
+    missing = {step: path for step, path in found.items() if step not in have}
+    for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
+        try:
+            if isinstance(path, Path) and (path / "checkpoint.json").exists():
+                read_checkpoint(path)
+            rows = measure_checkpoint(
+                path,
+                tokens,
+                tokenizer=tokenizer,
+                step=step,
+                seen=seen(step),
+                threshold=config.threshold,
+                device=config.device,
+            )
+        except SinkLensError as error:
+            warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
+            failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
+            rows = _as_rows(failed, step=step, seen=seen(step), tokens=tokens)
+        frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
+        kept.write_table("watch", frame)
     return frame
-
-
-@contextlib.contextmanager
-def without_bars() -> Iterator[None]:
-    """Within it transformers shows no bar for each checkpoint that is loaded."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def tokens_by_step(run: Run) -> Callable[[int], int]:

@@ -476,7 +476,8 @@ def test_tokens_outside_the_vocabulary_are_refused():
         stream(lens("llama"), torch.tensor([[1, 300]]), keep("z"))
 
 
-def test_progress_is_shown_where_it_is_asked_for(capsys):
+def test_progress_is_shown_where_it_is_asked_for(capsys, monkeypatch):
+    monkeypatch.setattr("sink_lens.progress.SHORT", 0.0)
     stream(lens("llama"), tokens(), keep("z"))
     capture(lens("llama"), tokens(), sites=["z"])
     assert capsys.readouterr().err == ""

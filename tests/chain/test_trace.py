@@ -656,7 +656,8 @@ def test_patterns_are_those_of_the_first_sequence(tmp_path):
     assert np.abs(pattern / 255 - torch.cat(expected).numpy()).max() < 0.5 / 255 + 1e-4
 
 
-def test_one_bar_says_what_is_done_and_what_is_left(tmp_path, capfd):
+def test_one_bar_says_what_is_done_and_what_is_left(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("sink_lens.progress.watched", lambda: True)
     config = dataclasses.replace(asked(), interventions=False, random_init=False)
     trace(planted_lens(), config=config, out=tmp_path / "run", progress=True, report=False)
     stages = re.findall(r"trace: ([a-zA-Z ]+)(, about)?(?(2) \d\S* left)", capfd.readouterr().err)

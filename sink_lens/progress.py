@@ -1,0 +1,77 @@
+"""Progress bars: text that moves for whoever watches, and one line at the end where the output is kept, as in a log."""
+
+import sys
+from typing import Any
+
+from tqdm import std
+
+SHORT = 5.0
+"""A bar that took fewer seconds leaves no line."""
+
+
+class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
+    """A bar of plain text: in a notebook one line that changes, in a log one line when the outermost bar ends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Find out who watches."""
+        self._line: Any = None
+        self._watched = watched()
+        if not self._watched:
+            options.setdefault("file", _Nowhere())
+        super().__init__(*args, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Show the bar as it is now."""
+        if self._watched:
+            super().display(msg, pos)
+        elif msg is None and not self._depth() and _in_notebook():
+            self._show(str(self))
+
+    def close(self) -> None:
+        """Take the bar away, or leave its line."""
+        told = not self.disable and not self._watched and not self._depth()
+        seconds = self.format_dict["elapsed"] if told else 0.0
+        super().close()
+        if told and (self._line is not None or seconds >= SHORT):
+            counted = "" if self.unit == "it" else f"{self.n:,} {self.unit}, "
+            text = f"{self.desc.removesuffix(': ')}: {counted}{self.format_interval(seconds)}"
+            if self._line is None:
+                sys.stderr.write(f"{text}\n")
+            else:
+                self._show(text)
+
+    def _depth(self) -> int:
+        """Number of bars around this one."""
+        return abs(getattr(self, "pos", 0))
+
+    def _show(self, text: str) -> None:
+        """Show a text in the notebook, in the place of the one before."""
+        from IPython.display import display
+
+        if self._line is None:
+            self._line = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._line.update({"text/plain": text}, raw=True)
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        """Take a text."""
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def watched() -> bool:
+    """True in a terminal."""
+    return sys.stderr.isatty()
+
+
+def _in_notebook() -> bool:
+    """True in a kernel of Jupyter."""
+    found = sys.modules.get("IPython")
+    shell = None if found is None else found.get_ipython()
+    return type(shell).__name__ == "ZMQInteractiveShell"

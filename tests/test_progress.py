@@ -1,0 +1,40 @@
+"""Bars leave one line where what is printed is kept, and a line that changes in a notebook."""
+
+import IPython
+import IPython.display
+import pytest
+
+from sink_lens import progress
+from sink_lens.progress import tqdm
+
+
+def test_a_log_gets_one_line_of_the_outermost_bar(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SHORT", 0.0)
+    for _ in tqdm(range(3), desc="models", unit="model", leave=False):
+        for _ in tqdm(range(5), desc="inner", leave=False):
+            pass
+    assert capsys.readouterr().err == "models: 3 model, 00:00\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"disable": True}])
+def test_a_short_or_unwanted_bar_leaves_nothing(capsys, options):
+    for _ in tqdm(range(3), **options):
+        pass
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_a_notebook_gets_one_line_of_text_that_changes(capsys, monkeypatch):
+    """As it is without ipywidgets, too: nothing is imported from there."""
+    shown = []
+    shell = type("ZMQInteractiveShell", (), {})()
+    handle = type("Handle", (), {"update": lambda self, data, raw: shown.append(("changed", data["text/plain"]))})()
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    monkeypatch.setattr(
+        IPython.display, "display", lambda data, **options: shown.append(("made", data["text/plain"])) or handle
+    )
+    with tqdm(total=2, desc="models", mininterval=0, leave=False) as bar:
+        bar.update(2)
+    assert [how for how, _ in shown] == ["made"] + ["changed"] * (len(shown) - 1)
+    assert shown[-1][1] == "models: 00:00"
+    assert capsys.readouterr().err == ""
