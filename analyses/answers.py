@@ -82,7 +82,7 @@ class Paper:
     letter: str
     title: str
     number: str
-    """Of arXiv."""
+    """The number at arXiv."""
     holds: str
     fails: str
 

@@ -46,9 +46,8 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
 
     def _show(self, text: str) -> None:
         """Show a text in the notebook, in the place of the one before."""
-        from IPython.display import display
-
         if self._line is None:
+            display = sys.modules["IPython.display"].display  # a kernel has it; where there is none, nobody needs it
             self._line = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._line.update({"text/plain": text}, raw=True)
