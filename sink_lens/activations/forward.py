@@ -136,7 +136,7 @@ def _hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Cal
 
 def _check_no_hook(lens: LensModel) -> None:
     """Refuse a hook that would silently do nothing."""
-    for layer in range(lens.n_layers):
+    for layer in lens.attention_layers:
         attention = attention_of(lens, layer)
         for point in (attention.hook_attn_scores, attention.hook_pattern):
             if has_own_hooks(point):
@@ -148,7 +148,7 @@ def _check_no_hook(lens: LensModel) -> None:
 
 def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Any:
     """A module hook of the plain model that reads a site."""
-    site, family = SITES[name], lens.family
+    site, family = SITES[name], lens.row(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)

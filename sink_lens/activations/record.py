@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
+from ..models.families import OF_ATTENTION
 from ..models.foreign import kernel_of
-from ..models.lens import LensModel, check_attention, linear_layers
+from ..models.lens import LensModel, check_having, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, give_back
-from ..models.sites import SITES, in_attention, site_of
+from ..models.sites import SITES, site_of
 from ..progress import tqdm
 from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
@@ -93,8 +94,9 @@ def stream(
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     said = linear_layers(lens)
-    skipped = {one.name: said for one in readings if said and _of_attention(one.sites, lens)}
-    return Streamed(values=values, kernel=chosen or kernel_of(lens.plain.config), skipped=skipped)
+    skipped = {one.name: said for one in readings if said and not OF_ATTENTION.isdisjoint(one.sites)}
+    used = chosen or kernel_of(lens.plain.config)
+    return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers)
 
 
 def capture(
@@ -138,11 +140,10 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    having = lens.attention_layers if _of_attention(names, lens) else range(lens.n_layers)
-    chosen = sorted(set(having if layers is None else layers))
+    chosen = sorted(set(_having(names, lens) if layers is None else layers))
     check_layers(chosen, lens)
-    if _of_attention(names, lens):
-        check_attention(lens, chosen, what=f"one of {', '.join(names)}")
+    for name in names:
+        check_having(lens, chosen, site=name)
     check_positions(positions or (), batch)
     needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC) if max_bytes is None else max_bytes
@@ -277,9 +278,9 @@ def never_fired(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteErr
     )
 
 
-def _of_attention(names: Iterable[str], lens: LensModel) -> bool:
-    """True if a name is read in the attention function."""
-    return any(in_attention(name, family=lens.family) for name in names)
+def _having(names: Iterable[str], lens: LensModel) -> list[int]:
+    """The layers that have all of these."""
+    return sorted(set(range(lens.n_layers)).intersection(*(lens.having(name) for name in names)))
 
 
 def _reads(reading: Reading, layer: int) -> bool:
@@ -307,7 +308,7 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
             plan.setdefault(lens.n_layers, set()).add("final")
             continue
         check_layers(reading.layers or (), lens)
-        for layer in lens.attention_layers if _of_attention(reading.sites, lens) else range(lens.n_layers):
+        for layer in _having(reading.sites, lens):
             if _reads(reading, layer):
                 plan.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}

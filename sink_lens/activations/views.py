@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, noted
 from ..measures.attention import row_shares
-from ..models.lens import LensModel, refusal
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook, site_of
@@ -111,7 +111,8 @@ class Reading:
         per_layer = all(SITES[site].per_layer for site in sites.values())
         layers = [lens.n_layers]
         if per_layer:
-            layers = [layer for layer in range(lens.n_layers) if self.layers is None or layer in self.layers]
+            having = set(range(lens.n_layers)).intersection(*map(lens.having, sites.values()))
+            layers = [layer for layer in sorted(having) if self.layers is None or layer in self.layers]
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:
@@ -186,6 +187,8 @@ class Streamed:
     """The attention kernel of the pass: fused, eager, or the model's own if no attention was read."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Reading of the attention -> which layers of a hybrid it skipped, in words."""
+    n_layers: int = 0
+    """Number of the model's layers."""
 
     def _repr_html_(self) -> str:
         """The readings in a notebook."""
@@ -214,14 +217,17 @@ class Streamed:
     def stacked(self, name: str) -> Tensor:
         """The tensors of a reading at all its layers, stacked along a new first axis.
 
+        Layers of a hybrid that the reading skipped, since they have no attention, are nan.
+
         Raises:
-            ModelError: the model is a hybrid, and the reading skipped its layers without attention.
             InputError: there is no such reading, or it gave nothing.
         """
-        if name in self.skipped:
-            raise ModelError(refusal(self.skipped[name]))
         by_layer = self._given(name)
-        return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
+        if name not in self.skipped:
+            return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
+        some = next(iter(by_layer.values()))
+        nothing = torch.full_like(some, torch.nan, dtype=None if some.is_floating_point() else torch.float32)
+        return torch.stack([by_layer.get(layer, nothing) for layer in range(self.n_layers)])
 
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
         """A tidy table of a reading: layer, sequence, one column of indices per further axis, value.

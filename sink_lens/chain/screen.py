@@ -332,7 +332,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
             einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
         )
         if lens.family.attn_post_norm is None:
-            effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
+            effects.add("head", layer, written.abs().max(-1).values * lens.family.attn_multiplier)
         weights = mlp_weights(lens, layer=layer)
         active = setting.tensors("neurons", layers=[layer])[layer]
         mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)

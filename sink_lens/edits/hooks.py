@@ -20,7 +20,7 @@ from transformer_lens.hook_points import HookPoint
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, noted
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_having
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook, site_at, site_of
@@ -145,7 +145,7 @@ class Applied:
         """
         found = []
         for number, one in enumerate(self.edits):
-            for layer in one.over(self.lens.n_layers) if SITES[one.site].per_layer else (0,):
+            for layer in _layers(one, self.lens) if SITES[one.site].per_layer else (0,):
                 if SITES[one.site].per_layer and layer not in layers:
                     continue
                 held: dict[str, Tensor] = {}
@@ -163,7 +163,7 @@ class Applied:
             SiteError: a hook point did not fire.
         """
         for number, one in enumerate(self.edits):
-            own = [layer for layer in one.over(self.lens.n_layers) if layer in layers]
+            own = [layer for layer in _layers(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:
                 raise SiteError(
                     f"the edit {one.label!r} was never shown {one.site!r}, whose hook point did not fire in layer "
@@ -227,6 +227,14 @@ class Applied:
         return edited
 
 
+def _layers(one: Edit, lens: LensModel) -> list[int]:
+    """The layers of an edit that have its sites."""
+    having = set(lens.having(one.site))
+    if one.reads is not None:
+        having &= set(lens.having(one.reads))
+    return [layer for layer in one.over(lens.n_layers) if layer in having]
+
+
 def warn_of_unchanged(
     edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
 ) -> None:
@@ -263,6 +271,10 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
             )
         for layer in one.layers or ():
             in_range("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
+        if site.per_layer:
+            for name in (one.site, one.reads):
+                if name is not None:
+                    check_having(lens, one.layers or (), site=name)
         used, sizes = [f"{name}s" for name in site.parts], lens.sizes(site.axes, n_positions=n_positions)
         for axis, name, size in zip(site.axes.split()[1:], used, sizes, strict=True):
             for index in getattr(one, name) or ():

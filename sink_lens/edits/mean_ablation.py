@@ -129,9 +129,9 @@ def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, wh
     if site in SITES and not SITES[site].by_token:
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)
-    n_layers = lens.n_layers if site not in SITES or SITES[site].per_layer else 1
+    having = lens.having(site) if site not in SITES or SITES[site].per_layer else (0,)
     chosen = indices_of("layers", where.get("layers"))
-    layers = list(range(n_layers) if chosen is None else chosen)
+    layers = list(having if chosen is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
     part = Part.at(site, where)

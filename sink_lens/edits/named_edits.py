@@ -283,7 +283,7 @@ def _layers(spec: EditSpec, refs: "References") -> tuple[int, ...]:
     """The layers of the edit."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
-    return tuple(range(refs.lens.n_layers)) if spec.part.layers is None else spec.part.layers
+    return refs.lens.having(spec.part.site) if spec.part.layers is None else spec.part.layers
 
 
 KINDS: Mapping[str, Kind] = {

@@ -202,10 +202,15 @@ class RunCollector:
         """The functions to call with the tensors of sites: (site, layer, function)."""
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
-            places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
+            if layer in self.lens.attention_layers:
+                places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
+            else:
+                nothing = torch.full((len(valid), self.lens.n_heads, len(self.keys)), torch.nan, dtype=torch.float32)
+                self.mass.setdefault(layer, []).append(nothing)
             places.append(("resid_post", layer, partial(self.take_stream, layer=layer, valid=valid)))
         for site in sites:
-            for layer in read if SITES[site].per_layer else (0,):
+            having = self.lens.having(site)
+            for layer in [layer for layer in read if layer in having] if SITES[site].per_layer else (0,):
                 self.asked.add((site, layer))
                 places.append((site, layer, partial(self._keep, place=(site, layer))))
         return places

@@ -33,6 +33,7 @@ from ..models.running import block_of_passes, running
 from ..models.sites import SITES
 from ..records import display
 from .layout import Layout
+from .mixers import Kept
 from .partial_pass import Visit, partial_pass
 
 _AGREE = 1e-4
@@ -215,7 +216,7 @@ class _Cache:
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
         """Start without keys and values."""
         self.lens, self.edits = lens, edits
-        self.keys: dict[int, tuple[Tensor, Tensor]] = {}
+        self.keys: Kept = {}
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
         """The values of all positions that each step of an edit was shown, and what it made of them."""
@@ -227,7 +228,7 @@ class _Cache:
             EditError: an edit cannot be called, or does not do to earlier positions what it did.
         """
         n = tokens.shape[1]
-        held = {layer: (_longer(key), _longer(value)) for layer, (key, value) in self.keys.items()}
+        held = {place: tuple(map(_longer, tensors)) for place, tensors in self.keys.items()}
         begin = n - 1 if held else 0
         applied = Applied(lens=self.lens, edits=self.edits, n_sequences=1)
         valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
@@ -278,8 +279,8 @@ def _same(new: Tensor, held: Tensor) -> bool:
     return bool((near | (new == held)).all())
 
 
-def _longer(tensor: Float[Tensor, "sequence head key d_head"]) -> Tensor:
-    """Keys or values with room for one more position."""
+def _longer(tensor: Float[Tensor, "*sequence position value"]) -> Tensor:
+    """Keys, values or a mixer's inputs with room for one more position."""
     return torch.nn.functional.pad(tensor, (0, 0, 0, 1))
 
 

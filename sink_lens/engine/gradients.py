@@ -188,10 +188,15 @@ def hooked_outcome(
 
     reads: list[Any] = []
     for layer in layers:
-        reads.append((_hook(lens, "pattern", layer), partial(read_mass, layer=layer)))
+        if layer in lens.attention_layers:
+            reads.append((_hook(lens, "pattern", layer), partial(read_mass, layer=layer)))
+        else:
+            mass[layer] = torch.full((len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32)
         reads.append((_hook(lens, "resid_post", layer), partial(read_state, layer=layer)))
     for site in metric.sites:
-        for key in [(site, layer) for layer in layers] if SITES[site].per_layer else [(site, 0)]:
+        for key in (
+            [(site, layer) for layer in layers if layer in lens.having(site)] if SITES[site].per_layer else [(site, 0)]
+        ):
             reads.append((_hook(lens, *key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
     with running(lens):

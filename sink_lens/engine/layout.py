@@ -138,9 +138,9 @@ class Attending:
 
     lens: LensModel
     layout: Layout
-    held: Mapping[int, tuple[Tensor, Tensor]]
+    held: Mapping[Any, tuple[Tensor, ...]]
     """Layer -> keys and values of the baseline run; needed where a cell begins later than the first position."""
-    keep: dict[int, tuple[Tensor, Tensor]] | None = None
+    keep: dict[Any, tuple[Tensor, ...]] | None = None
     """Takes the keys and values of every layer; None does not keep them."""
     queries: dict[int, Tensor] | None = None
     """Layer -> queries of the baseline run: read where a position is computed alone, else kept like the keys."""

@@ -5,6 +5,8 @@ Edits and readings are hooks at the hook points of the sites. What they are show
 (``models.delegation``), with the function of ``layout``, which fires the hook points of scores and pattern. The numbers
 are those of the bridge within rounding, which ``trust`` checks before the others run.
 
+A mixer (``mixers``) runs over whole sequences: before a cell's first position its inputs are the baseline run's.
+
 Four things are skipped: the layers before the first; the positions before each cell's first; what of the first layer no
 edit changes (``Known``); and what lies behind the last attention where nothing else is read.
 """
@@ -26,10 +28,9 @@ from ..models.lens import LensModel
 from ..models.running import inside
 from ..models.sites import SITES, bridge_hook
 from .layout import Attending, Layout, attending
+from .mixers import Held, Kept, mixing
 
 Take = Callable[[Tensor], None]
-Held = Mapping[int, tuple[Tensor, Tensor]]
-"""Layer -> keys and values of the baseline run."""
 _NOTHING: Held = {}
 
 
@@ -60,11 +61,11 @@ class Known:
     layer: int
     stream: Float[Tensor, "batch position d_model"]
     """Before the layer."""
-    attention: Float[Tensor, "batch position d_model"]
-    """Output of the attention module, before any norm that follows it."""
-    z: Float[Tensor, "batch position value"]
-    """Input of W_O, the heads side by side."""
-    neurons: Float[Tensor, "batch position d_mlp"] | None
+    attention: Float[Tensor, "batch position d_model"] | None = None
+    """Output of the attention module, before any norm that follows it; None in a layer that has a mixer."""
+    z: Float[Tensor, "batch position value"] | None = None
+    """Input of W_O, the heads side by side; None likewise."""
+    neurons: Float[Tensor, "batch position d_mlp"] | None = None
     """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
 
     def of(self, layout: Layout) -> "Known":
@@ -72,9 +73,10 @@ class Known:
         return Known(
             layer=self.layer,
             stream=layout.flat(self.stream),
-            attention=layout.flat(self.attention),
-            z=layout.flat(self.z),
-            neurons=None if self.neurons is None else layout.flat(self.neurons),
+            **{
+                name: None if (tensor := getattr(self, name)) is None else layout.flat(tensor)
+                for name in ("attention", "z", "neurons")
+            },
         )
 
 
@@ -106,7 +108,7 @@ def partial_pass(
     visits: Mapping[tuple[str, int], Visit],
     stream: Float[Tensor, "1 row d_model"] | None = None,
     held: Held = _NOTHING,
-    keep: dict[int, tuple[Tensor, Tensor]] | None = None,
+    keep: Kept | None = None,
     known: Known | None = None,
     skip: frozenset[str] = frozenset(),
     attention_only: bool = False,
@@ -128,8 +130,9 @@ def partial_pass(
         last: the layer to end before.
         visits: (site, layer) -> what is done there.
         stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
-        held: layer -> keys and values of the baseline run; needed where a cell begins later than the first position.
-        keep: takes the keys and values of every layer.
+        held: keys and values of the baseline run, and inputs of its mixers; needed where a cell begins later than the
+            first position.
+        keep: takes those of every layer.
         known: of the layer ``first``, at the rows; needed where something of it is skipped.
         skip: what ``skippable`` gave.
         attention_only: of the last layer, no more than the attention.
@@ -153,6 +156,9 @@ def partial_pass(
             stack.enter_context(beginning_at(lens, first, stream))
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
+        for layer in lens.mixer_layers:
+            if first <= layer < last:
+                stack.enter_context(mixing(lens, layer, layout=layout, held=held, keep=keep))
         stack.enter_context(hooked(lens, hooks))
         stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, keep=keep, queries=queries)))
         stack.enter_context(torch.set_grad_enabled(gradients))
@@ -183,7 +189,9 @@ def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tenso
         """A site's hook point, with what keeps its tensor."""
         return bridge_hook(SITES[site], family=family, layer=layer), keep(name)
 
-    taps = [tap("stream", "resid_pre"), (f"blocks.{layer}.attn.hook_out", keep("attention")), tap("z", "z")]
+    taps = [tap("stream", "resid_pre")]
+    if layer not in lens.mixer_layers:
+        taps += [(f"blocks.{layer}.attn.hook_out", keep("attention")), tap("z", "z")]
     if family.mlp is not None and family.down is not None:
         taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin
@@ -197,14 +205,14 @@ def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tenso
 def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
     """Return the known values of the first layer instead of computing them, at the hook points that follow them."""
     block = lens.bridge.blocks[known.layer]
-    attention = block.attn
+    attention = block._modules.get("attn")
     if "attention" in skip:
         stack.enter_context(instead(attention, lambda *a, **k: (attention.hook_out(known.attention), None)))
     elif "pattern" in skip:
         output = attention.original_component.get_submodule(lens.family.o)
         stack.enter_context(instead(attention, lambda *a, **k: (attention.hook_out(output(known.z)), None)))
     if "neurons" in skip:
-        mlp = block.mlp
+        mlp = block.get_submodule(lens.family.bridge_mlp)
         stack.enter_context(instead(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
 
 

@@ -14,6 +14,7 @@ from ..models.lens import LensModel
 from ..models.sites import SITES
 from .forward import Early, RunCollector, not_a_number, read_home, run_applied
 from .layout import Layout
+from .mixers import Kept
 from .needs import Needs
 from .partial_pass import Known, Visit, know, partial_pass, skippable
 
@@ -26,8 +27,8 @@ class BaselineBatch:
     prompts: slice
     """The indices of these sequences among all."""
     early: Early
-    keys: dict[int, tuple[Tensor, Tensor]]
-    """Layer -> its keys and values."""
+    keys: Kept
+    """Layer -> its keys and values; and the inputs of mixers."""
     streams: Mapping[int, Tensor] = field(default_factory=dict)
     """Layer -> the stream before it, of the layers whose stream was kept."""
     known: Known | None = None
@@ -41,7 +42,8 @@ class BaselineBatch:
     def narrowed(self, needs: Needs) -> "BaselineBatch":
         """Copy of the run with only the layers and tensors that some cells read."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
-        sites = {place: found.tensors[place] for site in needs.sites for place in _places(site, needs.layers)}
+        places = [place for site in needs.sites for place in _places(site, needs.layers)]
+        sites = {place: found.tensors[place] for place in places if place in found.tensors}  # some layers lack it
         kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}
         outcome = replace(found, **kept, loss=found.loss if needs.loss else None)
         return replace(self, early=replace(self.early, outcome=outcome))
@@ -58,7 +60,7 @@ class Passes:
 
     def baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
         """The baseline run, or one under edits, that cells continue."""
-        keys: dict[int, tuple[Tensor, Tensor]] = {}
+        keys: Kept = {}
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
         (outcome,) = pack.run(0, keep=keys)
         streams = {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
@@ -137,14 +139,14 @@ class _Pack:
         ]
         self.valid = part.valid.to(lens.device)
 
-    def run(self, first: int, *, keep: dict[int, tuple[Tensor, Tensor]] | None = None) -> list[Outcome]:
+    def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
         """Run the cells, starting inside the first layer if possible."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
-            skip = skippable(sites, family=self.lens.family)
+            skip = frozenset[str]() if first in self.lens.mixer_layers else skippable(sites, family=self.lens.family)
             if skip or (first > 0 and first not in self.baseline.streams):
                 known = self.passes.known(self.baseline, first).of(self.layout)
                 stream = known.stream

@@ -305,7 +305,8 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
             ("pattern", "attn.hook_pattern", _only_first_key),
             ("scores", "attn.hook_attn_scores", _block_first_key),
         ):
-            names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers)]
+            having = (layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules)
+            names = [f"blocks.{layer}.{hook}" for layer in having]
             edited = bridge.run_with_hooks(ids, fwd_hooks=[(name, edit) for name in names], use_cache=False)
             if torch.equal(edited, baseline):
                 found.add(site)

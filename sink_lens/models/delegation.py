@@ -106,7 +106,9 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
     blocks = list(lens.bridge.blocks)
     with contextlib.ExitStack() as stack:
         for block in blocks if layers is None else blocks[layers.start : layers.stop]:
-            component = block.attn
+            component = block._modules.get("attn")
+            if component is None:  # a mixer in its place
+                continue
             wrapped = component.original_component
             stack.enter_context(instead(component, partial(_attend, component)))
             if family.qkv_layout != "separate":
@@ -155,7 +157,7 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
     def pass_on(*args: Any, **kwargs: Any) -> Any:
         """Return the stream as it came, as a block of the family returns it."""
         hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden,) if lens.family.own_attention else hidden  # of a tuple their models take the first
+        return (hidden, None)[: lens.family.layer_values] if lens.family.layer_values else hidden
 
     with contextlib.ExitStack() as stack:
         for block in list(blocks)[:layer]:

@@ -9,13 +9,21 @@ half-precision type. Whether they are equal to the last bit is a fact about a CP
 states: ``engine.trust`` finds it out where the numbers are computed.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import ModelError
 
 EXPERTS_HOOK = "hook_neurons"
 """The submodule of routed experts whose input and output are the site of their neurons (``experts``)."""
+
+
+OF_ATTENTION = frozenset(
+    {"attn_in", "q", "k", "v", "scores", "pattern", "z_raw", "z", "attn_out"}
+    | {"mass", "key_scores", "rows", "rotated_q", "rotated_k"}
+)
+"""Sites, and names of ``activations.attention.OBSERVED``, that a layer without attention does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +89,14 @@ class Family:
     """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
     rotates_in_float32: bool = False
     """Whether queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
-    residual_multiplier: float = 1.0
-    """Number by which the outputs of attention and MLP are multiplied before they are added to the stream (Granite)."""
+    attn_multiplier: float = 1.0
+    """Number by which the attention's output is multiplied before it is added to the stream (Granite, Falcon-H1)."""
+    mixer_multiplier: float = 1.0
+    """The same of a mixer's output."""
+    mlp_multiplier: float = 1.0
+    """The same of the MLP's output."""
+    mlp_multiplies: bool = False
+    """Whether the MLP's module does that itself (Falcon-H1)."""
     own_attention: bool = False
     """Whether the class writes its attention out instead of calling transformers' attention interface; ``interfaced``
     has a subclass that calls it."""
@@ -91,8 +105,16 @@ class Family:
     adds_inside: bool = False
     """Whether attention and MLP add the residual stream to their output themselves (BLOOM)."""
     mixer: str | None = None
-    """In a hybrid, the module that layers without attention have in its place (linear attention, Mamba, a convolution);
-    these layers are skipped where attention is read, and the model is measured on the plain path only."""
+    """In a hybrid, the module that layers without attention have in its place: linear attention, Mamba, a convolution.
+    Attention is not read there."""
+    beside: bool = False
+    """Whether every layer has attention and a mixer, side by side."""
+    in_mixer_layers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Fields of the row that are different in layers without attention."""
+    layer_values: int = 0
+    """Number of values in the tuple that a layer returns, the stream first; 0 where it returns the stream itself."""
+    bridge_mlp: str = "mlp"
+    """Name of the MLP's component in the bridge's blocks."""
     gated_q: bool = False
     """Whether W_Q gives each head a query and, behind it, a gate for its output."""
     q_norm: str = "q_norm"
@@ -101,6 +123,18 @@ class Family:
     """Path of the norm of the keys from the attention, where there is one."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, if that is not the class name."""
+
+    @property
+    def own_points(self) -> tuple[str, ...]:
+        """Sites that have a hook point of our own (``points``)."""
+        found = ("q",) if self.gated_q else ()
+        found += ("attn_out",) if self.beside else ()
+        return found if self.mixer is None else (*found, "mixer_out")
+
+    @property
+    def without_attention(self) -> "Family":
+        """The row of a layer that has a mixer in place of attention."""
+        return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 
     @property
     def plain_kernel(self) -> str:
@@ -128,6 +162,20 @@ _JAMBA: dict[str, Any] = {
     "final_norm": "model.final_layernorm",
     "mlp": "feed_forward",
     "mlp_norm": "pre_ff_layernorm",
+}
+_LFM2: dict[str, Any] = {
+    "mixer": "conv",
+    "final_norm": "model.embedding_norm",
+    "o": "out_proj",
+    "attn_norm": "operator_norm",
+    "mlp": "feed_forward",
+    "gate": "w1",
+    "up": "w3",
+    "down": "w2",
+    "mlp_norm": "ffn_norm",
+    "qk_norm": "head",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
 }
 _EXPERTS: dict[str, Any] = {"gate": None, "up": None, "down": None, "experts": "experts"}
 
@@ -267,6 +315,7 @@ _ROWS = (
         mlp_norm="input_layernorm",
         centred_norm=True,
         own_attention=True,
+        layer_values=1,
         own_sdpa=True,
         bridge_architecture="SinkLensFalconForCausalLM",
     ),
@@ -283,6 +332,7 @@ _ROWS = (
         mlp_norm="ln_1",
         centred_norm=True,
         own_attention=True,
+        layer_values=1,
     ),
     Family(
         architecture="GPTNeoForCausalLM",
@@ -297,6 +347,7 @@ _ROWS = (
         mlp_norm="ln_2",
         centred_norm=True,
         own_attention=True,
+        layer_values=1,
     ),
     Family(
         architecture="BloomForCausalLM",
@@ -313,6 +364,7 @@ _ROWS = (
         down="dense_4h_to_h",
         centred_norm=True,
         own_attention=True,
+        layer_values=1,
         alibi=True,
         adds_inside=True,
         bridge_architecture="SinkLensBloomForCausalLM",
@@ -366,23 +418,42 @@ _ROWS = (
         gain_offset=1.0,
         **_NO_NEURONS,
     ),
-    Family(
-        architecture="Lfm2ForCausalLM",
-        mixer="conv",
-        final_norm="model.embedding_norm",
-        o="out_proj",
-        attn_norm="operator_norm",
-        mlp="feed_forward",
-        gate="w1",
-        up="w3",
-        down="w2",
-        mlp_norm="ffn_norm",
-        qk_norm="head",
-        q_norm="q_layernorm",
-        k_norm="k_layernorm",
-    ),
+    Family(architecture="Lfm2ForCausalLM", **_LFM2),
     Family(architecture="JambaForCausalLM", **_JAMBA, **_NO_NEURONS),
-    Family(architecture="BambaForCausalLM", **_JAMBA),
+    Family(architecture="BambaForCausalLM", **_JAMBA, layer_values=2),
+    Family(
+        architecture="Qwen3_5MoeForCausalLM",
+        mixer="linear_attn",
+        gated_q=True,
+        qk_norm="head",
+        gain_offset=1.0,
+        **_NO_NEURONS,
+    ),
+    Family(architecture="Lfm2MoeForCausalLM", **_LFM2 | _NO_NEURONS),
+    Family(
+        architecture="GraniteMoeHybridForCausalLM",
+        mixer="mamba",
+        mlp="shared_mlp",
+        gate="input_linear",
+        up="input_linear",
+        down="output_linear",
+        gate_up_fused=True,
+        bridge_mlp="shared_mlp",
+    ),
+    Family(architecture="FalconH1ForCausalLM", **_JAMBA, beside=True, mlp_multiplies=True, layer_values=1),
+    Family(
+        architecture="OlmoHybridForCausalLM",
+        **_POST_NORM,
+        mixer="linear_attn",
+        qk_norm="width",
+        rotates_in_float32=True,
+        in_mixer_layers={
+            "attn_norm": "input_layernorm",
+            "attn_post_norm": None,
+            "mlp_norm": "post_attention_layernorm",
+            "mlp_post_norm": None,
+        },
+    ),
     Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),
 )
 
@@ -415,17 +486,11 @@ _REFUSED: dict[str, dict[str, str]] = {
 
 
 _SUPPORTED_HYBRIDS = ", ".join(row.architecture for row in _ROWS if row.mixer is not None)
-_BESIDE = "its layers have attention and a state-space mixer side by side"
 _HYBRIDS = {
-    "FalconH1ForCausalLM": _BESIDE,
     "Zamba2ForCausalLM": "its attention reads two streams and is shared by layers",
     "NemotronHForCausalLM": "its layers are attention, Mamba or an MLP, one of the three",
-    "GraniteMoeHybridForCausalLM": "its layers have routed and shared experts side by side",
-    "OlmoHybridForCausalLM": "its norms stand in other places in layers with attention than in the others",
     "RecurrentGemmaForCausalLM": "its attention does not take transformers' attention interface",
     "KimiLinearForCausalLM": "its attention reads compressed keys and values",
-    "Lfm2MoeForCausalLM": "its layers have dense or routed MLPs",
-    "Qwen3_5MoeForCausalLM": "its layers have routed and shared experts side by side",
 }
 """Architecture of a hybrid without a row -> what a row cannot say of it."""
 
@@ -486,8 +551,28 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
         return replace(row, mlp_norm=row.attn_norm)
     if architecture == "Qwen3MoeForCausalLM" and (config.mlp_only_layers or config.decoder_sparse_step != 1):
         raise ModelError("some of its layers have no experts; need a Qwen3-MoE whose layers all have them")
+    if architecture == "GraniteMoeHybridForCausalLM" and config.position_embedding_type not in ("rope", "nope"):
+        raise ModelError(
+            f"the position_embedding_type of this {architecture} is {config.position_embedding_type!r}; need 'rope' "
+            "or 'nope'. Set it in config.json"
+        )
+    if architecture == "GraniteMoeHybridForCausalLM" and config.num_local_experts:
+        raise ModelError(
+            f"the layers of this {architecture} have routed experts beside a shared MLP, and no module adds up what "
+            "they give; need one without routed experts"
+        )
+    if architecture == "JambaForCausalLM" and max(config.layers_num_experts or [1]) == 1:
+        return replace(row, gate="gate_proj", up="up_proj", down="down_proj")
+    if architecture == "FalconH1ForCausalLM":
+        return replace(
+            row,
+            attn_multiplier=float(config.attention_out_multiplier),
+            mixer_multiplier=float(config.ssm_out_multiplier),
+            mlp_multiplier=float(config.mlp_multipliers[1]),
+        )
     if hasattr(config, "residual_multiplier"):
-        return replace(row, residual_multiplier=float(config.residual_multiplier))
+        by = float(config.residual_multiplier)
+        return replace(row, attn_multiplier=by, mixer_multiplier=by, mlp_multiplier=by)
     if architecture != "HeadNormForCausalLM":
         return row
     return replace(

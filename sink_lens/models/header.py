@@ -80,6 +80,10 @@ class Sized(Protocol):
         """The architecture."""
         ...
 
+    def having(self, site: str) -> tuple[int, ...]:
+        """The layers that have a site."""
+        ...
+
 
 def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
     """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
@@ -117,6 +121,10 @@ class Header:
     def family(self) -> Family:
         """The row of the architecture."""
         return family_of(self.architecture)
+
+    def having(self, site: str) -> tuple[int, ...]:
+        """The layers that have a site: all, since a hybrid has no header here."""
+        return tuple(range(self.n_layers))
 
     @property
     def weight_bytes(self) -> int:

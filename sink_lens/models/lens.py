@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import size_of
-from .families import Family, reach_of
+from .families import OF_ATTENTION, Family, reach_of
 from .foreign import kernel_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
@@ -116,9 +116,29 @@ class LensModel:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have attention: all but a hybrid's linear ones."""
+        """The layers that have attention: all but some of a hybrid's."""
         top = self.family.attention.partition(".")[0]
-        return tuple(index for index, layer in enumerate(self.layers) if hasattr(layer, top))
+        return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, top, None) is not None)
+
+    @property
+    def mixer_layers(self) -> tuple[int, ...]:
+        """The layers that have a mixer: none but in a hybrid."""
+        name = self.family.mixer
+        if name is None:
+            return ()
+        return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, name, None) is not None)
+
+    def having(self, site: str) -> tuple[int, ...]:
+        """The layers that have a site, or an observed name."""
+        if site == "mixer_out":
+            return self.mixer_layers
+        return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
+
+    def row(self, layer: int) -> Family:
+        """The family, as it is in one layer."""
+        if not self.family.in_mixer_layers or layer in self.attention_layers:
+            return self.family
+        return self.family.without_attention
 
     def layer(self, index: int) -> nn.Module:
         """One decoder layer of the plain model."""
@@ -201,3 +221,15 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
     """
     if not set(layers) <= {*lens.attention_layers}:
         raise SiteError(f"{linear_layers(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}")
+
+
+def check_having(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
+    """Refuse layers of a hybrid that lack a site.
+
+    Raises:
+        SiteError: one of the layers lacks it.
+    """
+    if site in OF_ATTENTION:
+        check_attention(lens, layers, what=repr(site))
+    elif not set(layers) <= {*lens.having(site)}:
+        raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {span(lens.having(site))}")

@@ -120,7 +120,14 @@ def _attn_out(family: Family) -> Address:
     module = family.attn_post_norm or family.attention
     if family.adds_inside:
         module = _join(family.attention, family.o)
-    return Address(module=module, side="output", scale=family.residual_multiplier)
+    return Address(module=module, side="output", scale=family.attn_multiplier)
+
+
+def _mixer_out(family: Family) -> Address | None:
+    """Where the output of a hybrid's mixer is."""
+    if family.mixer is None:
+        return None
+    return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
 
 
 def _mlp_in(family: Family) -> Address:
@@ -138,7 +145,7 @@ def _mlp_out(family: Family) -> Address:
     module = family.mlp_post_norm or family.mlp or _join(family.down)
     if family.adds_inside:
         module = _join(family.mlp, family.down)
-    return Address(module=module, side="output", scale=family.residual_multiplier)
+    return Address(module=module, side="output", scale=1.0 if family.mlp_multiplies else family.mlp_multiplier)
 
 
 def _of_head(family: Family) -> Address:
@@ -235,6 +242,13 @@ _LIST = (
         address=_attn_out,
     ),
     Site(
+        name="mixer_out",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.hook_own_mixer_out",
+        meaning="what a hybrid's mixer (linear attention, Mamba, a convolution) adds to the stream",
+        address=_mixer_out,
+    ),
+    Site(
         name="mlp_in",
         axes="batch position d_model",
         bridge="blocks.{layer}.mlp.hook_in",
@@ -318,8 +332,10 @@ def site_of(name: str, *, family: Family) -> Site:
     site = SITES[name]
     if not site.observed and site.address(family) is None:
         reason = "has no gate in its MLP"
-        if family.experts is not None:
+        if family.experts is not None and name != "mixer_out":
             reason = "is a mixture of experts, whose gate and up-projection have no site"
+        elif name == "mixer_out":
+            reason = "has attention in every layer and no mixer"
         elif name == "z_raw":
             reason = "gates its aggregated values within the attention"
         elif family.down is None:
@@ -335,27 +351,25 @@ def sites_of(family: Family) -> tuple[str, ...]:
     return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
 
 
-def in_attention(name: str, *, family: Family) -> bool:
-    """Check whether a site, or an observed name, is in the attention, which a hybrid's linear layers do not have."""
-    address = SITES[name].address(family) if name in SITES else None
-    return address is None or f"{address.module}.".startswith(f"{family.attention}.")
-
-
 def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
     """The bridge's hook name for a site, in one layer of this family.
 
     In an MLP without a gate, the pre-activation is at ``mlp.hook_pre``, which is our site ``up``. If the family has a
     head norm or gate, the values before it have their own hook.
     """
+    if site.name in family.own_points:
+        return f"blocks.{layer}.hook_own_{site.name}"
+    if site.name == "k" and family.mlp_multiplies:  # TransformerLens's point has the keys times their multiplier
+        return f"blocks.{layer}.attn.k.hook_out"
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
     if site.name == "neurons" and family.experts is not None:
         return f"blocks.{layer}.mlp.{EXPERTS_HOOK}"
-    if site.name == "down_out" and family.adds_inside:
+    if site.name == "down_out" and (family.adds_inside or family.mlp_multiplies):
         return f"blocks.{layer}.mlp.out.hook_out"
     if site.name == "z_raw" and family.head_out is not None:
         return f"blocks.{layer}.attn.{family.head_out}.hook_in"
-    return site.hook_name(layer)
+    return site.hook_name(layer).replace(".mlp.", f".{family.bridge_mlp}.")
 
 
 _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})

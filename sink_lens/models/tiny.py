@@ -172,24 +172,78 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
 """Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
 _LINEAR = {
     "head_dim": 16,
+    "rms_norm_eps": 1e-2,  # a linear head may give nearly nothing, and its norm would make rounding large
     "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_value_head_dim": 12,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
 }
 _SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_SHARED |= {"shared_expert_intermediate_size": 56}
 _MAMBA = {"mamba_d_state": 8, "num_experts": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}
-_HEADS = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12}
+_HEADS = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_chunk_size": 8}
 _FOUR = _LLAMA | {"num_hidden_layers": 4}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
 _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", _FOUR | _LINEAR),
-    "qwen3_next": ("qwen3_next", _FOUR | _LINEAR | _SHARED | {"shared_expert_intermediate_size": 40}),
-    "lfm2": ("lfm2", _FOUR | {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _FOUR | _LINEAR | _SHARED),
+    "qwen3_next": ("qwen3_next", _FOUR | _LINEAR | _SHARED),
+    "lfm2": ("lfm2", _FOUR | _CONVOLUTIONS | {"block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        _FOUR
+        | _CONVOLUTIONS
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 1},
+    ),
     "jamba": ("jamba", _FOUR | {"attn_layer_period": 2, "attn_layer_offset": 1} | _MAMBA),
     "bamba": ("bamba", _FOUR | {"attn_layer_indices": [1, 3]} | _HEADS),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _FOUR
+        | _HEADS
+        | {
+            "layer_types": ["mamba", "attention"] * 2,
+            "shared_intermediate_size": 80,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        _FOUR
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        _WIDE_HEAD
+        | _HEADS
+        | {
+            "mamba_d_ssm": 96,
+            "mamba_rms_norm": True,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 1.5,
+            "attention_out_multiplier": 0.6,
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.8,
+            "mlp_multipliers": [0.9, 0.4],
+            "ssm_multipliers": [0.9, 1.1, 0.7, 1.2, 0.8],
+        },
+    ),
 }
-"""Hybrids: layers 1 and 3 have attention, layers 0 and 2 do not."""
+"""Hybrids: layers 1 and 3 have attention, layers 0 and 2 a mixer; Falcon-H1's three have both."""
 _HEADNORM = {
     "headnorm": {"value_norm": "shared"},
     "headnorm_sigmoid": {"attention": "sigmoid"},
@@ -199,7 +253,7 @@ _HEADNORM = {
 """Configuration fields of the variants of our own class: norm of the values, sigmoid weights, gates, sink logit."""
 _CONFIGS |= {name: (HeadNormConfig.model_type, _LLAMA | fields) for name, fields in _HEADNORM.items()}
 HYBRID_FAMILIES: tuple[str, ...] = tuple(_HYBRIDS)
-"""The hybrids that `tiny` builds beside them: measured on the plain path only."""
+"""The hybrids that `tiny` builds beside them."""
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """The families that every test goes through."""
 MORE_FAMILIES: tuple[str, ...] = tuple(_MORE)

@@ -17,7 +17,8 @@ def logits_of(lens: LensModel, states: Tensor) -> Tensor:
 def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
     """Logits before a cap, which are linear in the states.
 
-    Granite divides its logits by `logits_scaling`, and Cohere multiplies them by `logit_scale`.
+    Granite divides its logits by `logits_scaling`, Cohere multiplies them by `logit_scale`, and Falcon-H1 by
+    `lm_head_multiplier`.
     """
     head, config = lens.plain.get_output_embeddings(), lens.config
     assert head is not None
@@ -26,6 +27,8 @@ def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
         logits = logits / config.logits_scaling
     if config.model_type.startswith("cohere"):
         logits = logits * config.logit_scale
+    if config.model_type == "falcon_h1":
+        logits = logits * config.lm_head_multiplier
     return logits
 
 
@@ -44,6 +47,8 @@ def unembedding_of(
         return vectors / config.logits_scaling, constants / config.logits_scaling
     if config.model_type.startswith("cohere"):
         return vectors * config.logit_scale, constants * config.logit_scale
+    if config.model_type == "falcon_h1":
+        return vectors * config.lm_head_multiplier, constants * config.lm_head_multiplier
     return vectors, constants
 
 

@@ -165,13 +165,14 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
     """One norm of a layer, by its name; None if the family has no such norm."""
-    family = lens.family
+    family = lens.row(layer)
     if which in ("q_norm", "k_norm"):
         path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
     else:
         path = getattr(family, which)
-    if which in ("attn_post_norm", "mlp_post_norm") and family.residual_multiplier != 1:
-        gain = torch.full((lens.d_model,), family.residual_multiplier, device=lens.device, dtype=torch.float32)
+    by = {"attn_post_norm": family.attn_multiplier, "mlp_post_norm": family.mlp_multiplier}.get(which, 1.0)
+    if by != 1:
+        gain = torch.full((lens.d_model,), by, device=lens.device, dtype=torch.float32)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
     width = None if which in ("q_norm", "k_norm") else lens.d_model
     return None if path is None else _norm(lens.layer(layer).get_submodule(path), lens, width=width)
@@ -206,7 +207,7 @@ def attention_constants(lens: LensModel, *, layer: int) -> Constants:
         z = v.repeat_interleave(lens.n_heads // lens.n_kv_heads, dim=0)
         if family.attn_post_norm is None:
             made = einsum(z, weights.w_o.float(), "head d_head, head d_head d_model -> d_model")
-            attn_out = (weights.b_o.float() + made) * family.residual_multiplier
+            attn_out = (weights.b_o.float() + made) * family.attn_multiplier
     return Constants(read=read, k=k, v=v, z=z, attn_out=attn_out)
 
 

@@ -15,11 +15,11 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import adapters, checks, experts, interfaced, neox, opt
+from . import adapters, checks, experts, interfaced, neox, opt, points
 from .families import Family
 from .foreign import build_bridge_from_module, name_of, set_attention
 from .headnorm import adapter as headnorm
-from .lens import LensModel, linear_layers, refusal
+from .lens import LensModel, linear_layers
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
 from .packed import is_packed
@@ -138,10 +138,6 @@ def assemble(
         for layer in range(lens.n_layers):
             lens.layer(layer).register_forward_hook(lambda *_: give_back())
         return lens
-    if family.mixer is not None:
-        return _measured_only(
-            plain, reason="", tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
-        )
     if reason := _cannot_split(plain, family=family, name=name):
         return _measured_only(
             plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
@@ -149,7 +145,7 @@ def assemble(
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
-    return LensModel(
+    lens = LensModel(
         bridge=bridge,
         plain=plain,
         state=_state(plain, bridge=bridge, merged=merged),
@@ -159,6 +155,13 @@ def assemble(
         notes=notes,
         uneditable=checks.uneditable_sites(bridge, plain=plain),
     )
+    return dataclasses.replace(lens, notes=(*notes, *_of_hybrid(lens)))
+
+
+def _of_hybrid(lens: LensModel) -> tuple[str, ...]:
+    """What a reader must know of layers without attention."""
+    skipped = linear_layers(lens)
+    return (f"{skipped}: they are skipped where attention is read",) if skipped else ()
 
 
 def _state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
@@ -175,7 +178,8 @@ def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str |
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)
-    module = layers[0].get_submodule(f"{family.attention}.{family.q}")
+    having = [layer for layer in layers if getattr(layer, family.attention.partition(".")[0], None) is not None]
+    module = having[0].get_submodule(f"{family.attention}.{family.q}")
     if not is_packed(module):
         return None
     return (
@@ -194,18 +198,14 @@ def _measured_only(
     notes: tuple[str, ...],
     merged: adapters.Merged | None,
 ) -> LensModel:
-    """A model without a bridge, for the reason given or because it is a hybrid; its notes say so."""
-    bare = NoBridge(reason)
-    bridge = cast("TransformerBridge", bare)
+    """A model without a bridge, for the reason given; its notes say so."""
+    bridge = cast("TransformerBridge", NoBridge(reason))
     state = _state(plain.eval(), bridge=None, merged=merged)
     lens = LensModel(
         bridge=bridge, plain=plain, tokenizer=tokenizer, family=family, state=state, name=name, notes=notes
     )
-    if skipped := linear_layers(lens):
-        bare.reason = reason or refusal(skipped)
-        notes += (f"{skipped}: they are skipped where attention is read",)
-    notes += (reason.partition(", and interventions")[0],) if reason else ()
-    return dataclasses.replace(lens, notes=notes)
+    said = reason.partition(", and interventions")[0]
+    return dataclasses.replace(lens, notes=(*notes, *_of_hybrid(lens), said))
 
 
 def _bridge(
@@ -228,6 +228,7 @@ def _bridge(
         )
     interfaced.hook_inside(bridge)
     experts.hook_experts(bridge)
+    points.add_points(bridge, family=family)
     if family.head_out is not None and family.head_norm_flat:
         for block in bridge.blocks:
             point = block.attn.get_submodule(family.head_out).hook_in

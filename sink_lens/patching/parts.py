@@ -17,6 +17,7 @@ from ..edits.part import SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import SITES, site_of
+from ..text import span
 from .config import PatchConfig
 
 
@@ -86,7 +87,10 @@ def indices_of(
             )
     sizes = sizes_of(model, known.axes, n_positions=n_positions)
     chosen = {name: _indices(f"{name}s", given[name], size=size) for name, size in zip(names, sizes, strict=True)}
-    chosen["layer"] = _indices("layers", layers, size=model.n_layers)
+    having = model.having(site)
+    chosen["layer"] = having if layers is None else _indices("layers", layers, size=model.n_layers)
+    if not {*chosen["layer"]} <= {*having}:
+        raise InputError(f"not all of the layers {span(chosen['layer'])} have {site!r}; need some of {span(having)}")
     if not SITES[site].per_layer:
         chosen["layer"] = (model.n_layers - 1,)
     return chosen

@@ -10,10 +10,11 @@ There are three steps, all on the patched sequences (corrupted for denoising, cl
 3. Repeat the baseline run with the receiver set to this value and everything after it computed as usual. The metric of
    this run is the result.
 
-The frozen outputs are ``attn_out`` and ``mlp_out`` of the layers in between, and those in the sender's and receiver's
-own layers that are computed after the sender and before the receiver. The sender's own sublayer is not frozen, because
-the sender reaches the stream through it. Norms are recomputed. With ``freeze="attention"`` the MLPs in between are
-recomputed as well, as in Wang et al., where a path runs through residual connections and MLPs.
+The frozen outputs are ``attn_out``, a hybrid's ``mixer_out`` and ``mlp_out`` of the layers in between, and those in
+the sender's and receiver's own layers that are computed after the sender and before the receiver. The sender's own
+sublayer is not frozen, because the sender reaches the stream through it. Norms are recomputed. With
+``freeze="attention"`` the MLPs in between are recomputed as well, as in Wang et al., where a path runs through residual
+connections and MLPs.
 
 Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
 """
@@ -55,7 +56,11 @@ from .run_pair import run_for_metric
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""
 
-_SUBLAYER = {"attn_out": ("attn_in", "attn_out"), "mlp_out": ("mlp_in", "mlp_out")}
+_SUBLAYER = {
+    "attn_out": ("attn_in", "attn_out"),
+    "mixer_out": ("mixer_out", "mixer_out"),
+    "mlp_out": ("mlp_in", "mlp_out"),
+}
 """Output of a sublayer -> the first and last site of the sublayer."""
 
 
@@ -141,7 +146,7 @@ def path_patch(
             raise InputError(
                 f"the sender {_words(start)} is not computed before the receiver {_words(end)}; need an earlier sender"
             )
-    sites = {"attn_out", "mlp_out", end.site, *(start.site for start in senders)}
+    sites = {*(name for name in _SUBLAYER if lens.having(name)), end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
@@ -196,7 +201,7 @@ def frozen_edits(
         if which == "attention" and name == "mlp_out":
             continue
         layers = []
-        for layer in range(lens.n_layers):
+        for layer in lens.having(name):
             begins, ends = (layer, ORDER[first]), (layer, ORDER[last])
             carries = begins <= _moment(sender, lens) <= ends
             if not carries and _moment(sender, lens) < ends and ends < _moment(receiver, lens):

@@ -296,7 +296,7 @@ class Observed:
                 if neurons and change:
                     weights = mlp_weights(self.lens, layer=layer)
                     assert weights is not None  # the family has neurons
-                    column = weights.w_down[step.dimension].float().cpu() * self.lens.family.residual_multiplier
+                    column = weights.w_down[step.dimension].float().cpu() * self.lens.family.mlp_multiplier
                     shares = (kept["neurons", layer][:, 0].float() * column).mean(0) / change
                     row["neurons"] = _largest_shares(shares)
                     if self.lens.d_expert is not None:

@@ -119,6 +119,8 @@ class EditGrid:
                 if first is not None and given == "all":
                     raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
                 label = f"{name}s of {self.kind} {site.name}"
+                if name == "layer" and given == "each":
+                    given = list(lens.having(site.name))
                 axes.append(values_of(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._options()], sizes
 

@@ -38,7 +38,7 @@ from ..models import checks
 from ..models.families import Family
 from ..models.foreign import name_of
 from ..models.interfaced import take_interface
-from ..models.sites import SITES, read_site
+from ..models.sites import SITES, bridge_hook, read_site
 from ..text import json_value
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -125,9 +125,12 @@ def outside(
 
 
 def bridge_hooks(
-    layer: int, *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu"
+    layer: int, *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu", family: Family | None = None
 ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-    """Hooks that put a module beside the heads of one layer of a TransformerLens bridge, for ``run_with_hooks``."""
+    """Hooks that put a module beside the heads of one layer of a TransformerLens bridge, for ``run_with_hooks``.
+
+    The family is needed where a bridge's own hook point of the queries has more than them, as in Qwen3.5.
+    """
     held: list[Tensor] = []
 
     def see(q: Tensor, hook: object) -> None:
@@ -139,7 +142,9 @@ def bridge_hooks(
         query = held.pop().to(matrices[0].dtype)
         return z + outside(query, *matrices, phi=phi).to(z.dtype)
 
-    return [(SITES["q"].hook_name(layer), see), (SITES["z"].hook_name(layer), add)]
+    q, z = (SITES[name] for name in ("q", "z"))
+    queries = q.hook_name(layer) if family is None else bridge_hook(q, family=family, layer=layer)
+    return [(queries, see), (z.hook_name(layer), add)]
 
 
 class PrefixMemory(nn.Module):
@@ -216,7 +221,7 @@ class PrefixModel(nn.Module):
             raise ModelError("this model has a module outside its heads already; need one without. Call unload first")
         layers: Any = model.get_submodule(family.layers)
         top = family.attention.partition(".")[0]
-        have = [index for index, layer in enumerate(layers) if hasattr(layer, top)]
+        have = [index for index, layer in enumerate(layers) if getattr(layer, top, None) is not None]
         wanted = have if config.layers is None else list(config.layers)
         if missing := sorted(set(wanted) - set(have)):
             raise InputError(f"layers {missing} have no attention or are not there; need some of {have}")
@@ -401,8 +406,8 @@ class PrefixModel(nn.Module):
 
         The bridge is that of the model without the module; make it before ``get_prefix_model``, or after ``unload``.
         """
-        phi = self.prefix_config.phi
-        return [one for layer, each in self.memories.items() for one in bridge_hooks(layer, *each.matrices, phi=phi)]
+        options: Any = {"phi": self.prefix_config.phi, "family": checks.check_architecture(self.get_base_model())}
+        return [one for layer, each in self.memories.items() for one in bridge_hooks(layer, *each.matrices, **options)]
 
 
 def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None, **fields: Any) -> PrefixModel:

@@ -28,12 +28,9 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Tensor, clean: torch.Tensor | None) -> str:
-    """What is found when the site is read on both paths and noise is added to it; a hybrid has no bridge."""
-    layer = 1 if SITES[site].per_layer else 0
-    if clean is None:
-        assert captured[0][site, layer].isfinite().all()
-        return READ
+def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Tensor, clean: torch.Tensor) -> str:
+    """What is found when the site is read on both paths and noise is added to it."""
+    layer = _layer(lens, site)
     plain, bridge = (found[site, layer] for found in captured)
     if not _same(plain, bridge):
         raise AssertionError(f"{site} of {lens.family.architecture} is not the same on both paths")
@@ -42,6 +39,18 @@ def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Ten
     if site in lens.uneditable or torch.equal(edited, clean):
         return READ
     return BOTH
+
+
+def _layer(lens: LensModel, site: str) -> int:
+    return 0 if not SITES[site].per_layer else 1 if 1 in lens.having(site) else lens.having(site)[0]
+
+
+def _captured(lens: LensModel, tokens: torch.Tensor, *, path: str) -> dict:
+    """Each site in one layer that has it."""
+    found = {}
+    for site in sites_of(lens.family):
+        found |= capture(lens, tokens, sites=[site], layers=[_layer(lens, site)], path=path).tensors
+    return found
 
 
 def _reason(lens: LensModel, site: str) -> str:
@@ -65,9 +74,8 @@ def made() -> str:
             continue
         seen.add(lens.family.architecture)
         own = sites_of(lens.family)
-        paths = ("plain",) if lens.family.mixer is not None else ("plain", "bridge")
-        captured = [capture(lens, tokens, sites=own, path=path).tensors for path in paths]
-        clean = None if len(paths) == 1 else lens.bridge(tokens, use_cache=False)
+        captured = [_captured(lens, tokens, path=path) for path in ("plain", "bridge")]
+        clean = lens.bridge(tokens, use_cache=False)
         cells = []
         for site in SITES:
             if site in own:

@@ -19,6 +19,7 @@ REPRESENTATIVES = {
     "bloom": "ALiBi, an attention of its own",
     "gpt_oss": "experts, sink logits",
     "headnorm_gate": "values with a norm, a gate",
+    "qwen3_5": "a hybrid: a mixer in place of attention, a gate beside the queries",
 }
 """A family for each mechanism, and the mechanism."""
 

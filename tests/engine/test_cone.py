@@ -19,7 +19,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
 LENGTHS = (20, 17, 20)
 METRICS = (
@@ -33,6 +33,15 @@ METRICS = (
     Metric(name="logits", function=lambda run: run.logits[:, :, 5].sum(1), logits=True, layers=()),
 )
 METRICS = tuple(replace(one, name=f"{place} {one.name}") for place, one in enumerate(METRICS))
+IN_HYBRIDS = tuple(
+    replace(norm(12, layer=3, site="z"), name=one.name)
+    if one.sites
+    else replace(sink_mass(2, layers=[3]), name=one.name)
+    if "late" in one.name
+    else one
+    for one in METRICS
+)
+"""The same, where attention is in layers 1 and 3."""
 SCORED = (logit_difference(5, 6), replace(logit_difference(7, 8, position=1), name="early logits"))
 
 
@@ -77,11 +86,14 @@ def cases_of(family: str) -> tuple[tuple[Edit, ...], ...]:
         # of the families that came later one layer a site, which takes a third of the time
         layers = ((0, 9), (2, 3), (1, 13)) if family in TINY_FAMILIES else (((0, 9), (2, 3), (1, 13))[place % 3],)
         for layer, position in layers:
+            if SITES[site].per_layer:
+                layer = next((one for one in lens_of(family).having(site) if one >= layer), 2)
             kinds = kinds_of(site, layer, position, n_kv_heads=lens_of(family).n_kv_heads)
             found.append((kinds[(place + layer) % len(kinds)],))
-    found.append((scale("k", 2.0, layers=[0], positions=[7]), zero("mlp_out", layers=[1], positions=[6])))
+    of_attention = lens_of(family).attention_layers
+    found.append((scale("k", 2.0, layers=of_attention[:1], positions=[7]), zero("mlp_out", layers=[1], positions=[6])))
     found.append((zero("z", layers=[1], positions=[12]), scale("final", 0.5, positions=[8])))
-    found.append((zero("v", layers=[2]),))
+    found.append((zero("v", layers=of_attention[-1:]),))
     return tuple(found)
 
 
@@ -106,20 +118,24 @@ def cells_of(family: str) -> list[Cell]:
     return [cell_of(edits, name=str(number)) for number, edits in enumerate(cases_of(family))]
 
 
+def metrics_of(family: str) -> tuple[Metric, ...]:
+    return METRICS if 2 in lens_of(family).attention_layers else IN_HYBRIDS
+
+
 def assert_every_cell_moves(family: str) -> None:
     """Every cell moves some number by a hundred times what rounding is allowed."""
     options = {"positions": (0, 11, 2, 12), "sites": ("z",), "logits": True}
     unedited = run_with(lens_of(family), tokens_of(), batch_size=3, **options)
-    before = [evaluate(metric, unedited) for metric in METRICS]
+    before = [evaluate(metric, unedited) for metric in metrics_of(family)]
     for cell, outcome in enumerate(oracle(family)):
-        after = [evaluate(metric, outcome) for metric in METRICS]
+        after = [evaluate(metric, outcome) for metric in metrics_of(family)]
         moves = [((a - b).abs() / b.abs().clamp(min=1)).nan_to_num(0).max() for a, b in zip(after, before, strict=True)]
         assert max(moves) >= MOVED, (cell, cases_of(family)[cell], float(max(moves)))
 
 
 CASES = [
     pytest.param(family, metrics, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES)
+    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
     for name, metrics in {"all": METRICS, "scored": SCORED, "mass": METRICS[:1], "state": METRICS[3:4]}.items()
     if name == "all" or family in TINY_FAMILIES
 ]
@@ -130,6 +146,7 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
     lens, plan = lens_of(family), Plan(path="blocks", prompts=3, pack=4)
     if metrics == METRICS:
         assert_every_cell_moves(family)
+        metrics = metrics_of(family)
     engine = Engine(lens, tokens_of(), cells_of(family), metrics, plan=plan)
     found = numbers(engine)
     assert {cell for cell, _ in found} == set(range(len(cases_of(family))))

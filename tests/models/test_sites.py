@@ -17,7 +17,7 @@ from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES,
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
-ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
+ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
 UNGATED = (
     *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
     *("arcee", "apertus", "nemotron", "jais2", "gpt_bigcode", "nanochat"),
@@ -27,17 +27,29 @@ UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom")
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
     *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan", "vaultgemma", "minimax_m2"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon_h1"),
 )
 D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
 NORMED = ("headnorm", "headnorm_gate", "bitnet")
 """Families with a step between the aggregated values and W_O."""
+GATED_Q = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+NO_NEURONS = ("qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba")
 EVERY = pytest.mark.parametrize("family", ALL_FAMILIES)
 
 
 @functools.cache
 def captured(family, path):
+    """All sites, those of some layers apart: a capture is of layers that have all its sites."""
     model = lens(family)
-    return capture(model, tokens(), sites=sites_of(model.family), path=path)
+    found = {}
+    for layers in {model.having(site) for site in sites_of(model.family)}:
+        own = [site for site in sites_of(model.family) if model.having(site) == layers]
+        found |= capture(model, tokens(), sites=own, path=path).tensors
+    return found
+
+
+def having(family, site):
+    return lens(family).having(site)
 
 
 def tokens():
@@ -89,6 +101,7 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
         "z_raw",
         "z",
         "attn_out",
+        "mixer_out",
         "mlp_in",
         "gate",
         "up",
@@ -105,6 +118,9 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
 @EVERY
 def test_a_family_has_every_site_but_those_that_it_lacks(family):
     lacking = NO_GATE if family in EXPERTS else ("gate",) if family in UNGATED else ()
+    lacking = (*NO_GATE, "neurons") if family in NO_NEURONS else lacking
+    lacking += ("z_raw",) if family in GATED_Q else ()
+    lacking += () if family in HYBRID_FAMILIES else ("mixer_out",)
     assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
 
 
@@ -112,8 +128,13 @@ def test_a_family_has_every_site_but_those_that_it_lacks(family):
 @EVERY
 def test_every_site_is_equal_on_both_paths(family):
     plain, bridge = captured(family, "plain"), captured(family, "bridge")
-    sites = sites_of(lens(family).family)
-    assert set(plain) == set(bridge) == {(site, at) for site in sites for at in ([0] if site == "final" else range(3))}
+    model = lens(family)
+    sites = sites_of(model.family)
+    assert (
+        set(plain)
+        == set(bridge)
+        == {(one, at) for one in sites for at in ([0] if one == "final" else having(family, one))}
+    )
     for site, layer in plain:
         assert plain[site, layer].dtype == bridge[site, layer].dtype == torch.float32
         # A score is a product of a query and a key: where these are rounded in another way, so is a score near 0.
@@ -141,10 +162,11 @@ def test_every_site_has_the_sizes_of_its_axes(family):
 @EVERY
 def test_the_sites_add_up_to_the_stream(family):
     sites = captured(family, "plain")
-    for layer in range(3):
-        total = sites["resid_pre", layer] + sites["attn_out", layer] + sites["mlp_out", layer]
-        assert_close(total, sites["resid_post", layer])
-        assert torch.equal(sites["z", layer], sites["z_raw", layer]) == (family not in NORMED)
+    for layer in range(lens(family).n_layers):
+        written = [sites[name, layer] for name in ("attn_out", "mixer_out", "mlp_out") if (name, layer) in sites]
+        assert_close(sites["resid_pre", layer] + sum(written), sites["resid_post", layer])
+        if ("z_raw", layer) in sites:
+            assert torch.equal(sites["z", layer], sites["z_raw", layer]) == (family not in NORMED)
 
 
 @EVERY
@@ -154,11 +176,11 @@ def test_edits_of_every_site_with_the_same_values_leave_the_logits_as_they_are(f
 
 
 @torch.no_grad()
-def raw_edit(family, site):
+def raw_edit(family, site, layer=LAYER):
     """The plain model's logits, noise added to the site at one layer by torch alone."""
     model = lens(family)
-    address = SITES[site].address(model.family)
-    root = model.layer(LAYER) if SITES[site].per_layer else model.plain
+    address = SITES[site].address(model.row(layer))
+    root = model.layer(layer) if SITES[site].per_layer else model.plain
 
     def change(tensor):
         if address.scale != 1:  # not a view of the module's tensor
@@ -196,7 +218,7 @@ def raw_edit(family, site):
 
 
 @torch.no_grad()
-def raw_attention_edit(family, site):
+def raw_attention_edit(family, site, layer=LAYER):
     """The same for scores and pattern: an attention written out here, with the noise inside."""
 
     def attention(
@@ -212,7 +234,7 @@ def raw_attention_edit(family, site):
         if mask is None:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(~mask, torch.finfo().min) if mask.dtype == torch.bool else scores + mask
-        here = module.layer_idx == LAYER
+        here = module.layer_idx == layer
         if here and site == "scores":
             scores = scores + noise_like(scores)
         if weighting == "sigmoid":
@@ -240,11 +262,16 @@ def raw_attention_edit(family, site):
 @pytest.mark.every_family
 @EVERY
 def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(family):
-    for site in sites_of(lens(family).family):
-        found = edited_bridge(family, [(site, LAYER)], lambda tensor, hook: tensor + noise_like(tensor))
-        expected = raw_attention_edit(family, site) if SITES[site].observed else raw_edit(family, site)
+    mixers = [
+        (site, 0) for site in sites_of(lens(family).family) if family in HYBRID_FAMILIES and 0 in having(family, site)
+    ]
+    places = {(site, LAYER) for site in sites_of(lens(family).family) if LAYER in having(family, site)} | {*mixers}
+    for site, layer in sorted(places):
+        found = edited_bridge(family, [(site, layer)], lambda tensor, hook: tensor + noise_like(tensor))
+        raw = raw_attention_edit if SITES[site].observed else raw_edit
+        expected = raw(family, site, layer)
         assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm(), site
-        assert_close(found, expected, of=site)
+        assert_close(found, expected, of=(site, layer))
 
 
 @EVERY
@@ -272,7 +299,7 @@ def test_an_unknown_site_is_refused_with_the_list():
 
 
 def test_an_unknown_architecture_is_refused_with_the_list():
-    families = [family for family in (*ALL_FAMILIES, *HYBRID_FAMILIES) if not family.startswith("headnorm_")]
+    families = [family for family in ALL_FAMILIES if not family.startswith("headnorm_")]
     assert len(FAMILIES) == len(families)
     with pytest.raises(ModelError, match=r"'MambaForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):
         family_of("MambaForCausalLM")

@@ -1,0 +1,70 @@
+"""Hook points of sites that TransformerLens has no hook point for, or one with another tensor.
+
+Three sites need one: what a hybrid's mixer adds to the stream (``mixer_out``), the queries of a projection that also
+gives a gate (``q``), and what attention adds where the layer multiplies it (``attn_out`` of Falcon-H1). A point is
+fired behind the component whose output holds the site, wherever that runs: with what ``read_site`` makes of the output.
+What hooks change is written back into it.
+"""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+
+from .families import Family
+from .foreign import register
+from .sites import SITES, Address, read_site
+
+
+def add_points(bridge: TransformerBridge, *, family: Family) -> None:
+    """Give every layer of a bridge the hook points of the family's own sites."""
+    if not family.own_points:
+        return
+    config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
+    n_heads = config.num_attention_heads
+    sizes = {
+        "n_heads": n_heads,
+        "n_kv_heads": config.num_key_value_heads,
+        "d_head": getattr(config, "head_dim", None) or config.hidden_size // n_heads,
+    }
+    for layer, block in enumerate(bridge.blocks):
+        for name in family.own_points:
+            address = SITES[name].address(family)
+            assert address is not None  # of a site that the family has
+            whole = block.original_component
+            module = getattr(whole, address.module.partition(".")[0], None) and whole.get_submodule(address.module)
+            if module is None:  # of another kind of layer
+                continue
+            point, own = HookPoint(), f"hook_own_{name}"
+            point.name = f"blocks.{layer}.{own}"
+            block.add_module(own, point)
+            register(bridge, point)
+            module.register_forward_hook(partial(_fire, point=point, address=address, family=family, sizes=sizes))
+
+
+def _fire(
+    module: nn.Module,
+    args: object,
+    output: Any,
+    *,
+    point: HookPoint,
+    address: Address,
+    family: Family,
+    sizes: dict[str, int],
+) -> Any:
+    """Show the site's tensor to the hooks; None where they change nothing."""
+    if not point.has_hooks():
+        return None
+    whole: Tensor = output[0] if isinstance(output, tuple) else output
+    old = read_site(whole, address=address, family=family, batch=len(whole), **sizes)
+    new = point(old)
+    if new is old:
+        return None
+    if address.part == "whole":
+        changed = new / address.scale
+    else:
+        changed = whole.clone()
+        read_site(changed, address=address, family=family, batch=len(whole), **sizes).copy_(new)
+    return (changed, *output[1:]) if isinstance(output, tuple) else changed

@@ -1,0 +1,119 @@
+"""Mixers in passes over cells: up to a cell's first position the state is the baseline run's, of its own sequence."""
+
+import pandas as pd
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.constructors import scale
+from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
+from sink_lens.engine import mixers
+from sink_lens.engine.cells import cell_of
+from sink_lens.engine.engine import Engine
+from sink_lens.engine.forward import run_with
+from sink_lens.engine.generation import generate
+from sink_lens.engine.layout import Layout
+from sink_lens.engine.plan import Plan
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE
+
+EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
+RIGHT = mixers._mix
+
+
+def tokens_of():
+    return torch.randint(3, VOCAB_SIZE, (3, 21), generator=torch.Generator().manual_seed(3))
+
+
+def furthest(family):
+    """The largest deviation of a cell from its pass of the bridge, in units of the metric's size."""
+    lens, metrics = lens_of(family), (loss(), sink_mass(2, layers=[3]), norm(18, layer=3))
+    edits = [
+        scale(site, 10.0, layers=[layer], positions=[position])
+        for site in ("resid_pre", "mixer_out", "mlp_out")
+        for layer in (0, 2)
+        for position in (0, 7, 8)
+    ]
+    cells = [cell_of(edit, name=str(number)) for number, edit in enumerate(edits)]
+    engine = Engine(lens, from_tensor(tokens_of()), cells, metrics, plan=Plan(path="blocks", prompts=3, pack=4))
+    frame = pd.concat([engine.run(block) for block in engine.blocks])
+    assert frame["error"].isna().all()
+    off = 0.0
+    for place, edit in enumerate(edits):
+        outcome = run_with(lens, tokens_of(), edit, positions=(2, 18), sites=("resid_post",), quiet=True)
+        for metric in metrics:
+            rows = frame[(frame["cell"] == place) & (frame["metric"] == metric.name)]
+            found, slow = torch.tensor(rows["value"].to_numpy()), evaluate(metric, outcome).double()
+            off = max(off, float(((found - slow).abs() / slow.abs().clamp(min=1)).max()))
+    return off
+
+
+def of_another_sequence(*args, held, place, **options):
+    """A cell's sequences get each other's state."""
+    held = {where: tuple(one.roll(1, 0) for one in tensors) for where, tensors in held.items()}
+    return RIGHT(*args, held=held, place=place, **options)
+
+
+def nothing_before(*args, held, place, **options):
+    """The state at a cell's first position is empty."""
+    return RIGHT(*args, held={place: tuple(map(torch.zeros_like, held.get(place, ())))}, place=place, **options)
+
+
+def of_an_edited_run(*args, held, place, layout, **options):
+    """What is held of the baseline run becomes that of the cells before."""
+    if place not in held or layout.is_whole:
+        return RIGHT(*args, held=held, place=place, layout=layout, **options)
+    kept = {}
+    out = RIGHT(*args, held=held, place=place, layout=layout, **options | {"keep": kept})
+    held[place][0].copy_(kept[place][0][-len(held[place][0]) :])
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:the edit:UserWarning")
+@pytest.mark.parametrize("mistake", [of_another_sequence, nothing_before, of_an_edited_run])
+def test_no_planted_mistake_of_the_state_passes(mistake, monkeypatch):
+    assert furthest("qwen3_5") <= 1e-5
+    monkeypatch.setattr(mixers, "_mix", mistake)
+    assert furthest("qwen3_5") >= 1e-3
+
+
+@EVERY
+def test_an_edit_changes_nothing_before_its_position(family):
+    lens, sites = lens_of(family), ("resid_post",)
+    edit = scale("mixer_out", 3.0, layers=[0], positions=[9])
+    clean, edited = (run_with(lens, tokens_of(), edits, sites=sites) for edits in ((), edit))
+    for layer in range(lens.n_layers):
+        before, after = (run.tensors["resid_post", layer] for run in (clean, edited))
+        assert torch.equal(before[:, :9], after[:, :9])
+        assert not torch.equal(before[:, 9:], after[:, 9:])
+    assert not torch.equal(before[:, 12:], after[:, 12:])  # the state carries it
+
+
+@EVERY
+def test_a_cached_generation_is_that_of_whole_passes(family):
+    edit = scale("mixer_out", 1.5, layers=[0])
+    found = generate(lens_of(family), [5, 9, 17, 40, 8], edit, max_new_tokens=4)
+    ids = [5, 9, 17, 40, 8]
+    for _ in range(4):
+        ids.append(int(run_with(lens_of(family), torch.tensor([ids]), edit, logits=True).logits[0, -1].argmax()))
+    assert list(found.ids) == ids[5:]
+
+
+def test_a_layer_that_lacks_a_site_is_refused():
+    lens = lens_of("qwen3_5")
+    with pytest.raises(
+        SiteError, match=r"layers 0,2 of .* have no attention .*, so no 'z'; need one of the layers 1,3"
+    ):
+        run_with(lens, tokens_of(), scale("z", 2.0, layers=[0]))
+    with pytest.raises(SiteError, match=r"have 'mixer_out'; need one of 0,2"):
+        run_with(lens, tokens_of(), scale("mixer_out", 2.0, layers=[1]))
+    everywhere = run_with(lens, tokens_of(), scale("z", 2.0), logits=True).logits
+    where_it_is = run_with(lens, tokens_of(), scale("z", 2.0, layers=[1, 3]), logits=True).logits
+    assert torch.equal(everywhere, where_it_is)
+
+
+def test_one_position_is_not_computed_alone_beside_a_mixer():
+    layout = Layout(n_sequences=1, n_positions=4, begins=(2,), alone=True)
+    with pytest.raises(InputError, match="was to be computed alone, and layer 0 has a mixer"):
+        mixers.mixing(lens_of("qwen3_5"), 0, layout=layout, held={}, keep=None)
