@@ -1,60 +1,33 @@
 """``ablate``: which neurons must go together so that the sink goes?"""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..chain.config import Question
-from ..data.tokens import TokenBatch
-from ..models.load import ModelLike
-from ..records import check_free
+from ..chain.setting import Setting
 from ..schema import LOST_FRAC
 from ..text import named_parts, percent, span
 from .config import AblateConfig
 from .neuron_sets import Found, find_sets, names
-from .study import Study, inputs, prepare, write_study
+from .study import Measured, study
 
 
-def ablate(
-    model: ModelLike | Question,
-    *,
-    config: AblateConfig | None = None,
-    tokens: TokenBatch | str | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    **fields: Any,
-) -> Study:
+@study(AblateConfig)
+def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measured:
     """For each growth step, the smallest set of neurons whose joint ablation removes the sink (``sets``).
 
     The table ``ablations`` has every ablation: the set in every way, its neurons alone, each left out, random sets.
-    The arguments are those of ``isolate``; the fields are those of ``AblateConfig``.
 
     Raises:
         InputError: a mixture of experts, a model without a growth step, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
-    check_free(out, overwrite=overwrite)
-    config, lens, batch = inputs(AblateConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
-    setting, question = prepare(config, lens, batch, target_position=None)
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
     headline = "\n".join([*map(_set_sentence, summary.to_dict("records")), setting.averaged.words])
-    frames = {"ablations": table, "summary": summary}
-    return write_study(
-        "ablate",
-        lens,
-        setting.tokens,
-        question,
-        frames,
-        kernel="eager",
-        headline=headline,
-        out=out,
-        overwrite=overwrite,
-    )
+    return Measured(frames={"ablations": table, "summary": summary}, headline=headline)
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:

@@ -1,58 +1,33 @@
 """``amplify``: does a sink come where the variance of aggregated values is amplified?"""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..chain.config import Question
 from ..chain.page.words import curve_text
-from ..data.tokens import TokenBatch
+from ..chain.setting import Setting
 from ..edits.amplification import Centre, CentringMeans, centring_means
 from ..edits.amplification import amplify as amplifying
 from ..edits.constructors import Edit
 from ..edits.effects import layer_table
 from ..edits.outcome import Outcome
 from ..errors import InputError
-from ..models.load import ModelLike
-from ..records import check_free
 from ..stats import studentised_interval
 from ..text import span
 from .config import AmplifyConfig
-from .study import Study, inputs, prepare, sentence, summary_row, write_study
+from .study import Measured, sentence, study, summary_row
 
 
-def amplify(
-    model: ModelLike | Question,
-    *,
-    config: AmplifyConfig | None = None,
-    tokens: TokenBatch | str | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    **fields: Any,
-) -> Study:
+@study(AmplifyConfig)
+def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measured:
     """Amplify the variance of a position's aggregated values, by factor and centre, and see whether a sink comes there.
-
-    Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
-        config: the study's configuration; the default one if None.
-        tokens: the sequences, instead of those of the configuration.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
-        overwrite: replace the run that the folder holds.
-        progress: show bars.
-        **fields: fields of ``AmplifyConfig``, such as ``sequences=8``; they win over those of ``config``.
 
     Raises:
         InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
-    check_free(out, overwrite=overwrite)
-    config, lens, batch = inputs(AmplifyConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     factors, centres, layers = config.factors, config.centres, config.layers
-    setting, question = prepare(config, lens, batch, target_position=config.target_position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
     after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]
     reads = setting.next_layers if layers is None else after[:5]
@@ -91,19 +66,7 @@ def amplify(
         "centres": list(centres),
     }
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
-    return write_study(
-        "amplify",
-        lens,
-        setting.tokens,
-        question,
-        frames,
-        kernel="eager",
-        asked=options,
-        out=out,
-        overwrite=overwrite,
-        headline=headline,
-        means=tensors,
-    )
+    return Measured(frames=frames, headline=headline, asked=options, means=tensors)
 
 
 def _change(baseline: Outcome, edited: Outcome, *, position: int, reads: Sequence[int], seed: int) -> dict[str, float]:

@@ -37,7 +37,7 @@ from .card_pair import compare
 from .config import CardConfig
 from .observed import SITES_READ, Observed, digits
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval
-from .study import Study, inputs, shown_name, write_study
+from .study import Measured, Study, inputs, shown_name, write_study
 
 INACTIVE = 0.25
 """A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
@@ -94,20 +94,14 @@ def card(
         batch_size=config.batch_size,
     )
     made = contents(seen, chain=None if config.trace is None else chain_of(config.trace, lens))
-    frames = _frames(seen, made)
-    return write_study(
-        "card",
-        lens,
-        batch,
-        config,
-        frames,
+    found = Measured(
+        frames=_frames(seen, made),
         kernel=seen.core.kernel,
         decision=made,
         headline=made["sentence"],
         files={"card.json": made, "card.md": markdown(made)},
-        out=out,
-        overwrite=overwrite,
     )
+    return write_study("card", lens, batch, config, found, out=out, overwrite=overwrite)
 
 
 def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:

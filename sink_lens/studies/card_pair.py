@@ -29,7 +29,7 @@ from .bos_check import bos_in_front
 from .config import CardConfig
 from .observed import Observed, UnmeasuredError
 from .quantities import COMPARED, sink_positions, writing_neurons
-from .study import Study, shown_name, write_study
+from .study import Measured, Study, shown_name, write_study
 
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _UNREAD = (NAME_OF_CONFIG, "architectures", "dtype", "quantization_config", "transformers_version", "use_cache")
@@ -77,18 +77,8 @@ def compare(
     frames = {"changes": pd.DataFrame(changes), "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
     if tensors is not None:
         frames["tensors"] = tensors
-    return write_study(
-        "diff",
-        lens,
-        sequences,
-        config,
-        frames,
-        kernel=a.core.kernel,
-        decision=decision,
-        headline=decision["sentence"],
-        out=out,
-        overwrite=overwrite,
-    )
+    found = Measured(frames=frames, kernel=a.core.kernel, decision=decision, headline=decision["sentence"])
+    return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
 
 
 _SUMMARY = ("sentence", "by", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")

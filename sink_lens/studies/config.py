@@ -25,6 +25,10 @@ class StudyConfig(Question):
     """Maximum number of positions of each edited sequence, counted from the sink on. Default: the sequence length, at
     least 16."""
 
+    def first_target(self) -> int | None:
+        """The position that is edited first; None for a third of the length."""
+        return None
+
     def question(self) -> TraceConfig:
         """The configuration of a trace with the same fields, which finds the sink before anything is edited."""
         shared = [one.name for one in fields(Question)] + ["controls"] * hasattr(self, "controls")
@@ -46,6 +50,10 @@ class IsolateConfig(StudyConfig):
     layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
     """Layers to edit, such as 0-11 or 3,5. Default: all."""
 
+    def first_target(self) -> int | None:
+        """The first position that is isolated; None for a third of the length."""
+        return self.target_positions[0] if self.target_positions else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmplifyConfig(StudyConfig):
@@ -60,6 +68,10 @@ class AmplifyConfig(StudyConfig):
     centres: tuple[Centre, ...] = field(default=CENTRES, metadata={"option": "centre"})
     """The mean from which the edit moves the aggregated values; none multiplies the values themselves, as a control
     that changes the norm alone. Repeat for several."""
+
+    def first_target(self) -> int | None:
+        """The position that is amplified; None for a third of the length."""
+        return self.target_position
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.

@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,16 +26,14 @@ from ..edits.quantisation import quantisation, quantised_weights
 from ..engine.forward import run_with
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike
 from ..models.sites import sites_of
 from ..progress import tqdm
-from ..records import check_free
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
 from ..stats import Interval, interval, paired_difference
 from ..text import costs, listed, number, percent, plural
 from ..text import interval as bounds
 from .config import QuantiseConfig
-from .study import Study, inputs, write_study
+from .study import Measured, study
 
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
@@ -76,33 +73,14 @@ class Largest:
         return found
 
 
-def quantise(
-    model: ModelLike | QuantiseConfig,
-    *,
-    config: QuantiseConfig | None = None,
-    tokens: TokenBatch | str | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    **fields: Any,
-) -> Study:
+@study(QuantiseConfig)
+def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, progress: bool) -> Measured:
     """Find the tokens and channels that a low-precision format must not touch, and what keeping them is worth.
-
-    Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
-        config: the study's configuration; the default one if None.
-        tokens: the sequences, instead of those of the configuration.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
-        overwrite: replace the run that the folder holds.
-        progress: show bars.
-        **fields: fields of ``QuantiseConfig``, such as ``format="int8_token"``; they win over those of ``config``.
 
     Raises:
         InputError: a format or site that cannot be used, weights that are quantised already, or too few sequences.
         RunError: the folder is in use, or holds another run.
     """
-    check_free(out, overwrite=overwrite)
-    config, lens, batch = inputs(QuantiseConfig, model, config=config, tokens=tokens, fields=fields)
     targets = _targets(lens, config)
     check_weights(lens, config)
     halves = _halves(batch)
@@ -147,18 +125,7 @@ def quantise(
         "sinks": _sink_table(batch, marked),
         "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
     }
-    return write_study(
-        "quantise",
-        lens,
-        batch,
-        config,
-        frames,
-        kernel="eager",
-        decision=decision,
-        headline=decision["sentence"],
-        out=out,
-        overwrite=overwrite,
-    )
+    return Measured(frames=frames, decision=decision, headline=decision["sentence"])
 
 
 def check_weights(lens: LensModel, config: QuantiseConfig) -> None:

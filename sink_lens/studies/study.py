@@ -6,10 +6,13 @@ sink position, and of the loss.
 """
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -29,12 +32,13 @@ from ..models.inputs import check_sequences, default_folder, model_of, provenanc
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
-from ..records import create_run
+from ..records import check_free, create_run
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
 
 C = TypeVar("C", bound=ReadConfig)
+C_contra = TypeVar("C_contra", bound=ReadConfig, contravariant=True)
 
 
 def shown_name(name: str) -> str:
@@ -116,16 +120,14 @@ def config_of_study(
     return with_fields(kind, None, same | given, where=where)
 
 
-def prepare(
-    config: StudyConfig, lens: LensModel, batch: TokenBatch, *, target_position: int | None
-) -> tuple[Setting, TraceConfig]:
+def prepare(config: StudyConfig, lens: LensModel, batch: TokenBatch) -> tuple[Setting, TraceConfig]:
     """The setting of an intervention: where the sink is, and the baseline run; and what was asked to find it."""
     why_not = why_no_interventions(lens, batch)
     if why_not is not None:
         raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
     question = config.question()
     location = scout(lens, batch, config=question)
-    return setting_of(lens, batch, location=location, config=question, target_position=target_position), question
+    return setting_of(lens, batch, location=location, config=question, target_position=config.first_target()), question
 
 
 def summary_row(
@@ -163,21 +165,107 @@ def sentence(row: Mapping[Any, Any], *, sink_position: int) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a study found, before it is written."""
+
+    frames: Mapping[str, pd.DataFrame]
+    """Table -> its rows; the summary is a CSV file."""
+    headline: str
+    """The result in words."""
+    kernel: str = "eager"
+    """The attention kernel."""
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    """What ``--json`` prints."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """Options that the configuration lacks."""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """Name -> content; what is no text is written as JSON."""
+    means: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Tensors, kept as ``centring_means``."""
+
+
+class StudyFunction(Protocol[C_contra]):
+    """The function of a study, as users call it."""
+
+    def __call__(
+        self,
+        model: ModelLike | ReadConfig,
+        *,
+        config: C_contra | None = None,
+        tokens: TokenBatch | str | None = None,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+        progress: bool = True,
+        **fields: Any,
+    ) -> Study:
+        """Run the study, write its run folder and return it."""
+        ...
+
+
+_ARGUMENTS = """
+Args:
+    model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+    config: the study's configuration; the default one if None.
+    tokens: the sequences, instead of those of the configuration.
+    out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+    overwrite: replace the run that the folder holds.
+    progress: show bars.
+    **fields: fields of ``{config}``, such as ``sequences=8``; they win over those of ``config``.
+
+Raises:"""
+
+
+def study(kind: type[C]) -> Callable[[Callable[..., Measured]], StudyFunction[C]]:
+    """Make the function of a study from one that measures.
+
+    That function takes ``lens, batch, *, config, progress``; that of an intervention, whose configuration is a
+    ``StudyConfig``, ``setting, *, config, progress``. Its name and docstring are those of the study.
+    """
+    return partial(_function, kind)
+
+
+def _function(kind: type[C], measure: Callable[..., Measured]) -> StudyFunction[C]:
+    """The function of a study, with the name and the docstring of the one that measures."""
+
+    def function(
+        model: ModelLike | ReadConfig,
+        *,
+        config: C | None = None,
+        tokens: TokenBatch | str | None = None,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+        progress: bool = True,
+        **fields: Any,
+    ) -> Study:
+        check_free(out, overwrite=overwrite)
+        edits = issubclass(kind, StudyConfig)  # which needs no attention in every layer
+        settled, lens, batch = inputs(kind, model, config=config, tokens=tokens, fields=fields, every_layer=not edits)
+        how = {"config": settled, "progress": progress}
+        if isinstance(settled, StudyConfig):
+            setting, question = prepare(settled, lens, batch)
+            found, used, asked = measure(setting, **how), setting.tokens, question
+        else:
+            found, used, asked = measure(lens, batch, **how), batch, settled
+        return write_study(measure.__name__, lens, used, asked, found, out=out, overwrite=overwrite)
+
+    said = inspect.cleandoc(measure.__doc__ or "")
+    function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=kind.__name__))
+    function.__name__ = function.__qualname__ = measure.__name__
+    function.__module__ = measure.__module__
+    function.__annotations__ |= {"config": kind | None}
+    return function
+
+
 def write_study(
     kind: str,
     lens: LensModel,
     batch: TokenBatch,
     config: ReadConfig,
-    frames: Mapping[str, pd.DataFrame],
+    found: Measured,
     *,
-    kernel: str,
-    headline: str,
     out: str | Path | None,
     overwrite: bool,
-    decision: Mapping[str, Any] | None = None,
-    asked: Mapping[str, Any] | None = None,
-    files: Mapping[str, Any] | None = None,
-    means: Mapping[str, np.ndarray] | None = None,
 ) -> Study:
     """Write the run folder and return the study.
 
@@ -186,39 +274,33 @@ def write_study(
         lens: the model.
         batch: the sequences.
         config: what was asked, as ``run.json`` keeps it.
-        frames: table -> its rows; the summary is a CSV file.
-        kernel: the attention kernel.
-        headline: the result in words.
+        found: what was measured.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
-        decision: what ``--json`` prints.
-        asked: options that the configuration lacks.
-        files: name -> content; what is no text is written as JSON.
-        means: tensors, kept as ``centring_means``.
     """
-    files, folder = files or {}, Path(out) if out is not None else default_folder(lens.name)
+    folder = Path(out) if out is not None else default_folder(lens.name)
     if isinstance(config, TraceConfig):
-        record = provenance(lens, batch, config=config, kernel=kernel)
+        record = provenance(lens, batch, config=config, kernel=found.kernel)
     else:
         seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
-        record = provenance_of(lens, batch, kernel=kernel) | {"seeds": seeds}
+        record = provenance_of(lens, batch, kernel=found.kernel) | {"seeds": seeds}
     with create_run(
         folder,
         kind=kind,
-        config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in (asked or {}).items()},
+        config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in found.asked.items()},
         provenance=record,
-        expects=("tokens", *frames, *dict.fromkeys(name.partition(".")[0] for name in files)),
+        expects=("tokens", *found.frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
         overwrite=overwrite,
     ) as writer:
         writer.write_table("tokens", decode_tokens(batch, lens.tokenizer))
-        if means:
-            writer.write_tensors("centring_means", means)
-        for name, frame in frames.items():
+        if found.means:
+            writer.write_tensors("centring_means", found.means)
+        for name, frame in found.frames.items():
             if name == "summary":
                 writer.write_csv(name, frame)
             else:
                 writer.write_table(name, frame)
-        for name, content in files.items():
+        for name, content in found.files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             writer.write_text(name, text)
-    return Study(folder=folder, tables=dict(frames), headline=headline, decision=decision or {})
+    return Study(folder=folder, tables=dict(found.frames), headline=found.headline, decision=found.decision)
