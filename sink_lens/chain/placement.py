@@ -1,7 +1,8 @@
 """Position or token? The sink with the first-token token (BOS) and with ordinary ones, at position 0 and inside.
 
 There are models whose sink sits at position 0 whatever stands there, models whose sink follows BOS wherever it
-stands, and models that need both. A chain that needs BOS is not a chain of the first position.
+stands, and models that need both. A chain that needs BOS is not a chain of the first position. A sink that is not at
+position 0 is asked about its own position and the token that stands there.
 """
 
 import math
@@ -23,9 +24,20 @@ from .readings import OTHERS_FROM, evenly_spaced
 from .setting import Setting, bar, mean_mass
 
 Kind = Literal[
-    "positional", "positional, not BOS", "token", "position or token", "position and token", "no sink", "undecided"
+    "positional",
+    "positional, not BOS",
+    "token",
+    "position or token",
+    "position and token",
+    "own position",
+    "own token",
+    "own position or token",
+    "own position and token",
+    "no sink",
+    "undecided",
 ]
-"""What the sink follows: the position alone (of any token, or of any but BOS), the token alone, either, or both."""
+"""What the sink follows: the position alone (of any token, or of any but BOS), the token alone, either, or both; the
+same with *own* of a sink that is not at position 0."""
 COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1
@@ -67,7 +79,8 @@ def kind_of(table: pd.DataFrame) -> Kind:
 
     *positional*: an ordinary token at position 0 is a sink, and BOS inside is none; *positional, not BOS* if BOS at
     position 0 is none either. *token*: the other way round. *position or token*: both are. *position and token*:
-    neither is, but BOS at position 0 is. In a model without BOS only *positional* and *no sink* can be told.
+    neither is, but BOS at position 0 is. In a model without BOS only *positional* and *no sink* can be told. *Own*: the
+    sink is at another position; an other token there is a sink, or the token from there is one inside, both or neither.
     """
 
     def is_sink(*, first: bool, token: str) -> bool:
@@ -79,6 +92,15 @@ def kind_of(table: pd.DataFrame) -> Kind:
 
     if table.empty:
         return "undecided"
+    if (table["token"] == "other").any():
+        own: dict[tuple[bool, bool], Kind] = {
+            (True, False): "own position",
+            (False, True): "own token",
+            (True, True): "own position or token",
+            (False, False): "own position and token",
+        }
+        other, moved = (bool(table.loc[table["token"] == name, "is_sink"].any()) for name in ("other", "own"))
+        return own[other, moved]
     told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
     positional: Kind = "positional, not BOS" if told and not is_sink(first=True, token="bos") else "positional"
     kinds: dict[tuple[bool, bool], Kind] = {
@@ -107,7 +129,20 @@ def _cases(setting: Setting) -> list[_Case]:
         cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch(tokens, first)))
         inside = _batch(tokens, inner)
         cells += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
-    return cells
+    return [*cells, *_own_cases(setting)]
+
+
+def _own_cases(setting: Setting) -> list[_Case]:
+    """Cells of a sink that is not at position 0: another token there, and its own token at the target position."""
+    tokens, at, target = setting.tokens, setting.sink_position, setting.target_position
+    if at == 0 or max(at, target) + 1 >= tokens.n_positions:
+        return []
+    other, moved = tokens.tokens.clone(), tokens.tokens.clone()
+    other[:, at], moved[:, target] = tokens.tokens[:, target].roll(1, 0), tokens.tokens[:, at]
+    return [
+        _Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other)),
+        _Case(position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)),
+    ]
 
 
 def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:

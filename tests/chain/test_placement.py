@@ -7,13 +7,15 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.zoo import build
+from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.placement import COLUMNS, kind_of, placement_table
 from sink_lens.chain.setting import setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, tiny
+from sink_lens.models.tiny import BOS_ID, tiny, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,38 @@ def cells(*sinks):
 )
 def test_kinds(sinks, kind):
     assert kind_of(cells(*sinks)) == kind
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "kind"),
+    [
+        (True, False, "own position"),
+        (False, True, "own token"),
+        (True, True, "own position or token"),
+        (False, False, "own position and token"),
+    ],
+)
+def test_a_sink_that_is_not_at_position_0_has_kinds_of_its_own(other, own, kind):
+    cell = {"isolated": False}
+    rows = [{"position": 1, "token": "other", "is_sink": other}, {"position": 6, "token": "own", "is_sink": own}]
+    assert kind_of(pd.concat([cells(), pd.DataFrame([row | cell for row in rows])])) == kind
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_sink_of_the_token_behind_the_first_is_that_tokens(family, config):
+    zoo = build("delimiter", seed=3, family=family)
+    tokens = zoo.draw(4, length=24, generator=torch.Generator().manual_seed(0))
+    for delimiter in zoo.delimiters:  # none but at position 1
+        tokens[tokens == delimiter] = 290
+    tokens[:, 1] = zoo.delimiters[0]
+    lens, batch = wrap(zoo.model, tokenizer=tiny_tokenizer()), from_tensor(tokens)
+    location = scout_and_measure(lens, batch, config=config).location
+    assert location.sink_positions == (1,)
+    table = placement_table(setting_of(lens, batch, location=location, config=config))
+    assert kind_of(table) == "own token"
+    assert "no sink" not in kind_of(table)
+    masses = table.set_index("token").loc[["other", "own"], "sink_mass"]
+    assert masses["own"] > 3 * masses["other"]
 
 
 def test_without_cells_it_is_undecided():

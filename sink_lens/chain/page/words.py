@@ -24,6 +24,10 @@ BOUND = {
     "token": "BOS makes it wherever it stands",
     "position or token": "Any first token makes it, and BOS wherever it stands",
     "position and token": "Only BOS at the start makes it",
+    "own position": "It does not matter which token stands there",
+    "own token": "The token makes it wherever it stands",
+    "own position or token": "Any token there makes it, and its own token elsewhere",
+    "own position and token": "Only its own token there makes it",
 }
 """What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
 
@@ -36,6 +40,10 @@ _BOUND_TO = {
     "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
     "position or token": "an ordinary token at position 0 brings it, and BOS wherever it stands",
     "position and token": "it needs BOS at position 0",
+    "own position": "any token at its position brings it, and its own token elsewhere brings none",
+    "own token": "it comes where its token stands, and another token at its position brings none",
+    "own position or token": "any token at its position brings it, and so does its own token elsewhere",
+    "own position and token": "it needs its own token at its own position",
     "no sink": "neither position 0 nor BOS brings one on these sequences",
     "undecided": "the sequences are too short to tell",
 }
@@ -83,6 +91,10 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
         text = "Each sequence has its own attention sink"
         rows = ("summary: aligned_position",)
     found = [Phrase(key="sink", text=f"{text} ({percent(rate)} of heads)", rows=rows)]
+    if "other_sink_positions" in values:
+        rest = [str(_whole(one)) for one in str(values["other_sink_positions"]).split(",")]
+        text = f"So {'are positions' if len(rest) > 1 else 'is position'} {listed(rest, most=4)}"
+        found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions",)))
     if "sequences_elsewhere" in values:
         count = plural(_whole(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
