@@ -311,14 +311,30 @@ SITES: Mapping[str, Site] = {site.name: site for site in _LIST}
 """Site name -> site, in the order in which a layer computes them."""
 
 
+_OTHER_NAMES = {
+    "attn": "'attn_out'",
+    "attn_scores": "'scores'",
+    "embed": "'resid_pre' of layer 0",
+    "mlp": "'mlp_out'",
+    "mlp_post": "'neurons'",
+    "post": "'neurons'",
+    "pre": "'gate', or 'up' in an MLP without a gate",
+    "pre_linear": "'up'",
+    "resid_mid": "'attn_out', which a layer adds to its 'resid_pre'; hook_resid_mid is read by the MLP alone",
+    "result": "'z' by heads, which W_O makes the result of",
+}
+"""Names by which TransformerLens calls a place -> its site here."""
+
+
 def no_site(name: str) -> SiteError:
-    """The error of a name that is no site's; the name of a hook point is told its site."""
+    """The error of a name that is no site's; the name of a hook point, or TransformerLens's for a place, is told it."""
+    short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
-    hooked = next((site.name for site in _LIST if site.bridge == pattern), "")
-    instead = (
-        f"it is the hook point of {hooked!r}; layers are named apart" if hooked else f"need one of {', '.join(SITES)}"
-    )
-    return SiteError(f"there is no site {name!r}; {instead}")
+    hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]  # z before z_raw
+    hooked += [_OTHER_NAMES[short]] if short in _OTHER_NAMES else [repr(short)] if short in SITES else []
+    if hooked:
+        return SiteError(f"there is no site {name!r}; it is called {hooked[0]}, and layers are named apart")
+    return SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
 
 
 def site_of(name: str, *, family: Family) -> Site:

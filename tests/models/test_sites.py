@@ -8,6 +8,7 @@ from lenses import lens_of as lens
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from sink_lens import edits
 from sink_lens.activations.record import capture
 from sink_lens.axes import AXES
 from sink_lens.errors import ModelError, SiteError
@@ -303,3 +304,24 @@ def test_an_unknown_architecture_is_refused_with_the_list():
     assert len(FAMILIES) == len(families)
     with pytest.raises(ModelError, match=r"'MambaForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):
         family_of("MambaForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [
+        ("hook_z", "'z'"),
+        ("blocks.1.attn.hook_z", "'z'"),
+        ("attn", "'attn_out'"),
+        ("hook_attn_out", "'attn_out'"),
+        ("post", "'neurons'"),
+        ("blocks.0.mlp.hook_post", "'neurons'"),
+        ("attn_scores", "'scores'"),
+        ("hook_resid_post", "'resid_post'"),
+        ("blocks.2.hook_resid_mid", "'attn_out', which a layer adds"),
+        ("resid_mid", "'attn_out', which a layer adds"),
+        ("result", "'z' by heads"),
+    ],
+)
+def test_a_place_of_transformer_lens_is_told_its_site(name, site):
+    with pytest.raises(SiteError, match=f"there is no site '{name}'; it is called {site}"):
+        edits.zero(name)
