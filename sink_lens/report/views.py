@@ -96,7 +96,7 @@ class View:
 
 
 def attention_heads(
-    source: Any,
+    attention: Any,
     tokens: Any = None,
     *,
     sequence: int = 0,
@@ -108,7 +108,7 @@ def attention_heads(
     """Attention of several heads, one of them large: choose a head, hover for its numbers.
 
     Args:
-        source: an array of (head, query, key) or (query, key); a ``capture`` of ``pattern``; or a traced run.
+        attention: an array of (head, query, key) or (query, key); a ``capture`` of ``pattern``; or a traced run.
         tokens: what the positions hold: texts, or a token batch, then with ``tokenizer``. By default a run's own, else
             the positions.
         sequence: of a capture and a token batch.
@@ -122,10 +122,10 @@ def attention_heads(
         InputError: the shapes do not fit, or there are too many numbers for a browser.
         RunError: the run has no patterns.
     """
-    patterns, found = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
+    patterns, found = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
     props = {
         "attention": patterns,
-        "tokens": _texts(source, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
+        "tokens": _texts(attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
         "attentionHeadNames": _names(found if names is None else names, len(patterns)),
         "maskUpperTri": True,
         "minValue": 0,
@@ -136,8 +136,8 @@ def attention_heads(
 
 
 def attention_patterns(
-    source: Any,
     tokens: Any = None,
+    attention: Any = None,
     *,
     sequence: int = 0,
     layers: Sequence[int] | None = None,
@@ -147,11 +147,14 @@ def attention_patterns(
 ) -> View:
     """Attention of several heads over the text: choose a token to see what it attends to, or what attends to it.
 
-    Arguments and errors are those of ``attention_heads``, which a browser without WebGL shows in its place. Where WebGL
-    is drawn without a graphics card, eight heads of 64 tokens take many seconds: choose fewer.
+    Arguments and errors are those of ``attention_heads``, which a browser without WebGL shows in its place; their order
+    is that of CircuitsVis, and a capture or a run may stand alone. Where WebGL is drawn without a graphics card, eight
+    heads of 64 tokens take many seconds: choose fewer.
     """
+    if attention is None:
+        tokens, attention = None, tokens
     of = {"sequence": sequence, "layers": layers, "heads": heads, "names": names, "tokenizer": tokenizer}
-    large = attention_heads(source, tokens, **of)
+    large = attention_heads(attention, tokens, **of)
     props = dict(large.props)
     lines = sum(len(text) for text in props["tokens"]) // _CHARACTERS
     height = 420 + 110 * (len(props["attention"]) // 9) + _LINE * lines

@@ -20,7 +20,7 @@ HOSTILE = (
 PATTERN = np.tril(np.ones((2, 8, 8))) / np.arange(1, 9)[:, None]
 SHOWN = {
     "heads": views.attention_heads(PATTERN, HOSTILE, names=HOSTILE[:2]),
-    "patterns": views.attention_patterns(PATTERN, HOSTILE, names=HOSTILE[:2]),
+    "patterns": views.attention_patterns(HOSTILE, PATTERN, names=HOSTILE[:2]),
     "tokens": views.colored_tokens(np.arange(8), HOSTILE),
     "neurons": views.neuron_activations(np.arange(16.0).reshape(8, 2, 1), HOSTILE, layers=HOSTILE[:2]),
 }

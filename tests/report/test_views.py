@@ -141,7 +141,7 @@ def test_hostile_tokens_cannot_leave_their_place():
     names = [*HOSTILE, "", "b"]
     shown = {
         "heads": views.attention_heads(np.ones((10, 10)), names, names=HOSTILE[:1]),
-        "patterns": views.attention_patterns(np.ones((10, 10)), names, names=HOSTILE[1:2]),
+        "patterns": views.attention_patterns(names, np.ones((10, 10)), names=HOSTILE[1:2]),
         "tokens": views.colored_tokens(np.arange(10), names),
         "neurons": views.neuron_activations(np.ones((10, 1, 2)), names, layers=HOSTILE[:1]),
     }
