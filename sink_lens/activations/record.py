@@ -119,7 +119,7 @@ def capture(
         lens: the model.
         tokens: the sequences; padded positions are captured too.
         sites: names from ``sink_lens.models.sites``.
-        layers: layers to capture; None means all (in a hybrid, those that have the sites).
+        layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
         positions: positions to capture (query positions for scores and pattern); None means all.
         path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` takes the bridge's
             blocks with a fused kernel, or the bridge's own attention for scores and pattern; the plain module where
@@ -140,7 +140,7 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(_having(names, lens) if layers is None else layers))
+    chosen = sorted(set(_having(names, lens) if layers is None else from_end(layers, lens)))
     check_layers(chosen, lens)
     for name in names:
         check_having(lens, chosen, site=name)
@@ -332,6 +332,11 @@ def _path(
 def sequences_a_forward(asked: int | None, batch: TokenBatch) -> int:
     """Sequences in one forward pass: as many as asked for, or by their length."""
     return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
+
+
+def from_end(layers: Iterable[int], lens: LensModel) -> list[int]:
+    """Layers, of which a negative number counts from the last one."""
+    return [lens.n_layers + layer if -lens.n_layers <= layer < 0 else layer for layer in layers]
 
 
 def check_layers(layers: Iterable[int], lens: LensModel) -> None:

@@ -32,6 +32,8 @@ class Outcome:
     """Logits at the scored positions, on the CPU; None if they were not requested."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
     """(site, layer) -> the tensor captured after the edits, on the CPU."""
+    token_loss: Float[Tensor, "batch target"] | None = field(default=None, repr=False)
+    """Next-token loss of every token but the first, nan at padding; of ``run_with`` alone, with the loss."""
     scored: tuple[int, ...] | None = None
     """The positions in ``logits``, in order; None means all."""
     sequences: slice = field(default_factory=lambda: slice(None))

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens
-from ..activations.record import check_layers, check_positions, never_fired
+from ..activations.record import check_layers, check_positions, from_end, never_fired
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, check_edits
@@ -65,7 +65,7 @@ def run_with(
         tokens: the sequences; a plain tensor is taken to have no padding.
         edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
         positions: positions whose attention mass and residual stream are read.
-        layers: layers at which mass, stream and sites are read; None means all.
+        layers: layers at which mass, stream and sites are read, -1 the last; None means all.
         sites: sites whose tensors are also kept, as they are after the edits.
         loss: compute the next-token loss, which runs all layers.
         logits: keep the logits.
@@ -139,7 +139,7 @@ def run_applied(
     """``run_with`` for edits that are checked already; ``prompts`` are the batch's indices among all sequences."""
     first = 0 if start is None else start.layer
     last = lens.n_layers if loss or logits else max(layers) + 1
-    collector = RunCollector(lens=lens, keys=positions)
+    collector = RunCollector(lens=lens, keys=positions, by_token=True)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
@@ -180,10 +180,19 @@ class RunCollector:
     """
 
     def __init__(
-        self, *, lens: LensModel, keys: tuple[int, ...], begin: int = 0, early: Early | None = None, keep: bool = False
+        self,
+        *,
+        lens: LensModel,
+        keys: tuple[int, ...],
+        begin: int = 0,
+        early: Early | None = None,
+        keep: bool = False,
+        by_token: bool = False,
     ) -> None:
         """Collect what is read of one run; positions before ``begin`` come from ``early``."""
         self.lens, self.keys, self.begin, self.early, self.keep = lens, keys, begin, early, keep
+        self.by_token: list[Tensor] | None = [] if by_token else None
+        """The loss of every token, if it is asked for; nan at padding."""
         self.mass: dict[int, list[Tensor]] = {}
         self.columns: dict[int, list[Tensor]] = {}
         self.state: dict[int, list[Tensor]] = {}
@@ -302,6 +311,8 @@ class RunCollector:
             if self.keep:
                 self.token_losses = losses
             self.losses.append(mean_loss(losses, part))
+            if self.by_token is not None:
+                self.by_token.append(losses.detach().cpu().masked_fill(~part.valid[:, 1:].cpu(), torch.nan))
         if logits:
             self.logits.append(out.detach().clone() if out.device.type == "cpu" else out.detach())
             if early is not None:
@@ -361,6 +372,7 @@ class RunCollector:
             mass=torch.stack(mass) if read else torch.empty(0, n, 0, n_keys, dtype=torch.float32),
             state=torch.stack(state) if read else torch.empty(0, n, n_keys, 0, dtype=torch.float32),
             loss=torch.cat(self.losses) if self.losses else None,
+            token_loss=torch.cat(self.by_token) if self.by_token else None,
             logits=logits,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},
             scored=scored,
@@ -426,7 +438,7 @@ def bridge_pass(
 
 def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
     """The layers to read, sorted; refuses those that do not exist."""
-    chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(asked)))
+    chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(from_end(asked, lens))))
     check_layers(chosen, lens)
     if not chosen:
         raise InputError("no layers were given; need at least one to read")

@@ -280,3 +280,13 @@ def test_a_loss_over_a_large_vocabulary_is_right_to_1e_5():
     found = next_token_losses(logits, tokens)[0]
     wanted = torch.nn.functional.cross_entropy(logits[0, :-1].double(), tokens[0, 1:], reduction="none")
     assert float((found - wanted).abs().max()) < 1e-5  # cross_entropy in float32 on a CPU: 6.6e-5
+
+
+def test_the_loss_of_each_token_is_that_of_transformer_lens_and_undefined_at_padding(lens_of):
+    lens, batch = lens_of("llama"), tokens()
+    theirs = lens.bridge(batch, return_type="loss", loss_per_token=True)
+    torch.testing.assert_close(run_with(lens, batch).token_loss, theirs.detach(), rtol=1e-5, atol=1e-5)
+    padded = from_tensor(batch, lengths=torch.tensor([5, *[batch.shape[1]] * (len(batch) - 1)]))
+    found = run_with(lens, padded, batch_size=1)
+    assert found.token_loss[0].isnan().tolist() == [False] * 4 + [True] * (batch.shape[1] - 5)
+    torch.testing.assert_close(found.token_loss.nanmean(1), found.loss)
