@@ -24,12 +24,12 @@ Prints on the default model:
     27        0.00  0.05  0.77
 
     the strongest heads, to first order
-     layer  head  approximation
-        23     4         11.081
-        29     1          4.349
-        29     0         -4.026
-        24     4         -1.808
-        23     1          1.313
+     layer  head  effect
+        23     4  11.081
+        29     1   4.349
+        29     0  -4.026
+        24     4  -1.808
+        23     1   1.313
 
     of 20 heads patched for real: mean error 0.0045, mean effect 0.0915
     picture: runs/patch/patch.png
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head"))
     print("\nthe strongest heads, to first order")
-    print(screen.strongest(5)[["layer", "head", "approximation"]].round(3).to_string(index=False))
+    print(screen.strongest(5)[["layer", "head", "effect"]].round(3).to_string(index=False))
     check = screen.sample(20, generator=torch.Generator().manual_seed(0))
     print(
         f"\nof {check.n} heads patched for real: mean error {check.mean_error:.4f}, mean effect {check.mean_effect:.4f}"

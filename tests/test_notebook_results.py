@@ -22,7 +22,7 @@ from sink_lens.training.train import TrainResult
 
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 SUMMARY = pd.DataFrame({"measure": [HOSTILE], "value": [1.5]})
-SWEPT = pd.DataFrame({"layer": [0, 1], "effect": [0.0, 0.5], "approximation": [0.0, 0.4], "text": HOSTILE})
+SWEPT = pd.DataFrame({"layer": [0, 1], "effect": [0.0, 0.5], "method": "gradient", "empty": np.nan, "text": HOSTILE})
 PATCHED = {"metric": HOSTILE, "direction": "denoising", "baseline": 1.0, "source": 2.0, "differences": SWEPT}
 SITE = {"site": "z", "unit": "", "by": ("layer",), "labels": {}}
 LOG = pd.DataFrame({"step": [1], "tokens": [64], "loss": [3.0], "seconds": [1.0], "eval_loss": [2.9]})

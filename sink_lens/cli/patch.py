@@ -150,6 +150,7 @@ def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table
     heads = {"value": result.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
     heads |= {"normalised_effect": "of the way", "approximation": "approx."}
     frame = result.strongest(top)
+    heads |= {"effect": "approx."} if "method" in frame else {}
     if "ci_low" in frame.columns:
         frame["95%"] = [interval(low, high) for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
     shown = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]

@@ -63,7 +63,8 @@ def attribution_patch(
     runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings)
     per_sequence = first_order(runs, grid, steps=settings.steps)
     direction = settings.direction
-    return _result(runs, per_sequence, pair=pair, by=settings.by, direction=direction, grid=grid)
+    method = "gradient" if settings.steps == 1 else "integrated gradients"
+    return _result(runs, per_sequence, pair=pair, by=settings.by, direction=direction, grid=grid, method=method)
 
 
 def _result(
@@ -74,13 +75,15 @@ def _result(
     by: tuple[str, ...],
     direction: Direction,
     grid: list[Part],
+    method: str,
 ) -> AttributionResult:
     """The result from the approximation by sequence."""
     by_sequence = len(runs.baseline) == runs.run.n_sequences
     frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
     undefined = runs.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
     kept = per_sequence.double()[:, ~undefined]
-    frame["approximation"] = (kept.nanmean(1) if by_sequence else kept.sum(1)).numpy()
+    frame["effect"] = (kept.nanmean(1) if by_sequence else kept.sum(1)).numpy()
+    frame["method"] = method
     frame["changed"] = [runs.differs(part) for part in grid]
     frame["n"] = (~kept.isnan()).sum(1).numpy() if by_sequence else 1 - int(runs.baseline.isnan().sum())
     return AttributionResult(

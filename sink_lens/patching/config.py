@@ -42,7 +42,7 @@ class PatchConfig:
     corrupted: tuple[str, ...] = ()
     """The clean text with something changed, in as many tokens; one for each clean text."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
-    """The site that is patched; see sink_lens.SITES."""
+    """The site that is patched; see sink_lens.SITES. From Python, every is resid_pre, attn_out and mlp_out."""
     metric: MetricName = "sink_mass"
     """Metric to report; loss is computed on the patched run's own tokens."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})

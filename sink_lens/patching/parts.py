@@ -155,6 +155,8 @@ def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int,
         return tuple(range(size))
     if not given:
         raise InputError(f"no {what} were chosen; need at least one, or None for all")
+    if what == "layers":  # -1 is the last
+        given = [index + size if -size <= index < 0 else index for index in given]
     if len(set(given)) < len(given):
         raise InputError(f"{what} are named twice: {list(given)}; need each once")
     for index in given:

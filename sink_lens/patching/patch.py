@@ -39,7 +39,7 @@ from .config import PatchConfig
 from .first_order import first_order
 from .pairs import Direction, PromptPair, Sequences
 from .parts import check_put, drawn_parts, identity_of, index_of
-from .results import PatchResult, write_result
+from .results import ADDED, EVERY, PatchResult, joined, write_result
 from .run_folder import Kept, Measured, label_of, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
 
@@ -80,7 +80,8 @@ def patch(
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
-        **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``.
+        **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``. ``site="every"``
+            patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``.
 
     With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
     largest are patched; the frame then has the column ``approximation``, as a check of it.
@@ -94,6 +95,13 @@ def patch(
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
         RunError: the folder is in use, or holds another run or another division into shards.
     """
+    if (fields.get("site") or (config.site if config is not None else "")) == EVERY:
+        if out is not None:
+            raise InputError(f"site={EVERY!r} and a run folder were given, which holds one site; leave out out")
+        asked: dict[str, Any] = {"metric": metric, "put": put, "edits": edits, "config": config, "progress": progress}
+        asked |= fields
+        lens = as_lens(lens)
+        return joined({site: patch(lens, clean, corrupted, **asked | {"site": site}) for site in ADDED})
     check_shard(shard, out=out, overwrite=overwrite)
     request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     if out is None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Rows of the table ``summary``."""
+EVERY = "every"
+"""The site of a patch of all ``ADDED``."""
+ADDED = ("resid_pre", "attn_out", "mlp_out")
+"""The stream, and what each layer adds to it: the sites of TransformerLens's ``get_act_patch_block_every``."""
 _THEIR_AXES = {"position": "pos"}
 _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_index"}
 """Axis of a sweep -> its name in ``transformer_lens.patching``, of activations and of scores and pattern."""
@@ -108,7 +112,7 @@ class PatchResult:
         ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
         the sequences last. ``normalized(result.baselines[1])`` is 0 at the baseline run and 1 at the source run.
         """
-        theirs = _THEIR_MATRIX_AXES if SITES[self.site].observed else _THEIR_AXES
+        theirs = _THEIR_MATRIX_AXES if self.site in SITES and SITES[self.site].observed else _THEIR_AXES
         names = [theirs.get(axis, axis) for axis in self.by]
         index = pd.DataFrame(self.frame[[*self.by]].to_numpy(), columns=names)
         sizes = [len({*index[name]}) for name in names]
@@ -125,12 +129,16 @@ class PatchResult:
 
     def _repr_html_(self) -> str:
         """The patches in a notebook."""
-        said = (
+        said = [
             f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
             f"{self.source:.4g} in the source run."
-        )
+        ]
+        if len(self.frame) and self.by:
+            top = self.strongest(1).iloc[0]
+            where = ", ".join(f"{name} {top[name]}" for name in self.by)
+            said = [f"The strongest patch is at {where}: it changes {self.metric} by {top['effect']:.4g}.", *said]
         drawn = [self.heatmap()] if self.by and self.finished else []
-        return display.html(said, *drawn, self.strongest())
+        return display.html(said, *drawn, self.strongest().dropna(axis=1, how="all"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +174,8 @@ class AttributionResult:
     """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
-    """One row per patch: the swept columns, ``approximation`` of the effect of ``patch``, ``changed``, ``n``."""
+    """One row per patch: the swept columns, ``effect`` (approximates that of ``patch``), ``method`` (gradient, integrated
+    gradients), ``changed``, ``n``."""
     site: str
     metric: str
     unit: str
@@ -183,9 +192,9 @@ class AttributionResult:
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest approximations, positive or negative."""
-        return strongest(self.frame, "approximation", n=n)
+        return strongest(self.frame, "effect", n=n)
 
-    def heatmap(self, value: str = "approximation") -> "Figure":
+    def heatmap(self, value: str = "effect") -> "Figure":
         """The approximation as a heat map; with three axes, it shows the strongest value along the third."""
         title = f"{self.direction}, to first order: {self.site} patched, {self.metric}"
         from .page import patch_map
@@ -223,7 +232,7 @@ class AttributionResult:
         parts = {identity_of(self.grid[number]): self.grid[number] for number in numbers}
         found = self.runs.measure(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])
-        frame = self.frame.iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
+        frame = _in_folder(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
         frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
@@ -240,16 +249,35 @@ class AttributionResult:
         )
 
 
+def joined(results: Mapping[str, PatchResult]) -> PatchResult:
+    """The patches of several sites, which differ in nothing else, as one result with the last axis ``site``."""
+    first, names = next(iter(results.values())), list(results)
+    order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
+    frames = [one.frame.assign(site=name) for name, one in results.items()]
+    by = (*first.by, "site")
+    frame = pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True)
+    frame = frame[[*by, *(name for name in frame if name not in by)]]
+    values = torch.cat([one.values for one in results.values()])[torch.from_numpy(order)]
+    return replace(first, frame=frame, site=EVERY, by=by, values=values)
+
+
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult, *, top: int = SHOWN) -> pd.DataFrame:
     """Write the tables and the heat map; the strongest patches, which are the summary."""
     for name, frame in result.tables.items():
-        writer.write_table(name, frame)
+        writer.write_table(name, _in_folder(frame))
     if result.by:
         writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
-    strongest = result.strongest(top).assign(**about)
+    strongest = _in_folder(result.strongest(top)).assign(**about)
     writer.write_csv("summary", strongest)
     return strongest
+
+
+def _in_folder(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table as a run folder has it, where an approximation has a column of its own beside real effects."""
+    if "method" not in frame:
+        return frame
+    return frame.drop(columns="method").rename(columns={"effect": "approximation"})
 
 
 def _spearman(both: pd.DataFrame) -> float:

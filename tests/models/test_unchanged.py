@@ -154,7 +154,7 @@ def numbers(lens):
         "plain": capture(lens, batch(), sites=["z"], path="plain")["z", 2],
         "bridge": capture(lens, batch(), sites=["z"], path="bridge")["z", 2],
         "patch": torch.tensor(patched.frame["value"].to_numpy()),
-        "attribution": torch.tensor(approximate.frame["approximation"].to_numpy()),
+        "attribution": torch.tensor(approximate.frame["effect"].to_numpy()),
     }
 
 

@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
             return float(evaluate(DIFFERENCE, run_with(lens, corrupted, one, layers=(2,), logits=True)).mean())
 
         slope = (moved(0.002) - moved(-0.002)) / 0.004
-        assert found.frame["approximation"].item() == pytest.approx(slope, rel=0.05, abs=3e-3), site
+        assert found.frame["effect"].item() == pytest.approx(slope, rel=0.05, abs=3e-3), site
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
 def test_every_metric_can_be_approximated(metric):
     lens, (clean, corrupted) = lens_of(), pair()
     found = attribution_patch(lens, clean, corrupted, site="resid_pre", metric=metric)
-    assert found.frame["approximation"].abs().max() > 0
-    assert (found.frame.loc[found.frame["position"] < 2, "approximation"] == 0).all()
+    assert found.frame["effect"].abs().max() > 0
+    assert (found.frame.loc[found.frame["position"] < 2, "effect"] == 0).all()
 
 
 def test_the_divergence_can_be_approximated_away_from_its_minimum():
     lens, (clean, corrupted) = lens_of(), pair()
     logits = run_with(lens, clean, logits=True).logits
     found = attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric=metrics.kl_to(logits))
-    assert found.frame["approximation"].abs().max() > 0
+    assert found.frame["effect"].abs().max() > 0
 
 
 def test_it_is_exact_where_the_metric_is_linear():
@@ -84,8 +84,8 @@ def test_the_cells_of_a_head_add_up_to_the_whole():
     lens, (clean, corrupted) = lens_of(), pair()
     parts = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE)
     whole = attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric=DIFFERENCE)
-    summed = parts.frame.groupby("layer")["approximation"].sum().tolist()
-    assert summed == pytest.approx(whole.frame["approximation"].tolist(), abs=1e-5)
+    summed = parts.frame.groupby("layer")["effect"].sum().tolist()
+    assert summed == pytest.approx(whole.frame["effect"].tolist(), abs=1e-5)
 
 
 def test_the_sample_is_compared_with_real_patches():
@@ -109,13 +109,13 @@ def test_padding_and_undefined_sequences_are_left_out():
     found = attribution_patch(lens, *batches, site="z", by=("layer",), metric=metrics.loss())
     alone = attribution_patch(lens, clean[:1], corrupted[:1], site="z", by=("layer",), metric=metrics.loss())
     assert found.frame["n"].tolist() == [1, 1, 1]
-    assert found.frame["approximation"].tolist() == pytest.approx(alone.frame["approximation"].tolist(), abs=1e-6)
+    assert found.frame["effect"].tolist() == pytest.approx(alone.frame["effect"].tolist(), abs=1e-6)
 
 
 def test_a_screen_is_drawn_and_sorted():
     found = attribution_patch(lens_of(), *pair(), site="resid_pre", metric=DIFFERENCE)
     assert isinstance(found.heatmap(), Figure)
-    top = found.strongest(4)["approximation"].abs().tolist()
+    top = found.strongest(4)["effect"].abs().tolist()
     assert top == sorted(top, reverse=True)
 
 
@@ -150,7 +150,7 @@ def test_in_steps_the_effects_of_all_embeddings_add_up_to_the_whole_difference()
         found = attribution_patch(
             lens, clean, corrupted, by=("position",), layers=[0], metric=metrics.sink_mass(0), steps=steps
         )
-        return abs(float(found.frame["approximation"].sum()) - (found.source - found.baseline)), found
+        return abs(float(found.frame["effect"].sum()) - (found.source - found.baseline)), found
 
     (many, found), (one, _) = missing(24), missing(1)
     assert many < 0.02 * abs(found.source - found.baseline)
@@ -162,9 +162,10 @@ def test_screened_cells_are_the_strongest_to_first_order_and_patched_for_real():
     asked = {"site": "neurons", "by": ("layer", "unit"), "metric": DIFFERENCE}
     every = attribution_patch(lens, clean, corrupted, **asked).frame
     found = patch(lens, clean, corrupted, screen=5, progress=False, **asked).frame
-    strongest = every.loc[every["approximation"].abs().nlargest(5).index].sort_index()
+    strongest = every.loc[every["effect"].abs().nlargest(5).index].sort_index()
     assert found[["layer", "unit"]].to_numpy().tolist() == strongest[["layer", "unit"]].to_numpy().tolist()
-    assert found["approximation"].tolist() == pytest.approx(strongest["approximation"].tolist())
+    assert found["approximation"].tolist() == pytest.approx(strongest["effect"].tolist())
+    assert set(every["method"]) == {"gradient"}
     layer, unit = found.loc[0, ["layer", "unit"]]
     one = patch(lens, clean, corrupted, by=(), site="neurons", layers=[layer], units=[unit], metric=DIFFERENCE)
     assert found.loc[0, "effect"] == pytest.approx(one.frame["effect"].item(), abs=1e-6)

@@ -3,15 +3,18 @@
 import functools
 import shutil
 import sys
+import warnings
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+import transformer_lens.patching as reference
 from filelock import FileLock
+from lenses import lens_of
 from rounding import assert_close
 
-from sink_lens import TokenBatch, edits, patching, run_with, wrap
+from sink_lens import TokenBatch, capture, edits, patching, run_with, wrap
 from sink_lens.edits import metrics
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.engine import Engine
@@ -286,7 +289,7 @@ def test_pairs_without_a_patched_position_are_left_out_of_it():
     near = patching.attribution_patch(lens(), *both, metric="kl", layers=[1], positions=[1, 5])
     alike = patching.attribution_patch(lens(), *alone, metric="kl", layers=[1], positions=[1, 5])
     assert near.frame["n"].tolist() == [3, 2]
-    assert near.frame["approximation"][1] == pytest.approx(alike.frame["approximation"][1], rel=1e-4)
+    assert near.frame["effect"][1] == pytest.approx(alike.frame["effect"][1], rel=1e-4)
     whole = patching.patch(lens(), *both, metric="kl", by=("layer",), progress=False)
     assert (whole.frame["n"] == 3).all()
 
@@ -334,3 +337,44 @@ def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_pat
     assert again.frame.equals(patched(out=tmp_path / "c", batch_size=1, **options(in_notebook(text.format(2.0)))).frame)
     with pytest.raises(RunError, match=r"cannot be known: .*open_file holds a .*Give out another name, or overwrite"):
         patched(out=tmp_path / "b", batch_size=1, **options(in_notebook(own.format(2.0))))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_every_patches_the_stream_attention_and_mlp_as_transformer_lens_does(family):
+    own = lens_of(family)
+    clean = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(0))
+    corrupted = clean.clone()
+    corrupted[:, 2] = 3 + (clean[:, 2] + 50) % 297
+    metric = metrics.logit_difference(5, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, cache = own.bridge.run_with_cache(clean)
+        theirs = reference.get_act_patch_block_every(
+            own.bridge, corrupted, cache, lambda logits: (logits[:, -1, 5] - logits[:, -1, 7]).mean()
+        )  # site layer position
+    found = patching.patch(own, clean, corrupted, site="every", metric=metric, controls=0, progress=False)
+    assert found.frame["site"].tolist()[:4] == ["resid_pre", "attn_out", "mlp_out", "resid_pre"]
+    ours = torch.tensor(found.frame["value"].to_numpy(copy=True)).reshape(3, 5, 3).permute(2, 0, 1)
+    torch.testing.assert_close(ours, theirs.double(), rtol=0.0, atol=1e-5)
+    alone = patching.patch(own, clean, corrupted, site="attn_out", metric=metric, controls=0, progress=False)
+    rows = found.frame["site"] == "attn_out"
+    assert torch.equal(found.values[rows.tolist()], alone.values)
+    same = found.patching_result()
+    assert (same.axis_names, tuple(same.values.shape)) == (["layer", "pos", "site"], (3, 5, 3, 2))
+    assert "The strongest patch is at layer" in found._repr_html_()
+    assert "control_effect" not in found._repr_html_()  # without controls, a column of nothing
+    with pytest.raises(InputError, match="site='every' and a run folder were given"):
+        patching.patch(own, clean, corrupted, site="every", metric=metric, out="runs/x")
+
+
+def test_a_layer_below_0_counts_from_the_last():
+    own, tokens = lens_of(), torch.randint(3, 300, (1, 6), generator=torch.Generator().manual_seed(0))
+    assert set(capture(own, tokens, sites=["z"], layers=[-1, 0])) == {("z", 0), ("z", 2)}
+    assert run_with(own, tokens, layers=[-2]).layers == (1,)
+    found = patching.patch(
+        own, tokens, tokens.flip(1), layers=[-1], positions=[2], metric="loss", controls=0, progress=False
+    )
+    assert found.frame["layer"].tolist() == [2]
+    for ask in (lambda: capture(own, tokens, sites=["z"], layers=[-4]), lambda: run_with(own, tokens, layers=[-4])):
+        with pytest.raises(InputError, match="layer -4 does not exist; need 0 to 2"):
+            ask()
