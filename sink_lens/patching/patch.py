@@ -99,9 +99,9 @@ def patch(
         if out is not None:
             raise InputError(f"site={EVERY!r} and a run folder were given, which holds one site; leave out out")
         asked: dict[str, Any] = {"metric": metric, "put": put, "edits": edits, "config": config, "progress": progress}
-        asked |= fields
+        asked |= {name: one for name, one in fields.items() if name != "site"}
         lens = as_lens(lens)
-        return joined({site: patch(lens, clean, corrupted, **asked | {"site": site}) for site in ADDED})
+        return joined({site: patch(lens, clean, corrupted, site=site, **asked) for site in ADDED})
     check_shard(shard, out=out, overwrite=overwrite)
     request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
     if out is None:

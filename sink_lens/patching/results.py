@@ -174,8 +174,8 @@ class AttributionResult:
     """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
-    """One row per patch: the swept columns, ``effect`` (approximates that of ``patch``), ``method`` (gradient, integrated
-    gradients), ``changed``, ``n``."""
+    """One row per patch: the swept columns, ``effect`` (approximates that of ``patch``), ``method`` (gradient, or
+    integrated gradients), ``changed``, ``n``."""
     site: str
     metric: str
     unit: str

@@ -371,9 +371,8 @@ def test_a_layer_below_0_counts_from_the_last():
     own, tokens = lens_of(), torch.randint(3, 300, (1, 6), generator=torch.Generator().manual_seed(0))
     assert set(capture(own, tokens, sites=["z"], layers=[-1, 0])) == {("z", 0), ("z", 2)}
     assert run_with(own, tokens, layers=[-2]).layers == (1,)
-    found = patching.patch(
-        own, tokens, tokens.flip(1), layers=[-1], positions=[2], metric="loss", controls=0, progress=False
-    )
+    part = {"layers": [-1], "positions": [2], "controls": 0}
+    found = patching.patch(own, tokens, tokens.flip(1), metric="loss", progress=False, **part)
     assert found.frame["layer"].tolist() == [2]
     for ask in (lambda: capture(own, tokens, sites=["z"], layers=[-4]), lambda: run_with(own, tokens, layers=[-4])):
         with pytest.raises(InputError, match="layer -4 does not exist; need 0 to 2"):
