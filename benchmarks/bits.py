@@ -61,7 +61,7 @@ def gaps(lens: LensModel) -> Iterator[tuple[str, float]]:
     alone = [run_with(lens, tokens, one).loss for one in edits]
     for name, options in PLANS.items():
         plan = Plan(path="blocks", prompts=3, **options)
-        engine = Engine(lens, tokens, [cell_of(one, name=str(n)) for n, one in enumerate(edits)], [loss()], plan=plan)
+        engine = Engine(lens, tokens, [cell_of(one) for one in edits], [loss()], plan=plan)
         frames = [engine.run(block) for block in engine.blocks]
         found = {cell: rows["value"].to_numpy() for frame in frames for cell, rows in frame.groupby("cell")}
         yield name, max(gap(torch.tensor(found[n])[:, None], one.double()[:, None]) for n, one in enumerate(alone))

@@ -47,6 +47,7 @@ from sink_lens.engine.plan import plan_of
 from sink_lens.measures.attention import sink_mass as mass_of
 from sink_lens.models.lens import LensModel
 from sink_lens.sweeps import EditGrid, Grid
+from sink_lens.sweeps.cells import grid_cells
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measure import peak
@@ -159,7 +160,7 @@ class Bench:
         """Ours for some cells."""
         cells: list[Cell] = []
         for site in sites:
-            found, _ = Grid.of(site.grid, controls=0).cells(self.lens, n_positions=LENGTH)
+            found = grid_cells(Grid.of(site.grid, controls=0), self.lens, n_positions=LENGTH).every
             cells += found
         needs = Needs.of([self.metric], lens=self.lens)
         plan = plan_of(self.lens, self.tokens, needs, n_cells=len(cells))

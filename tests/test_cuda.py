@@ -30,6 +30,7 @@ from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.patching.patch import patch
 from sink_lens.schema import QUANTISED_FORMATS
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
+from sink_lens.sweeps.cells import grid_cells
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.train import train
@@ -189,7 +190,8 @@ def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
 def test_a_cell_waits_for_the_gpu_once(metric):
     _, lens = both("llama")
     tokens = TokenBatch.from_tensor(ids(2, 10))
-    cells, _ = Grid.of(EditGrid(site="mlp_out", layers="0", positions="each"), controls=0).cells(lens, n_positions=10)
+    grid = Grid.of(EditGrid(site="mlp_out", layers="0", positions="each"), controls=0)
+    cells = grid_cells(grid, lens, n_positions=10).every
     counts = {}
     for number in (4, 8):
         plan = Plan(path="blocks", prompts=2, pack=99, cut=False)

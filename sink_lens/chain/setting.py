@@ -384,7 +384,7 @@ def _baseline_run(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int
     keys = target, sink
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
-    cell = cell_of(isolate([target]), name="isolation")
+    cell = cell_of(isolate([target]))
     return make_ground(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 

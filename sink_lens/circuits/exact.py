@@ -68,14 +68,7 @@ def exact_scores(
             raise InputError(f"{reader.name} is the gate of a head's output, which has no site; need another edge")
         site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(reader.kind, reader.kind)
         make = partial(_edits, runs, int(readers[edge]), streams, partial(change, edge), positions)
-        cells.append(
-            Cell(
-                identity=str(graph.names[edge]),
-                touches=((site, None if site == "final" else (reader.layer,)),),
-                begin=begin,
-                make=make,
-            )
-        )
+        cells.append(Cell(touches=((site, None if site == "final" else (reader.layer,)),), begin=begin, make=make))
     return _losses(runs, cells, advance=advance)
 
 
@@ -103,7 +96,7 @@ def exact_node_scores(
             without = streams[site, layer] - difference[:, index]
             return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
 
-        cells.append(Cell(identity=writer.name, touches=((site, (layer,)),), begin=begin, make=make))
+        cells.append(Cell(touches=((site, (layer,)),), begin=begin, make=make))
     return _losses(runs, cells, advance=advance)
 
 

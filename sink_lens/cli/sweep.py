@@ -50,7 +50,7 @@ name = "sink_mass"
 sink_position = 0
 layers = "12-29"
 
-[[edits]]                        # zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, isolate, amplify
+[[edits]]                    # zero, mean_ordinary, mean_all, mean_aligned, resample, scale, add, set, isolate, amplify
 kind = "zero"
 site = "neurons"
 layers = 11                      # each: one at a time (the default); all: together; "0-3,7": each of these

@@ -4,7 +4,6 @@ To add one, write its function and add its row to ``KINDS``. What makes edits is
 grid is counted without the libraries of models.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -93,7 +92,7 @@ class EditSpec:
         """Everything that determines the edit."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._given
-        return found | ({"vector_hash": _file_hash(self.options["vector"])} if "vector" in self._given else {})
+        return found | ({"vector_hash": file_hash(self.options["vector"])} if "vector" in self._given else {})
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -101,9 +100,9 @@ class EditSpec:
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
-    def identity(self) -> str:
-        """The fields as text; two edits of the same text are the same computation."""
-        return json.dumps(self.fields, sort_keys=True)
+    def identity(self) -> tuple[Any, ...]:
+        """The fields' values; two edits of the same values are the same computation."""
+        return tuple(self.fields.values())
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -215,8 +214,7 @@ def _vector_of(path: str) -> "Tensor":
     return next(iter(tensors.values()))
 
 
-@lru_cache
-def _file_hash(path: str) -> str:
+def file_hash(path: str) -> str:
     """Hash of a vector's file, so that a run does not go on with another vector under the same name.
 
     Raises:
@@ -225,6 +223,13 @@ def _file_hash(path: str) -> str:
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
+    known = file.stat()
+    return _hash_of(file, known.st_mtime_ns, known.st_size)
+
+
+@lru_cache
+def _hash_of(file: Path, changed: int, size: int) -> str:
+    """Hash of a file as it is now, read once."""
     return sha256(file.read_bytes()).hexdigest()
 
 

@@ -4,10 +4,8 @@ The cone begins at the first layer and the first position that an edit touches. 
 before either, so nothing before them is computed again.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..edits.constructors import Edit
 from ..edits.references import References
@@ -20,50 +18,29 @@ Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A set of edits that are made together, with the descriptive columns of its row in a table."""
+    """A set of edits that are made together; the engine knows it by its number in the list of cells."""
 
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    identity: str
-    """Identity of the cell: two cells with the same identity are the same computation."""
     touches: Touches
     """(site, layers) of its edits, and of what they read."""
     begin: int = 0
     """The first position that its edits touch; 0 if they touch or read all of them."""
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
-    group: str | None = None
-    """Group of the cell: cells of a group share their controls. None means no controls."""
-    drawn: tuple[int, ...] = ()
-    """The cell's indices on the axis on which controls are drawn."""
     tokens: int = 0
     """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
 
 
-def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
-    """Make a cell from your own edits, for ``sweep(lens, cells=...)``; it has no controls.
-
-    Args:
-        edits: made together.
-        name: what tells it from the others.
-        **columns: more columns of the table.
+def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
+    """Make a cell from edits that are made together.
 
     Raises:
-        InputError: no edits, or no name.
+        InputError: no edits.
     """
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    if not given or not name:
-        raise InputError("a cell needs at least one edit, and a name")
-    places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
-    identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
+    if not given:
+        raise InputError("a cell needs at least one edit")
     touches, begin = cone(given)
-    columns = {"name": name} | columns
-    return Cell(
-        columns=columns,
-        identity=identity,
-        touches=touches,
-        begin=begin,
-        make=lambda references: given,
-        tokens=max(one.part.tokens for one in given),
-    )
+    tokens = max(one.part.tokens for one in given)
+    return Cell(touches=touches, begin=begin, make=lambda references: given, tokens=tokens)
 
 
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:

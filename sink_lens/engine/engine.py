@@ -351,9 +351,9 @@ def outcomes(
     """
     made = [tuple(edits) for edits in several]
     cells = []
-    for number, edits in enumerate(made):
+    for edits in made:
         touches, begin = cone(edits)
-        cells.append(Cell(identity=str(number), touches=touches, begin=begin, make=lambda _, edits=edits: edits))
+        cells.append(Cell(touches=touches, begin=begin, make=lambda _, edits=edits: edits))
     edited = [cell for cell, edits in zip(cells, made, strict=True) if edits]
     engine = Engine(
         baseline_run.lens,

@@ -12,7 +12,7 @@ from ..engine.cells import Cell, cone
 from ..errors import InputError
 from ..models.memory import sent
 from ..models.sites import SITES
-from .parts import identity_of, open_whole_axes, place
+from .parts import open_whole_axes, place
 
 MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
@@ -39,7 +39,7 @@ def cell_of_patch(
         source: values of the other run.
         edits: what else is changed in both runs.
     """
-    site, identity, begin = part.site, identity_of(part), 0
+    site, begin = part.site, 0
     keys = [place(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
         differing = torch.stack(
@@ -59,9 +59,7 @@ def cell_of_patch(
     touched, first = cone(edits)
     if edits:
         begin = min(begin, first)
-    return Cell(
-        identity=identity, touches=((site, own.layers), *touched), begin=begin, make=lambda references: (*edits, patch)
-    )
+    return Cell(touches=((site, own.layers), *touched), begin=begin, make=lambda references: (*edits, patch))
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
@@ -81,4 +79,4 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
         raise InputError(f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site")
     touches, begin = cone((*edits, made))
-    return Cell(identity=identity_of(part), touches=touches, begin=begin, make=lambda references: (*edits, made))
+    return Cell(touches=touches, begin=begin, make=lambda references: (*edits, made))

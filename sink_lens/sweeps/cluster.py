@@ -27,6 +27,7 @@ from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import load, weights_hash
+from .cells import OwnCell, What, cells_of
 from .grid import Grid
 
 ENGINES = ("local", "ray")
@@ -47,14 +48,14 @@ class Job:
     """Hash of the weights."""
     dtype: str
     tokens: TokenBatch
-    what: Grid | tuple[Cell, ...]
+    what: Grid | tuple[OwnCell, ...]
     metrics: tuple[Measured, ...]
     plan: Plan
 
     def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
         """Make the engine of the sweep on a model; the cells can be passed if they exist already."""
         if cells is None:
-            cells = cells_to_run(self.what, lens, self.tokens)
+            cells = cells_of(self.what, lens, self.tokens).every
         return Engine(
             lens,
             self.tokens,
@@ -78,23 +79,12 @@ class Job:
         return self.engine(lens)
 
 
-def cells_to_run(what: Grid | Sequence[Cell], lens: LensModel, tokens: TokenBatch) -> list[Cell]:
-    """The cells of the table, and the controls that are not among them."""
-    at = {"n_positions": tokens.n_positions, "shortest": int(tokens.lengths.min())}
-    return distinct(*(what.cells(lens, **at) if isinstance(what, Grid) else (what, ())))
-
-
-def distinct(cells: Sequence[Cell], controls: Sequence[Cell]) -> list[Cell]:
-    """The cells, and the controls that are not among them, each once."""
-    return list({cell.identity: cell for cell in [*cells, *controls]}.values())
-
-
 def check_engine(
     engine: str,
     *,
     devices: Sequence[str],
     workers: int | None = None,
-    what: Grid | Sequence[Cell],
+    what: What,
     metrics: Sequence[Measured],
 ) -> None:
     """Refuse an engine that cannot compute these cells and metrics here, before anything is written.

@@ -7,24 +7,19 @@ beside *controls*: the same edit of as many units, heads or positions, drawn at 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..edits.index_notation import values_of
-from ..edits.named_edits import KINDS, OPTIONS, EditSpec, kind_of
+from ..edits.named_edits import KINDS, OPTIONS, EditSpec, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import site_of
 from ..text import visible
 
-if TYPE_CHECKING:
-    from ..edits.constructors import Edit
-    from ..edits.references import References
-    from ..engine.cells import Cell as EngineCell
-
+Group = tuple[Any, ...]
 _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
 
@@ -175,16 +170,25 @@ class Grid:
     def config(self) -> dict[str, Any]:
         """The grid as plain values, for ``run.json``."""
         edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
-        return {"edits": edits, "controls": self.controls, "seed": self.seed}
+        hashes = {str(path): file_hash(str(path)) for grid in self.edits for path in grid.vectors}
+        found = {"edits": edits, "controls": self.controls, "seed": self.seed}
+        return found | ({"vector_hashes": hashes} if hashes else {})
 
     def n_cells(self, lens: Sized, *, n_positions: int) -> int:
         """Number of cells in the table."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
-    def cells(
+    def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
-    ) -> "tuple[list[EngineCell], list[EngineCell]]":
-        """Make the cells of the table, and the random control cells that each group of them is compared with.
+    ) -> tuple[list[EditSpec], list[EditSpec]]:
+        """The edits of the table's cells, and those of the random controls; arguments are those of ``drawn``."""
+        specs, controls = self.drawn(lens, n_positions=n_positions, shortest=shortest)
+        return specs, [spec for drawn in controls.values() for spec in drawn]
+
+    def drawn(
+        self, lens: Sized, *, n_positions: int, shortest: int | None = None
+    ) -> tuple[list[EditSpec], dict[Group, list[EditSpec]]]:
+        """The edits of the table's cells, and the random controls that each group of them is compared with.
 
         Args:
             lens: the model, or its sizes.
@@ -194,76 +198,42 @@ class Grid:
         Raises:
             InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
         """
-        specs, controls = self.specs(lens, n_positions=n_positions, shortest=shortest)
-        cells = [_cell(spec, axis=self._axis(spec)) for spec in specs]
-        return cells, [_cell(spec, axis=_drawn_axis(spec)) for spec in controls]
-
-    def specs(
-        self, lens: Sized, *, n_positions: int, shortest: int | None = None
-    ) -> tuple[list[EditSpec], list[EditSpec]]:
-        """The edits of the table's cells, and those of the random controls; arguments are those of ``cells``.
-
-        Raises:
-            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
-        """
         if not self.edits:
             raise InputError("the grid has no edits; need at least one")
         n_cells = self.n_cells(lens, n_positions=n_positions)
         if n_cells > _MOST_CELLS:
             raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
-        specs: dict[str, EditSpec] = {}
-        controls: dict[str, list[EditSpec]] = {}
+        specs: dict[tuple[Any, ...], EditSpec] = {}
+        controls: dict[Group, list[EditSpec]] = {}
         for grid in self.edits:
             sizes = grid.sizes(lens, n_positions=n_positions)
             for spec in grid.specs(lens, n_positions=n_positions):
                 if spec.identity in specs:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
                 specs[spec.identity] = spec
-                axis = self._axis(spec)
-                if axis is not None and (group := _group(spec, axis=axis)) not in controls:
+                axis = drawn_axis(spec)
+                if self.controls and axis is not None and (group := group_of(spec, axis=axis)) not in controls:
                     size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
-                    controls[group] = self._draws(spec, axis=axis, size=size, group=group)
-        return list(specs.values()), [spec for drawn in controls.values() for spec in drawn]
+                    controls[group] = self._draws(spec, axis=axis, size=size)
+        return list(specs.values()), controls
 
-    def _axis(self, spec: EditSpec) -> str | None:
-        """The axis on which a cell's controls are drawn."""
-        return _drawn_axis(spec) if self.controls else None
-
-    def _draws(self, spec: EditSpec, *, axis: str, size: int, group: str) -> list[EditSpec]:
+    def _draws(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
         """The same edit of random sets of as many indices."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
-        drawn = random_sets(group, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
+        named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
+        drawn = random_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
         chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
 
 
-def _group(spec: EditSpec, *, axis: str) -> str:
-    """The edit as text but for the indices on one axis, whose number counts."""
-    return json.dumps(spec.fields | {axis: len(spec.fields[axis])}, sort_keys=True)
+def group_of(spec: EditSpec, *, axis: str) -> Group:
+    """The edit but for the indices on one axis, whose number counts: edits of a group share their controls."""
+    indices = spec.part.indices_on(axis) or ()
+    left: dict[str, Any] = {f"{axis}s": None}
+    return (spec.kind, replace(spec.part, **left), axis, len(indices), *spec.options.values())
 
 
-def _cell(spec: EditSpec, *, axis: str | None) -> "EngineCell":
-    """A cell of the engine."""
-    from ..engine.cells import Cell as EngineCell
-
-    return EngineCell(
-        columns=spec.columns,
-        identity=spec.identity,
-        touches=((spec.part.site, spec.part.layers),),
-        begin=min(spec.part.positions or (0,)),
-        make=partial(_make_edits, spec),
-        group=None if axis is None else _group(spec, axis=axis),
-        drawn=() if axis is None else spec.part.indices_on(axis) or (),
-        tokens=spec.part.tokens,
-    )
-
-
-def _make_edits(spec: EditSpec, references: "References") -> "tuple[Edit, ...]":
-    """The edit of a cell."""
-    return (spec.edit(references),)
-
-
-def _drawn_axis(spec: EditSpec) -> str | None:
+def drawn_axis(spec: EditSpec) -> str | None:
     """The axis in which controls are drawn: the narrowest that was chosen."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

@@ -12,11 +12,11 @@ from ..data.tokens import TokenBatch
 from ..edits.effect_table import effect_table
 from ..edits.metrics import Metric
 from ..edits.part import AXES
-from ..engine.cells import Cell
 from ..errors import InputError, RunError
 from ..records import Result
 from ..stats import strongest
 from ..text import strength
+from .cells import Cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,32 +85,26 @@ def failed_cells(frame: pd.DataFrame) -> list[Any]:
     return list(dict.fromkeys(cell for cell, error in pairs if isinstance(error, str)))
 
 
-def by_cell(numbers: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
-    """The numbers of the table's cells: cell, sequence, metric, value, in order; those of failed cells are left out."""
-    index = {cell.identity: number for number, cell in enumerate(cells)}
-    keep = [
-        isinstance(metric, str) and metric != "" and cell in index
-        for cell, metric in zip(numbers["cell"].tolist(), numbers["metric"].tolist(), strict=True)
-    ]
-    found = numbers.loc[keep, ["cell", "sequence", "metric", "value"]]
-    found = pd.DataFrame(found).assign(cell=[index[cell] for cell in found["cell"].tolist()])
+def by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
+    """The numbers of the table's n cells: cell, sequence, metric, value, in order, without those of failed cells."""
+    read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
+    found = pd.DataFrame(numbers.loc[read, ["cell", "sequence", "metric", "value"]])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
 
-def leave_out_short(numbers: pd.DataFrame, cells: Sequence[Cell], *, tokens: TokenBatch) -> pd.DataFrame:
+def leave_out_short(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
     """The numbers, undefined where a sequence has no token at a position or key of the cell.
 
     A metric with one number for all sequences is undefined if one of them has none.
     """
     lengths = tokens.lengths.numpy()
-    needed = {cell.identity: cell.tokens for cell in cells}
-    if max(needed.values(), default=0) <= int(lengths.min()):
+    needed = np.array([cell.tokens for cell in cells.every])
+    if needed.max(initial=0) <= lengths.min():
         return numbers
     sequences = numbers["sequence"].to_numpy()
     each = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy() == len(lengths)
     found = np.where(each, lengths[sequences], lengths.min())
-    short = found < np.array([needed.get(cell, 0) for cell in numbers["cell"].tolist()])
-    return numbers.assign(value=numbers["value"].mask(short))
+    return numbers.assign(value=numbers["value"].mask(found < needed[numbers["cell"].to_numpy()]))
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
@@ -121,92 +115,55 @@ def cell_name(row: Mapping[Any, Any]) -> str:
 
 
 def tables(
-    cells: Sequence[Cell],
-    controls: Sequence[Cell],
+    cells: Cells,
     values: pd.DataFrame,
     baseline: pd.DataFrame,
     *,
     metrics: Sequence[Metric],
-    most_controls: int,
     generator: np.random.Generator,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The table of the cells and that of the controls.
 
     Args:
-        cells: of the table.
-        controls: of their groups; one that is also a cell was run once.
-        values: what the blocks gave, its ``cell`` the identity of a cell.
+        cells: by number.
+        values: what the blocks gave.
         baseline: the baseline run.
         metrics: in the order of the table.
-        most_controls: of each cell.
         generator: of the bootstrap.
     """
-    codes, unique = pd.factorize(values["cell"])
-    names = unique.tolist()
+    number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
-    errors: dict[str, str] = {}
-    for code, error in zip(codes[failed].tolist(), values["error"][failed].tolist(), strict=True):
-        errors.setdefault(names[code], error)
-    differs = np.zeros(len(names), dtype=bool)
-    differs[codes[values["changed"].to_numpy(dtype=bool)]] = True
-    changed = dict(zip(names, differs.tolist(), strict=True))
-    groups: dict[str, list[Cell]] = {}
-    for one in controls:
-        groups.setdefault(str(one.group), []).append(one)
+    errors: list[str | None] = [None] * n
+    for cell, error in zip(number[failed].tolist(), values["error"][failed].tolist(), strict=True):
+        errors[cell] = errors[cell] or error
+    changed = np.zeros(n, dtype=bool)
+    changed[number[values["changed"].to_numpy(dtype=bool)]] = True
     found: list[pd.DataFrame] = []
     found_controls: list[pd.DataFrame] = []
     for metric in metrics:
         of_metric = baseline.loc[baseline["metric"] == metric.name]
-        column = {sequence: number for number, sequence in enumerate(of_metric["sequence"].tolist())}
+        column = {sequence: place for place, sequence in enumerate(of_metric["sequence"].tolist())}
         mine = (values["metric"] == metric.name).to_numpy(dtype=bool)
         sequences = [column[sequence] for sequence in values.loc[mine, "sequence"].tolist()]
-        numbers = np.full((len(names), len(column)), np.nan)
-        numbers[codes[mine], sequences] = values.loc[mine, "value"].to_numpy(dtype=float)
-        matrix = {name: row for name, row in zip(names, numbers, strict=True) if name not in errors}
-        common: dict[str, Any] = {
-            "matrix": matrix,
-            "before": of_metric["value"].to_numpy(dtype=float),
-            "metric": metric,
-            "errors": errors,
-            "changed": changed,
-            "generator": generator,
-        }
-        of_cell = [_controls_of(one, groups, most=most_controls) for one in cells]
-        found.append(_metric_table(cells, of_cell, **common))
-        found_controls.append(_metric_table(controls, [[] for _ in controls], **common))
+        matrix = np.full((n, len(column)), np.nan)
+        matrix[number[mine], sequences] = values.loc[mine, "value"].to_numpy(dtype=float)
+        matrix[number[failed]] = np.nan
+        before = of_metric["value"].to_numpy(dtype=float)
+        for rows, of_row, made in (
+            (range(cells.n), cells.controls, found),
+            (cells.drawn, [()] * len(cells.drawn), found_controls),
+        ):
+            at = np.array(rows, dtype=int)
+            drawn = [matrix[np.array(some, dtype=int)] for some in of_row]
+            effects = effect_table(matrix[at], before, controls=drawn, generator=generator)
+            frame = pd.DataFrame([dict(cells.columns[one]) for one in rows])
+            for axis in set(AXES) & set(frame):
+                frame[axis] = pd.array(frame[axis].tolist(), dtype="Int64")
+            frame["metric"], frame["metric_unit"] = metric.name, metric.unit
+            frame = frame.join(effects.drop(columns="n"))
+            frame["changed"] = changed[at].tolist()
+            frame["n"] = effects["n"]
+            frame["error"] = pd.array([errors[one] for one in rows], dtype="string")
+            frame.insert(0, "cell", range(len(rows)))
+            made.append(frame)
     return pd.concat(found, ignore_index=True), pd.concat(found_controls, ignore_index=True)
-
-
-def _metric_table(
-    cells: Sequence[Cell],
-    controls: Sequence[Sequence[str]],
-    *,
-    matrix: Mapping[str, np.ndarray],
-    before: np.ndarray,
-    metric: Metric,
-    errors: Mapping[str, str],
-    changed: Mapping[str, bool],
-    generator: np.random.Generator,
-) -> pd.DataFrame:
-    """One metric's rows."""
-    nothing = np.full(len(before), np.nan)
-    values = np.stack([matrix.get(one.identity, nothing) for one in cells]) if cells else np.empty((0, len(before)))
-    drawn = [np.array([matrix.get(name, nothing) for name in names]).reshape(-1, len(before)) for names in controls]
-    effects = effect_table(values, before, controls=drawn, generator=generator)
-    frame = pd.DataFrame([dict(one.columns) for one in cells])
-    for axis in set(AXES) & set(frame):
-        frame[axis] = pd.array(frame[axis].tolist(), dtype="Int64")
-    frame["metric"], frame["metric_unit"] = metric.name, metric.unit
-    frame = frame.join(effects.drop(columns="n"))
-    frame["changed"] = [changed.get(one.identity, False) for one in cells]
-    frame["n"] = effects["n"]
-    frame["error"] = pd.array([errors.get(one.identity) for one in cells], dtype="string")
-    frame.insert(0, "cell", range(len(cells)))
-    return frame
-
-
-def _controls_of(cell: Cell, groups: Mapping[str, list[Cell]], *, most: int) -> list[str]:
-    """The identities of a cell's controls: of its group, with none of its own units."""
-    own = set(cell.drawn)
-    fit = [one.identity for one in groups.get(str(cell.group), ()) if not own & set(one.drawn)]
-    return fit[:most]

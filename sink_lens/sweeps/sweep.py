@@ -38,7 +38,8 @@ from ..records import RunWriter, check_known, create_run, display
 from ..records.reading import damaged_file
 from ..records.shards import check_shard, holder, run_in
 from ..schema import FEW, MEANS
-from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
+from .cells import Cells, What, cells_of
+from .cluster import Blocks, Job, check_engine, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
@@ -50,7 +51,7 @@ FILES = ("plan", "baseline", "cells", "controls", "values")
 
 def sweep(
     model: ModelLike | SweepConfig,
-    what: Grid | Sequence[Cell] | None = None,
+    what: What | None = None,
     *,
     tokens: Tokens | None = None,
     metrics: Sequence[Measured] | Measured = (),
@@ -132,7 +133,7 @@ class _Asked:
     """Everything that determines the numbers of a sweep."""
 
     lens: LensModel
-    what: Grid | Sequence[Cell]
+    what: What
     batch: TokenBatch
     metrics: list[Measured]
     seed: int
@@ -156,7 +157,7 @@ class _Asked:
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
         """Make the engine of the sweep, by the plan that the folder has or gets; the baseline run is written."""
-        to_run = distinct(*self.cells)
+        to_run = self.cells.every
         job = Job(
             model=self.lens.name,
             weights=str(self.provenance["weights_sha256"]),
@@ -172,24 +173,19 @@ class _Asked:
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
         """Write the tables of all blocks, even where every block was there: a stopped run has none, or old ones."""
-        cells, controls = self.cells
         parts = [_read_block(writer, block.cells, part=_part(block)) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
-        identities = [cell.identity for cell in own.cells]
-        numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
-        numbers = leave_out_short(numbers, own.cells, tokens=self.batch)
+        numbers = leave_out_short(numbers, self.cells, tokens=self.batch)
         frame, drawn = tables(
-            cells,
-            controls,
+            self.cells,
             numbers,
             writer.read("baseline", columns=("sequence", "metric", "value")),
             metrics=own.metrics,
-            most_controls=self.what.controls if isinstance(self.what, Grid) else 0,
             generator=np.random.default_rng(self.seed),
         )
         result = SweepResult(
             folder=writer.folder,
-            tables={"cells": frame, "controls": drawn, "values": by_cell(numbers, cells)},
+            tables={"cells": frame, "controls": drawn, "values": by_cell(numbers, n=self.cells.n)},
             headline="\n".join([headline(frame, own), *self.means]),
         )
         for name, table in result.tables.items():
@@ -205,16 +201,15 @@ class _Asked:
         if isinstance(self.what, Grid):
             own["grid"] = _plain(self.what.config())
         else:
-            cells, _ = self.cells
-            own["grid"] = [cell.identity for cell in cells]
-            own["code"] = code_of([cell.make for cell in cells])
+            own["grid"] = [one.identity for one in self.what]
+            own["code"] = code_of([one.cell.make for one in self.what])
         metrics = [metric_config(one) for one in self.metrics]
         return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.seed}  # runs of 0.2 have the mode
 
     @cached_property
-    def cells(self) -> tuple[list[Cell], list[Cell]]:
+    def cells(self) -> Cells:
         """The cells of the table, and their controls."""
-        return _cells(self.what, self.lens, self.batch)
+        return cells_of(self.what, self.lens, self.batch)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -260,7 +255,7 @@ def _run_blocks(
 
 def _collect(
     model: ModelLike | SweepConfig,
-    what: Grid | Sequence[Cell] | None,
+    what: What | None,
     *,
     tokens: Tokens | None,
     metrics: Sequence[Measured] | Measured,
@@ -285,8 +280,8 @@ def _collect(
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
         lens, batch, seed = as_lens(model), tokens, seed or 0
     check_tokens(lens, batch)
-    metrics: list[Measured] = given or [MetricSpec(name="sink_mass")]
-    return _Asked(lens=lens, what=what, batch=batch, metrics=metrics, seed=seed, least_effect=least)
+    read: list[Measured] = given or [MetricSpec(name="sink_mass")]
+    return _Asked(lens=lens, what=what, batch=batch, metrics=read, seed=seed, least_effect=least)
 
 
 def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
@@ -303,16 +298,6 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
     config.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
     for metric in config.metrics if metrics else ():
         metric.last(header)
-
-
-def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> tuple[list[Cell], list[Cell]]:
-    """The cells and their controls."""
-    if isinstance(what, Grid):
-        return what.cells(lens, n_positions=batch.n_positions, shortest=int(batch.lengths.min()))
-    cells = list(what)
-    if not cells or len({cell.identity for cell in cells}) < len(cells):
-        raise InputError("there are no cells, or two cells have the same name and place; need different ones")
-    return cells, []
 
 
 def _plain(value: Any) -> Any:

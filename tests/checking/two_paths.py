@@ -92,7 +92,7 @@ def bridge_and_raw_model(family: str) -> Iterator[Pair]:
 def sweep_and_single_runs(family: str) -> Iterator[Pair]:
     """The numbers of cells that begin late and share forwards, and those of one run of the bridge per cell."""
     lens, tokens = lens_of(family), from_tensor(drawn(3, 10, seed=2), lengths=torch.tensor([10, 9, 10]))
-    cells = [cell_of(one, name=str(number)) for number, one in enumerate(CELLS)]
+    cells = [cell_of(one) for one in CELLS]
     engine = Engine(lens, tokens, cells, METRICS, plan=Plan(path="blocks", prompts=3, pack=3))
     found: dict[tuple[int, str], torch.Tensor] = {}
     for block in engine.blocks:

@@ -12,6 +12,7 @@ from sink_lens.edits.mean_ablation import Averaged, tokens_to_average
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
+from sink_lens.sweeps.cells import grid_cells
 
 LENGTHS = (24, 14, 19)
 BOS = 1
@@ -100,7 +101,7 @@ def test_refusals(lens, batch):
     with pytest.raises(InputError, match="no position is left for mean_ordinary: all 57 tokens are sinks"):
         tokens_to_average(lens, batch, "mean_ordinary", sinks=torch.ones_like(batch.valid))
     with pytest.raises(InputError, match=r"no kind of edit 'mean'; need .* mean_ordinary, mean_all, mean_aligned"):
-        Grid.of(EditGrid(kind="mean", site="mlp_out")).cells(lens, n_positions=24)
+        grid_cells(Grid.of(EditGrid(kind="mean", site="mlp_out")), lens, n_positions=24)
     for make in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):
         with pytest.raises(InputError, match=r"'pattern' has the axes .*; need a site with positions"):
             make(lens, batch, "pattern")

@@ -167,7 +167,7 @@ def test_a_sweep_of_plain_hook_functions_gives_what_run_with_hooks_gives_for_eac
         for layer in (0, 2)
         for number in (0.0, 3.0)
     }
-    cells = [cell_of(from_hook(*one), name=name) for name, one in names.items()]
+    cells = [cell_of(from_hook(*one)) for one in names.values()]
     read = Metric(name="last", function=lambda run: run.logits[:, -1, 7], layers=(), logits=True)
     found = sweep(lens, cells, tokens=batch, metrics=[read], out=tmp_path / "run", progress=False).frame
     assert shapes == {(LENGTH, lens.d_model)}  # one cell's sequences, never the rows of several

@@ -258,7 +258,7 @@ def test_values_of_all_kinds_can_be_known():
         *(str.upper, "a".upper, [1].append, torch.add, torch.Tensor.sum, Settings, list[int], pd.DataFrame({"a": [1]})),
         *(speaking().tokenizer, functools.partialmethod(len), property(len), Settings.__call__, llama()),
         *(zero("z"), scale("z", 2.0), freeze("z", {0: torch.ones(1)}), metrics.loss(), metrics.logit_difference(5, 6)),
-        *(cell_of(zero("z"), name="a"), llama().plain),
+        *(cell_of(zero("z")), llama().plain),
     ]
     found = [code_of(one) for one in values]
     assert [one for one in found if not HEX.fullmatch(one)] == []
@@ -280,7 +280,7 @@ def things():
     """Functions and values whose hashes could hang on the process."""
     found = [notebook(text) for of in (SAME, OTHER) for pair in of.values() for text in pair]
     found += [notebook("def f(x): return x in {'a', 'b', 'c'}"), {"x", "y", "z"}, Kind, Settings, Settings(2)]
-    return [*found, cell_of(zero("z"), name="a"), edit("z", lambda x, at: x), metrics.logit_difference([5, 6], 7)]
+    return [*found, cell_of(zero("z")), edit("z", lambda x, at: x), metrics.logit_difference([5, 6], 7)]
 
 
 def test_a_hash_is_the_same_in_another_process_under_another_hash_seed():

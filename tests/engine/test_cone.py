@@ -115,7 +115,7 @@ def numbers(engine: Engine) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def cells_of(family: str) -> list[Cell]:
-    return [cell_of(edits, name=str(number)) for number, edits in enumerate(cases_of(family))]
+    return [cell_of(edits) for edits in cases_of(family)]
 
 
 def metrics_of(family: str) -> tuple[Metric, ...]:
@@ -184,7 +184,7 @@ def rows_run(engine: Engine) -> list[tuple[str, int]]:
 def test_nothing_outside_the_cone_is_computed():
     lens = lens_of("llama")
     edits = [scale("resid_pre", 0.5, layers=[1], positions=[at]) for at in (4, 15)]
-    cells = [cell_of(one, name=str(at)) for at, one in enumerate(edits)]
+    cells = [cell_of(one) for one in edits]
     plan = Plan(path="blocks", prompts=3, pack=4)
     both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=plan)
     # 16 and 5 positions of three sequences, from layer 1 on

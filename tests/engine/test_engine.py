@@ -81,7 +81,7 @@ def edits_of(lens):
 
 
 def cells_of(lens):
-    return [cell_of(edits, name=str(number)) for number, edits in enumerate(edits_of(lens))]
+    return [cell_of(edits) for edits in edits_of(lens)]
 
 
 @pytest.fixture(scope="session")
@@ -154,7 +154,7 @@ def test_however_the_sweep_is_cut_the_numbers_are_those_of_its_batches(
 ):
     lens = lens_of("qwen3")
     edits = edits_of(lens)[::5]
-    cells = [cell_of(some, name=str(number)) for number, some in enumerate(edits)]
+    cells = [cell_of(some) for some in edits]
     found = swept(engine_of(lens, tokens_of(), cells, EVERYTHING, cut=False, **sizes))
     runs = [slowly(lens, tokens_of(), some, prompts=sizes["prompts"]) for some in edits]
     assert_the_numbers_of(found, metrics=EVERYTHING, runs=runs, measured=measured)
@@ -186,7 +186,7 @@ READING = {
 @pytest.mark.parametrize("name", READING)
 def test_what_an_edit_reads_is_computed(lens_of, tokens_of, engine_of, swept, slowly, measured, name):
     lens, metrics = lens_of("llama"), (loss(), sink_mass(0))
-    engine = engine_of(lens, tokens_of(), [cell_of(READING[name], name=name)], metrics)
+    engine = engine_of(lens, tokens_of(), [cell_of(READING[name])], metrics)
     found, outcomes = swept(engine), slowly(lens, tokens_of(), READING[name])
     for metric in metrics:
         assert_close(found[0, metric.name], measured(metric, outcomes, keys=(0,)))
@@ -198,7 +198,7 @@ def test_single_entries_of_the_down_projection_can_be_swept(
 ):
     lens = lens_of(family)
     edits = [scalar(lens, layer=layer, neurons=[3, 9], dimensions=[1, 4, 7]) for layer in range(3)]
-    found = swept(engine_of(lens, tokens_of(), [cell_of(one, name=one.label) for one in edits], (loss(),)))
+    found = swept(engine_of(lens, tokens_of(), [cell_of(one) for one in edits], (loss(),)))
     for cell, one in enumerate(edits):
         assert_close(found[cell, "loss"], measured(loss(), slowly(lens, tokens_of(), one), keys=(0,)))
 
@@ -210,7 +210,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
         name="corner", function=lambda run: run.tensors[site, 1][:, 0, 3, :4].sum(1), sites=(site,), layers=(1,)
     )
     edits = (zero("z", layers=[0], heads=[1]), scale("q", 2.0, layers=[1]))
-    engine = engine_of(lens, tokens_of(), [cell_of(one, name=one.site) for one in edits], [metric])
+    engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], [metric])
     found = swept(engine)
     unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
     assert_close(torch.tensor(engine.baseline()["value"].to_numpy()), unedited)
@@ -226,7 +226,7 @@ def test_a_cell_behind_every_layer_that_is_read_still_moves_the_loss(
 ):
     lens, metrics = lens_of("llama"), (replace(sink_mass(0, layers=[0]), name="first"), loss())
     edits = (zero("z", layers=[2]), zero("final", units=[1]), zero("neurons", layers=[2], units=[3]))
-    cells = [cell_of(one, name=one.site) for one in edits]
+    cells = [cell_of(one) for one in edits]
     found = swept(engine_of(lens, tokens_of(), cells, metrics, path=path))
     for cell, one in enumerate(edits):
         outcomes = slowly(lens, tokens_of(), one)
@@ -241,7 +241,7 @@ def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, 
         zero("resid_pre", layers=[2]),
         zero("final"),
     )
-    engine = engine_of(lens, tokens_of(), [cell_of(one, name=one.site) for one in edits], EARLY)
+    engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], EARLY)
     monkeypatch.setattr(Passes, "pack", lambda *args, **options: pytest.fail("a cell was run"))
     baseline = engine.baseline()["value"].tolist()
     frames = [engine.run(block) for block in engine.blocks]
@@ -274,7 +274,7 @@ def test_blocks_begin_at_the_first_layer_that_is_touched_and_hold_every_cell_onc
 
 def test_only_the_layers_from_the_first_that_is_touched_are_run(lens_of, tokens_of, engine_of):
     lens = lens_of("llama")
-    engine = engine_of(lens, tokens_of(), [cell_of(zero("k", layers=[1]), name="k")], [sink_mass(0, layers=[1])])
+    engine = engine_of(lens, tokens_of(), [cell_of(zero("k", layers=[1]))], [sink_mass(0, layers=[1])])
     engine.run(engine.blocks[0])  # what is known of the baseline run is computed once
     ran = []
     modules = {
@@ -291,7 +291,7 @@ def test_a_cell_that_changes_nothing_says_so_by_batch(lens_of, tokens_of, engine
     lens = lens_of("llama")
     only_second = edit("z", lambda x, at: x * 2 if at.sequences.start else x, layers=[1])
     edits = (scale("z", 1.0, layers=[1]), only_second, scale("z", 2.0, layers=[1]))
-    engine = engine_of(lens, tokens_of(), [cell_of(one, name=str(n)) for n, one in enumerate(edits)], [loss()])
+    engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], [loss()])
     baseline = engine.baseline()["value"].tolist()
     first, second = (engine.run(block) for block in engine.blocks)
     assert first.groupby("cell")["changed"].agg(set).tolist() == [{False}, {False}, {True}]
@@ -311,7 +311,7 @@ def test_the_deviation_of_right_numbers_is_rounding(lens_of, tokens_of, engine_o
 
 def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, monkeypatch):
     lens = lens_of("llama")
-    cells = [cell_of(scale("z", factor, layers=[1]), name=str(factor)) for factor in (0.0, 2.0, 3.0)]
+    cells = [cell_of(scale("z", factor, layers=[1])) for factor in (0.0, 2.0, 3.0)]
     right = Passes.pack
 
     def tampered(change):
@@ -334,7 +334,7 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
     tokens_of, engine_of, monkeypatch
 ):
     lens, tokens = wrap(tiny("llama").to(torch.bfloat16)), tokens_of()
-    cells, right = [cell_of(scale("z", 2.0, layers=[1]), name="twice")], Passes.pack
+    cells, right = [cell_of(scale("z", 2.0, layers=[1]))], Passes.pack
 
     def pack(self, edits, **options):
         outcomes, changed = right(self, edits, **options)
@@ -348,7 +348,7 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
-    engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"), name="z")], [sink_mass(0)])
+    engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"))], [sink_mass(0)])
     right = Passes.baseline
 
     def wrong(self, *args, **options):
@@ -363,7 +363,7 @@ def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of
 def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_of, monkeypatch):
     """A cell is compared as it is run: with others in its forward, not alone."""
     lens = lens_of("llama")
-    cells = [cell_of(scale("z", float(factor), layers=[1]), name=str(factor)) for factor in range(2, 8)]
+    cells = [cell_of(scale("z", float(factor), layers=[1])) for factor in range(2, 8)]
     right, sizes = Passes.pack, []
 
     def pack(self, edits, **options):
@@ -380,7 +380,7 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
 def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_more(
     lens_of, tokens_of, engine_of, monkeypatch, caplog, off, pack
 ):
-    cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
+    cells = [cell_of(zero("z", layers=[layer])) for layer in (0, 0)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
     right = passes.partial_pass
 
@@ -406,7 +406,7 @@ def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, toke
     last = clean.logits[rows, at]
     metrics = [logit_difference(right, wrong), kl_to(clean.logits), kl_to(clean.logits, position=-1)]
     metrics = [replace(one, name=str(place)) for place, one in enumerate(metrics)]
-    engine = engine_of(lens, tokens, [cell_of(scale("z", 1.0), name="unchanged")], metrics, prompts=prompts)
+    engine = engine_of(lens, tokens, [cell_of(scale("z", 1.0))], metrics, prompts=prompts)
     found = swept(engine)
     assert torch.allclose(found[0, "0"], (last[rows, right] - last[rows, wrong]).double(), atol=1e-5)
     for name in ("1", "2"):
@@ -417,7 +417,7 @@ def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, toke
 def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
     """No query comes after the only token of a sequence: its sink mass is undefined on both ways."""
     tokens = tokens_of((6, 1, 4))
-    engine = engine_of(lens_of("llama"), tokens, [cell_of(zero("z", layers=[0]), name="z")], [sink_mass(0)])
+    engine = engine_of(lens_of("llama"), tokens, [cell_of(zero("z", layers=[0]))], [sink_mass(0)])
     frame = engine.run(engine.blocks[0])
     assert frame["value"].isna().tolist() == [False, True, False]
     assert frame["error"].isna().all()
@@ -426,7 +426,7 @@ def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
 
 def test_a_block_is_one_row_a_sequence_and_metric(lens_of, tokens_of, engine_of):
     lens = lens_of("llama")
-    engine = engine_of(lens, tokens_of(), [cell_of(zero("z", layers=[0]), name="z")], [loss()], prompts=4)
+    engine = engine_of(lens, tokens_of(), [cell_of(zero("z", layers=[0]))], [loss()], prompts=4)
     frame = engine.run(engine.blocks[0])
     assert frame.columns.tolist() == ["cell", "sequence", "metric", "value", "changed", "error"]
     assert frame["sequence"].tolist() == [0, 1, 2, 3]
@@ -437,7 +437,7 @@ def failing(name, layer):
     def fail(values, at):
         raise RuntimeError("of the edit")
 
-    return cell_of(edit("z", fail, layers=[layer]), name=name)
+    return cell_of(edit("z", fail, layers=[layer]))
 
 
 def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine_of, caplog):
@@ -450,7 +450,7 @@ def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine
 
 
 def test_cells_that_fail_leave_others_to_be_compared(lens_of, tokens_of, engine_of, caplog):
-    cells = [*(failing(str(number), layer=0) for number in range(3)), cell_of(zero("z", layers=[0]), name="whole")]
+    cells = [*(failing(str(number), layer=0) for number in range(3)), cell_of(zero("z", layers=[0]))]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=1)
     plan, _ = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert plan == engine.plan

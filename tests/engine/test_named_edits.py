@@ -14,6 +14,7 @@ from sink_lens.edits.metrics import loss, norm, sink_mass
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.edits.references import References
 from sink_lens.engine.forward import run_with
+from sink_lens.sweeps.cells import grid_cells
 from sink_lens.sweeps.grid import EditGrid, Grid
 
 METRICS = (sink_mass(0), norm(0, layer=2), loss())
@@ -124,7 +125,7 @@ def test_every_kind_is_compared_with_one_by_hand():
 def test_a_kind_is_the_edit_by_hand(lens_of, tokens_of, engine_of, swept, measured, by_hand, family, name):
     lens, tokens = lens_of(family), tokens_of()
     grid, one = by_hand(family)[name]
-    (cell,), _ = Grid.of(grid, controls=0).cells(lens, n_positions=tokens.n_positions)
+    (cell,) = grid_cells(Grid.of(grid, controls=0), lens, n_positions=tokens.n_positions).every
     engine = engine_of(lens, tokens, [cell], METRICS, prompts=3)
     found = swept(engine)
     assert engine.run(engine.blocks[0])["changed"].all()
@@ -148,7 +149,7 @@ def test_reference_values_are_those_of_the_unedited_run_at_real_tokens(lens_of, 
 def test_seeds_of_resampling_are_other_orders(lens_of, tokens_of, engine_of, swept):
     lens, tokens = lens_of("llama"), tokens_of((8,) * 5)
     grid = EditGrid(kind="resample", site="z", layers=1, seeds=(0, 1, 2))
-    cells, _ = Grid.of(grid, controls=0).cells(lens, n_positions=8)
+    cells = grid_cells(Grid.of(grid, controls=0), lens, n_positions=8).every
     found = swept(engine_of(lens, tokens, cells, [loss()]))
     again = swept(engine_of(lens, tokens, cells[::-1], [loss()]))
     for cell in range(3):
@@ -165,7 +166,7 @@ def test_seeds_of_resampling_are_other_orders(lens_of, tokens_of, engine_of, swe
 )
 def test_a_cell_that_cannot_be_made_says_so(lens_of, tokens_of, engine_of, grid, lengths, text):
     lens, tokens = lens_of("llama"), tokens_of(lengths)
-    cells, _ = Grid.of(grid, controls=0).cells(lens, n_positions=6)
+    cells = grid_cells(Grid.of(grid, controls=0), lens, n_positions=6).every
     engine = engine_of(lens, tokens, cells, [loss()])
     frame = engine.run(engine.blocks[0])
     assert frame["cell"].tolist() == list(engine.blocks[0].cells)

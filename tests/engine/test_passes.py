@@ -17,7 +17,7 @@ from sink_lens.models.tiny import tiny
 
 
 def cells_of(*edits):
-    return [cell_of(one, name=str(number)) for number, one in enumerate(edits)]
+    return [cell_of(one) for one in edits]
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def forget(monkeypatch, *, but=()):
 
 
 def engine_of(lens, edits, metric):
-    cells = [cell_of(one, name=str(at)) for at, one in enumerate(edits)]
+    cells = [cell_of(one) for one in edits]
     return Engine(lens, batch_of(), cells, [metric], plan=PLAN)
 
 

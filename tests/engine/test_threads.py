@@ -16,7 +16,7 @@ from sink_lens.engine.trust import check_plan
 
 
 def cells(n, *more):
-    return [*(cell_of(scale("z", 1 / (2 + one), layers=[1]), name=str(one)) for one in range(n)), *more]
+    return [*(cell_of(scale("z", 1 / (2 + one), layers=[1])) for one in range(n)), *more]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
     def fails(x, where):
         raise ValueError("no such number")
 
-    bad = cell_of(edit("z", fails, layers=[1]), name="bad")
+    bad = cell_of(edit("z", fails, layers=[1]))
     made = engine_of(lens_of("llama"), tokens_of((6, 6)), cells(5, bad), [sink_mass(0)], pack=2, lanes=2)
     seen = []
     frame = made.run(made.blocks[0], advance=seen.append)

@@ -17,6 +17,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
 from sink_lens.sweeps import EditGrid, Grid
+from sink_lens.sweeps.cells import grid_cells
 
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::masked_select", "aten::unique_dim"}
 """Operations whose result the processor waits for, beside an index by a mask."""
@@ -67,7 +68,7 @@ def waits(monkeypatch):
 def run(metric, *, cells, lens):
     tokens = from_tensor(torch.randint(3, 300, (2, 10), generator=torch.Generator().manual_seed(0)))
     grids = EditGrid(site="z", layers="0", heads="each"), EditGrid(site="mlp_out", layers="0", positions="each")
-    made, _ = Grid.of(*grids, controls=0).cells(lens, n_positions=10)
+    made = grid_cells(Grid.of(*grids, controls=0), lens, n_positions=10).every
     plan = Plan(path="blocks", prompts=2, pack=99)
     engine = Engine(lens, tokens, made[:cells], [metric], plan=plan, needs=Needs.of([metric], lens=lens))
     engine.baseline()

@@ -201,7 +201,7 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     config = read_sweep(written(tmp_path, _EXAMPLE))
     assert (config.model, config.tokens) == (DEFAULT_MODEL, "text")
     lens = llama(30)  # as many layers as the default model
-    cells, controls = config.grid.cells(lens, n_positions=config.length)
+    cells, controls = config.grid.specs(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads
     assert controls
     (mass,) = metrics_on(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
@@ -214,5 +214,5 @@ def test_a_grid_written_in_a_file_makes_the_cells_that_python_makes():
     tokens = TokenBatch.from_tensor(torch.full((1, 9), 5))
     there = sweep_config({"edits": [{"kind": "zero", "site": "neurons", "layers": 1, "units": [[0, 3], "5-6"]}]})
     here = Grid.of(EditGrid(kind="zero", site="neurons", layers=1, units=[(0, 3), (5, 6)]))
-    found, wanted = (grid.cells(llama(), n_positions=tokens.n_positions) for grid in (there.grid, here))
+    found, wanted = (grid.specs(llama(), n_positions=tokens.n_positions) for grid in (there.grid, here))
     assert [[cell.identity for cell in part] for part in found] == [[cell.identity for cell in part] for part in wanted]

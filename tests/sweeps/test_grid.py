@@ -6,13 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.edits.references import References
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of as engine_cell
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES
-from sink_lens.sweeps.grid import EditGrid, Grid
+from sink_lens.sweeps.cells import cell_of, cells_of
+from sink_lens.sweeps.grid import EditGrid, Grid, drawn_axis, group_of
 
 LENGTH = 12
 
@@ -31,7 +33,20 @@ def untyped(**fields):
 
 
 def cells(lens, *grids, **options):
-    return Grid.of(*grids, **options).cells(lens, n_positions=LENGTH)
+    return Grid.of(*grids, **options).specs(lens, n_positions=LENGTH)
+
+
+def numbered(lens, *grids, **options):
+    return cells_of(Grid.of(*grids, **options), lens, TokenBatch.from_tensor(torch.full((1, LENGTH), 5)))
+
+
+def drawn_of(spec):
+    """The indices on the axis on which controls are drawn."""
+    return spec.part.indices_on(drawn_axis(spec))
+
+
+def group(spec):
+    return group_of(spec, axis=drawn_axis(spec))
 
 
 def test_the_last_axis_runs_fastest(lens_of):
@@ -115,13 +130,13 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, tmp_path, ki
     for path in vectors:
         save_file({"direction": torch.ones(80)}, path)
     grid = EditGrid(kind=kind, layers=[[0, 1]], positions=[[2, 3]], factors=factors, vectors=vectors)
-    found, _ = cells(lens, grid, controls=0)
-    for cell in found:
+    found = numbered(lens, grid, controls=0)
+    for cell, columns in zip(found.every, found.columns, strict=True):
         (one,) = cell.make(References(lens, tokens_of()))
         site = KINDS[kind].site or "neurons"
         assert (one.site, one.layers, one.positions) == (site, (0, 1), (2, 3))
         assert cell.touches == ((site, (0, 1)),)
-        assert (cell.columns["kind"], cell.columns["site"]) == (kind, site)
+        assert (columns["kind"], columns["site"]) == (kind, site)
         assert one.label.startswith(f"{kind} {site}")
 
 
@@ -212,34 +227,47 @@ def test_the_blocks_of_a_grid_stand_under_one_another(lens_of):
 
 def test_controls_are_as_many_other_units_of_the_same_layers(lens_of):
     found, controls = cells(lens_of("llama"), EditGrid(layers=[1, [0, 2]], units=[[3, 9, 40]]), controls=5)
-    groups = {cell.group: cell for cell in found}
+    groups = {group(cell): cell for cell in found}
     assert len(groups) == len(found) == 2
-    for group, cell in groups.items():
-        own = [control for control in controls if control.group == group]
+    for name, cell in groups.items():
+        own = [control for control in controls if group(control) == name]
         assert len(own) == 8  # three to spare, for those that turn out to be the cell itself
-        assert len({control.drawn for control in own}) == len({control.identity for control in own}) == 8
+        assert len({drawn_of(control) for control in own}) == len({control.identity for control in own}) == 8
         for control in own:
-            assert control.touches == cell.touches
-            assert len(set(control.drawn)) == 3
-            assert list(control.drawn) == sorted(control.drawn)
-            assert all(0 <= unit < 80 for unit in control.drawn)
-            spec = json.loads(cell.identity) | {"unit": list(control.drawn)}
-            assert json.loads(control.identity) == spec
+            assert len(set(drawn_of(control))) == 3
+            assert list(drawn_of(control)) == sorted(drawn_of(control))
+            assert all(0 <= unit < 80 for unit in drawn_of(control))
+            assert control.fields == cell.fields | {"unit": drawn_of(control)}
+
+
+def test_controls_are_of_the_cell_s_group_with_none_of_its_units_and_no_more_than_asked_for(lens_of):
+    found = numbered(lens_of("llama"), EditGrid(layers=1, units=[[1, 2], 5]), EditGrid(site="mlp_out"), controls=2)
+    drawn = [found.columns[number]["where"] for number in found.drawn]
+    assert (found.n, len(found.drawn), len(set(found.drawn))) == (5, 10, 10)
+    for number, of_cell in enumerate(found.controls):
+        assert len(of_cell) == (2 if number < 2 else 0)
+        assert all(one in found.drawn[5 * number : 5 * number + 5] for one in of_cell)
+    assert all("unit" in where for where in drawn)
+    few = numbered(lens_of("llama"), EditGrid(site="k", layers=1, heads=[0, 1]), controls=4)
+    assert few.drawn == [0, 1] or few.drawn == [1, 0]  # a control that is also a cell is run once
+    assert few.controls == [[1], [0]]  # and is none of itself
 
 
 def test_a_control_is_made_where_it_was_drawn(lens_of, tokens_of):
     lens = lens_of("llama")
-    _, controls = cells(lens, EditGrid(layers=1, positions=[[2, 3]], units=[[3, 9]]), controls=2)
-    for control in controls:
-        (one,) = control.make(References(lens, tokens_of()))
-        assert (one.layers, one.positions, one.units) == ((1,), (2, 3), control.drawn)
+    grid = EditGrid(layers=1, positions=[[2, 3]], units=[[3, 9]])
+    _, controls = cells(lens, grid, controls=2)
+    found = numbered(lens, grid, controls=2)
+    for number, control in zip(found.drawn, controls, strict=True):
+        (one,) = found.every[number].make(References(lens, tokens_of()))
+        assert (one.layers, one.positions, one.units) == ((1,), (2, 3), drawn_of(control))
 
 
 def test_cells_of_as_many_units_in_one_layer_share_their_controls(lens_of):
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, units=[1, 2, 3, [4, 5]]), controls=3)
-    assert len({cell.group for cell in found}) == 2
+    assert len({group(cell) for cell in found}) == 2
     assert len(controls) == 2 * 6
-    assert sorted({len(control.drawn) for control in controls}) == [1, 2]
+    assert sorted({len(drawn_of(control)) for control in controls}) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -253,33 +281,33 @@ def test_cells_of_as_many_units_in_one_layer_share_their_controls(lens_of):
 )
 def test_controls_are_drawn_in_the_narrowest_axis(lens_of, grid, size):
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, **grid), controls=20)
-    assert {control.drawn for control in controls} == {(index,) for index in range(size)}  # every one, each once
+    assert {drawn_of(control) for control in controls} == {(index,) for index in range(size)}  # every one, each once
     axis = next(name for name in ("unit", "head", "position") if f"{name}s" in grid)
-    assert {tuple(json.loads(control.identity)[axis]) for control in controls} == {cell.drawn for cell in controls}
-    assert found[0].drawn in {control.drawn for control in controls}
+    assert {drawn_axis(control) for control in controls} == {axis}
+    assert drawn_of(found[0]) in {drawn_of(control) for control in controls}
 
 
 def test_position_0_is_no_control_of_an_isolated_token(lens_of):
     _, controls = cells(lens_of("llama"), EditGrid(kind="isolate", layers=1, positions=[4]), controls=20)
-    assert {control.drawn for control in controls} == {(position,) for position in range(1, LENGTH)}
+    assert {drawn_of(control) for control in controls} == {(position,) for position in range(1, LENGTH)}
 
 
 def test_no_control_is_beyond_the_shortest_sequence(lens_of):
     grid = Grid.of(EditGrid(site="mlp_out", layers=1, positions=[2]), controls=20)
-    _, controls = grid.cells(lens_of("llama"), n_positions=LENGTH, shortest=4)
-    assert {control.drawn for control in controls} <= {(position,) for position in range(4)}
+    _, controls = grid.specs(lens_of("llama"), n_positions=LENGTH, shortest=4)
+    assert {drawn_of(control) for control in controls} <= {(position,) for position in range(4)}
 
 
 def test_what_is_edited_whole_has_no_controls(lens_of):
-    found, controls = cells(lens_of("llama"), EditGrid(site="pattern", keys=[0]), EditGrid(site="mlp_out"))
-    assert controls == []
-    assert {(cell.group, cell.drawn) for cell in found} == {(None, ())}
+    found = numbered(lens_of("llama"), EditGrid(site="pattern", keys=[0]), EditGrid(site="mlp_out"))
+    assert found.drawn == []
+    assert {tuple(own) for own in found.controls} == {()}
 
 
 def test_no_controls_are_drawn_where_none_are_asked_for(lens_of):
-    found, controls = cells(lens_of("llama"), EditGrid(units=[3]), controls=0)
-    assert controls == []
-    assert {cell.group for cell in found} == {None}
+    found = numbered(lens_of("llama"), EditGrid(units=[3]), controls=0)
+    assert found.drawn == []
+    assert {tuple(own) for own in found.controls} == {()}
 
 
 def test_draws_depend_on_the_seed_and_on_nothing_else(lens_of):
@@ -293,8 +321,8 @@ def test_draws_depend_on_the_seed_and_on_nothing_else(lens_of):
     assert drawn(grid, seed=1) == drawn(grid, seed=1)
     assert drawn(grid, seed=1) < drawn(EditGrid(site="z", heads=[1]), grid, seed=1)  # whatever stands beside it
     assert drawn(grid, seed=1).isdisjoint(drawn(grid, seed=2))
-    by_layer = [drawn(EditGrid(units=[[3, 9, 40]], layers=layer)) for layer in (0, 1)]
-    units = [{tuple(json.loads(one)["unit"]) for one in layer} for layer in by_layer]
+    by_layer = [cells(lens, EditGrid(units=[[3, 9, 40]], layers=layer))[1] for layer in (0, 1)]
+    units = [{drawn_of(one) for one in layer} for layer in by_layer]
     assert units[0].isdisjoint(units[1])
 
 
@@ -311,18 +339,27 @@ def test_a_grid_is_written_and_read_again(lens_of):
         edits=tuple(EditGrid(**one) for one in written["edits"]), controls=written["controls"], seed=written["seed"]
     )
     assert json.loads(json.dumps(again.config())) == written
-    one, other = (found.cells(lens, n_positions=LENGTH) for found in (grid, again))
+    one, other = (found.specs(lens, n_positions=LENGTH) for found in (grid, again))
     for mine, theirs in zip(one, other, strict=True):
         assert [cell.identity for cell in mine] == [cell.identity for cell in theirs]
+
+
+def test_a_grid_says_which_vector_it_adds_and_not_only_the_file_s_name(tmp_path):
+    path = tmp_path / "one.safetensors"
+    found = []
+    for size in (3, 4):
+        save_file({"direction": torch.ones(size)}, path)
+        found.append(Grid.of(EditGrid(kind="add", factors=(1.0,), vectors=(str(path),))).config())
+    assert found[0] != found[1]
+    assert [one | {"vector_hashes": None} for one in found] == [found[0] | {"vector_hashes": None}] * 2
 
 
 def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
     edits = (zero("z", layers=[1], heads=[0]), scale("final", 2.0))
     cell = cell_of(edits, name="mine", dose=3)
     assert cell.columns == {"name": "mine", "dose": 3}
-    assert cell.touches == (("z", (1,)), ("final", None))
-    assert cell.make(None) is edits
-    assert (cell.group, cell.drawn) == (None, ())
+    assert cell.cell.touches == (("z", (1,)), ("final", None))
+    assert cell.cell.make(None) is edits
     others = [
         cell_of(edits, name="yours", dose=3),
         cell_of(edits, name="mine", dose=4),
@@ -335,7 +372,7 @@ def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
 
 def test_a_cell_touches_what_its_edits_read():
     one = edit("z", lambda x, at: x, reads="pattern", layers=[2])
-    assert cell_of(one, name="mine").touches == (("z", (2,)), ("pattern", (2,)))
+    assert engine_cell(one).touches == (("z", (2,)), ("pattern", (2,)))
 
 
 @pytest.mark.parametrize(("edits", "name"), [((), "mine"), (zero("z"), "")])

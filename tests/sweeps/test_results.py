@@ -10,6 +10,7 @@ from sink_lens.edits.metrics import loss, sink_mass
 from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import file_of
+from sink_lens.sweeps.cells import Cells
 from sink_lens.sweeps.page import effect_figure, swept_columns
 from sink_lens.sweeps.results import SweepResult, by_cell, cell_name, failed_cells, tables
 
@@ -18,19 +19,28 @@ PLACE = {"kind": "zero", "site": "neurons", "where": "", "layer": 0, "position":
 PLACE |= {"key": None, "factor": None, "seed": None, "centre": None}
 
 
-def cell(identity, *, group=None, drawn=(), **columns):
-    return Cell(columns=PLACE | columns, identity=identity, touches=(), make=tuple, group=group, drawn=drawn)
+def cells(names, *, n=None, drawn="", controls=(), units=()):
+    """Cells by number, each called by a letter; of the first n, ``controls`` has the letters of each one's controls."""
+    count = len(names) if n is None else n
+    places = [PLACE | ({"unit": units[number]} if number < len(units) else {}) for number in range(len(names))]
+    return Cells(
+        every=[Cell(touches=(), make=tuple)] * len(names),
+        columns=places,
+        n=count,
+        drawn=[names.index(one) for one in drawn],
+        controls=[[names.index(one) for one in own] for own in controls] or [()] * count,
+    )
 
 
 def numbers(values, *, metric="loss", errors=()):
-    """What the blocks gave: identity -> one number a sequence; those of ``errors`` failed."""
+    """What the blocks gave: number of a cell -> one number a sequence; those of ``errors`` failed."""
     rows = [
-        {"cell": name, "sequence": place, "metric": metric, "value": value, "changed": True, "error": None}
-        for name, row in values.items()
+        {"cell": number, "sequence": place, "metric": metric, "value": value, "changed": True, "error": None}
+        for number, row in values.items()
         for place, value in enumerate(row)
     ]
     none = {"sequence": -1, "metric": "", "value": NAN, "changed": False}
-    rows += [{"cell": name, "error": error} | none for name, error in dict(errors).items()]
+    rows += [{"cell": number, "error": error} | none for number, error in dict(errors).items()]
     return pd.DataFrame(rows).astype({"error": "string"})
 
 
@@ -38,17 +48,17 @@ def unedited(values, *, metric="loss"):
     return pd.DataFrame({"sequence": range(len(values)), "metric": metric, "value": values})
 
 
-def tabled(cells, values, before, *, controls=(), metrics=None, most=5, errors=()):
-    frame, drawn = tables(
-        cells,
-        list(controls),
-        numbers(values, errors=errors),
+def tabled(names, values, before, *, errors=(), **more):
+    """The tables of cells called by letters, whose values stand by their letters."""
+    by_number = {names.index(name): row for name, row in values.items()}
+    failed = {names.index(name): error for name, error in dict(errors).items()}
+    return tables(
+        cells(names, **more),
+        numbers(by_number, errors=failed),
         unedited(before),
-        metrics=[loss()] if metrics is None else metrics,
-        most_controls=most,
+        metrics=[loss()],
         generator=np.random.default_rng(0),
     )
-    return frame, drawn
 
 
 def result_of(frame, *, controls=None, headline="the headline"):
@@ -64,7 +74,7 @@ def result_of(frame, *, controls=None, headline="the headline"):
 
 def test_a_row_is_the_paired_mean_by_hand():
     # before (1, 3), after (2, 5): baseline 2, value 3.5, effects (1, 2): mean 3/2, and draws of two end at 1 and 2.
-    frame, drawn = tabled([cell("a")], {"a": [2.0, 5.0]}, [1.0, 3.0])
+    frame, drawn = tabled("a", {"a": [2.0, 5.0]}, [1.0, 3.0])
     (row,) = frame.to_dict("records")
     assert (row["cell"], row["metric"], row["metric_unit"]) == (0, "loss", "nats")
     assert (row["baseline"], row["value"], row["effect"], row["ci_low"], row["ci_high"]) == (2.0, 3.5, 1.5, 1.0, 2.0)
@@ -79,8 +89,8 @@ def test_controls_by_hand():
     # sequence is (2, 2); the means' spread is sqrt(((1-2)^2 + (1-2)^2 + (4-2)^2) / 2) = sqrt(3). The cell's effects
     # are (1, 2): over its controls (-1, 0), mean -1/2.
     values = {"a": [2.0, 5.0], "x": [1.0, 5.0], "y": [3.0, 3.0], "z": [5.0, 7.0]}
-    controls = [cell(name, group="g", drawn=(place + 10,), unit=place + 10) for place, name in enumerate("xyz")]
-    frame, drawn = tabled([cell("a", group="g", drawn=(0,))], values, [1.0, 3.0], controls=controls)
+    units = (0, 10, 11, 12)
+    frame, drawn = tabled("axyz", values, [1.0, 3.0], n=1, drawn="xyz", controls=["xyz"], units=units)
     (row,) = frame.to_dict("records")
     assert (row["n_controls"], row["control_effect"]) == (3, 2.0)
     assert row["control_sd"] == pytest.approx(3**0.5)
@@ -90,31 +100,9 @@ def test_controls_by_hand():
     assert drawn["n_controls"].tolist() == [0, 0, 0]
 
 
-def test_a_draw_with_any_of_the_cell_s_own_units_is_no_control_of_it():
-    values = {"a": [2.0], "b": [4.0], "x": [3.0], "y": [7.0]}
-    cells = [cell("a", group="g", drawn=(1, 2)), cell("b", group="g", drawn=(5, 6))]
-    controls = [cell("x", group="g", drawn=(2, 3)), cell("y", group="g", drawn=(8, 9))]
-    frame, _ = tabled(cells, values, [1.0], controls=controls)
-    assert frame["n_controls"].tolist() == [1, 2]
-    assert frame["control_effect"].tolist() == [6.0, 4.0]  # y alone; the mean of x (2) and y (6)
-    assert np.isnan(frame["control_sd"].iloc[0])
-    assert frame["control_sd"].iloc[1] == pytest.approx(8**0.5)
-
-
-def test_controls_are_of_the_cell_s_group_and_no_more_than_asked_for():
-    values = {"a": [2.0], "b": [2.0], "x": [3.0], "y": [7.0], "z": [9.0]}
-    cells = [cell("a", group="g", drawn=(0,)), cell("b")]
-    controls = [cell(name, group=group, drawn=(9,)) for name, group in (("x", "h"), ("y", "g"), ("z", "g"))]
-    frame, _ = tabled(cells, values, [1.0], controls=controls, most=1)
-    assert frame["n_controls"].tolist() == [1, 0]
-    assert frame["control_effect"].tolist()[0] == 6.0
-    assert np.isnan(frame["control_effect"].tolist()[1])
-
-
 def test_a_control_that_is_also_a_cell_was_run_once_and_serves_both():
     values = {"a": [2.0], "b": [4.0]}
-    cells = [cell(name, group="g", drawn=(place,), unit=place) for place, name in enumerate("ab")]
-    frame, drawn = tabled(cells, values, [1.0], controls=cells)
+    frame, drawn = tabled("ab", values, [1.0], drawn="ab", controls=["b", "a"])
     assert frame["n_controls"].tolist() == [1, 1]
     assert frame["control_effect"].tolist() == [3.0, 1.0]  # each is the control of the other
     assert drawn["effect"].tolist() == [1.0, 3.0]
@@ -122,17 +110,15 @@ def test_a_control_that_is_also_a_cell_was_run_once_and_serves_both():
 
 def test_a_control_that_failed_is_none():
     values = {"a": [2.0, 2.0], "x": [4.0, 4.0]}
-    controls = [cell(name, group="g", drawn=(9,)) for name in "xy"]
-    frame, drawn = tabled(
-        [cell("a", group="g", drawn=(0,))], values, [1.0, 1.0], controls=controls, errors={"y": "ValueError: no luck"}
-    )
+    errors = {"y": "ValueError: no luck"}
+    frame, drawn = tabled("axy", values, [1.0, 1.0], n=1, drawn="xy", controls=["xy"], errors=errors)
     assert frame[["n_controls", "control_effect"]].to_numpy().tolist() == [[1, 3.0]]
     assert drawn["error"].fillna("").tolist() == ["", "ValueError: no luck"]
 
 
 def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_run():
     values = {"a": [2.0, 5.0], "b": [2.0, 5.0]}
-    frame, _ = tabled([cell("a"), cell("b")], values, [1.0, 3.0], errors={"b": "EditError: not a number"})
+    frame, _ = tabled("ab", values, [1.0, 3.0], errors={"b": "EditError: not a number"})
     sound, failed = frame.to_dict("records")
     assert sound["effect"] == 1.5
     assert (failed["n"], failed["baseline"], failed["error"]) == (0, 2.0, "EditError: not a number")
@@ -143,7 +129,7 @@ def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_r
 def test_sequences_without_a_number_are_left_out_of_effect_and_n():
     # Undefined in the baseline run at 1 and under the edit at 2: sequences 0 and 3 remain, effects 1 and 3.
     values = {"a": [2.0, 4.0, NAN, 6.0]}
-    frame, _ = tabled([cell("a")], values, [1.0, NAN, 3.0, 3.0])
+    frame, _ = tabled("a", values, [1.0, NAN, 3.0, 3.0])
     (row,) = frame.to_dict("records")
     assert (row["effect"], row["n"], row["ci_low"], row["ci_high"]) == (2.0, 2, 1.0, 3.0)
     assert row["baseline"] == 2.0
@@ -151,57 +137,43 @@ def test_sequences_without_a_number_are_left_out_of_effect_and_n():
 
 
 def test_a_metric_that_is_undefined_everywhere_has_no_effect_and_no_warning():
-    frame, _ = tabled([cell("a")], {"a": [NAN, NAN]}, [NAN, NAN])
+    frame, _ = tabled("a", {"a": [NAN, NAN]}, [NAN, NAN])
     assert np.isnan(frame[["baseline", "value", "effect", "ci_low"]].to_numpy()).all()
     assert frame["n"].tolist() == [0]
 
 
 def test_one_sequence_has_an_effect_and_no_interval():
-    frame, _ = tabled([cell("a")], {"a": [2.0]}, [1.0])
+    frame, _ = tabled("a", {"a": [2.0]}, [1.0])
     assert frame[["effect", "n"]].to_numpy().tolist() == [[1.0, 1]]
     assert np.isnan(frame[["ci_low", "ci_high"]].to_numpy()).all()
 
 
 def test_metrics_stand_one_under_the_other_in_the_order_that_was_asked():
-    both = pd.concat([numbers({"a": [2.0]}, metric="loss"), numbers({"a": [0.5]}, metric="sink mass at position 0")])
+    both = pd.concat([numbers({0: [2.0]}, metric="loss"), numbers({0: [0.5]}, metric="sink mass at position 0")])
     before = pd.concat([unedited([1.0], metric="loss"), unedited([0.25], metric="sink mass at position 0")])
-    frame, _ = tables(
-        [cell("a")],
-        [],
-        both,
-        before,
-        metrics=[sink_mass(0), loss()],
-        most_controls=0,
-        generator=np.random.default_rng(0),
-    )
+    asked = [sink_mass(0), loss()]
+    frame, _ = tables(cells("a"), both, before, metrics=asked, generator=np.random.default_rng(0))
     assert frame["metric"].tolist() == ["sink mass at position 0", "loss"]
     assert frame["effect"].tolist() == [0.25, 1.0]
 
 
 def test_a_cell_that_changed_something_on_any_batch_changed_something():
-    rows = numbers({"a": [2.0, 2.0]})
+    rows = numbers({0: [2.0, 2.0]})
     rows["changed"] = [False, True]
-    frame, _ = tables(
-        [cell("a")],
-        [],
-        rows,
-        unedited([1.0, 1.0]),
-        metrics=[loss()],
-        most_controls=0,
-        generator=np.random.default_rng(0),
-    )
+    before = unedited([1.0, 1.0])
+    frame, _ = tables(cells("a"), rows, before, metrics=[loss()], generator=np.random.default_rng(0))
     assert frame["changed"].tolist() == [True]
 
 
 def test_axes_are_whole_numbers_with_gaps():
-    frame, _ = tabled([cell("a"), cell("b", unit=None)], {"a": [2.0], "b": [2.0]}, [1.0])
+    frame, _ = tabled("ab", {"a": [2.0], "b": [2.0]}, [1.0], units=(0, None))
     assert str(frame["unit"].dtype) == "Int64"
     assert frame["unit"].fillna(-1).tolist() == [0, -1]
 
 
 def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failure():
-    rows = numbers({"b": [4.0, 5.0], "x": [9.0, 9.0], "a": [2.0, 3.0]}, errors={"c": "broken"})
-    found = by_cell(rows, [cell("a"), cell("b"), cell("c")])
+    rows = numbers({1: [4.0, 5.0], 3: [9.0, 9.0], 0: [2.0, 3.0]}, errors={2: "broken"})
+    found = by_cell(rows, n=3)
     assert found.to_numpy().tolist() == [
         [0, 0, "loss", 2.0],
         [0, 1, "loss", 3.0],

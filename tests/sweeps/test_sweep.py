@@ -31,6 +31,7 @@ from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
+from sink_lens.sweeps.cells import grid_cells
 from sink_lens.sweeps.sweep import sweep
 
 runner = import_module("sink_lens.sweeps.sweep")
@@ -167,7 +168,8 @@ def rows_of(result, *, cell, metric):
 
 def test_every_number_is_that_of_run_with_on_one_cell(whole):
     lens, tokens = llama(), sequences()
-    cells, _ = GRID.cells(lens, n_positions=tokens.n_positions)
+    found = grid_cells(GRID, lens, n_positions=tokens.n_positions)
+    cells = found.every[: found.n]
     references = References(lens, tokens)
     for number, cell in enumerate(cells):
         for metric, wanted in slow_values(lens, tokens, cell.make(references)).items():
@@ -180,7 +182,8 @@ def test_every_number_is_that_of_run_with_on_one_cell(whole):
 def test_a_row_is_the_mean_over_sequences_beside_the_unedited_run(whole):
     lens, tokens = llama(), sequences()
     baseline = slow_values(lens, tokens, ())
-    cells, _ = GRID.cells(lens, n_positions=tokens.n_positions)
+    found = grid_cells(GRID, lens, n_positions=tokens.n_positions)
+    cells = found.every[: found.n]
     references = References(lens, tokens)
     assert list(whole.frame.columns) == COLUMNS
     assert len(whole.frame) == 2 * len(cells) == 2 * (6 + 8)
@@ -303,7 +306,8 @@ def test_cells_that_share_forwards_have_the_numbers_of_single_runs_and_the_plan_
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["deviation"] < CLOSE
     assert (plan["path"], plan["pack"] > 1) == ("blocks", True)
-    cells, _ = grid.cells(lens, n_positions=tokens.n_positions)
+    found = grid_cells(grid, lens, n_positions=tokens.n_positions)
+    cells = found.every[: found.n]
     for number, cell in enumerate(cells):
         for metric, wanted in slow_values(lens, tokens, cell.make(References(lens, tokens))).items():
             rows = rows_of(result, cell=number, metric=metric)
@@ -665,7 +669,7 @@ def test_sequences_without_a_cells_position_are_left_out_of_it(tmp_path):
         before = run_with(llama(), ragged).loss.double().numpy()
         for cell, (_, row) in enumerate(result.frame[result.frame["metric"] == "loss"].iterrows()):
             kept = rows[row["name"]] if rows else ([0, 1, 2, 3] if cell == 0 else [0, 2])
-            one = (early, late, keys)[cell].make(None)
+            one = (early, late, keys)[cell].cell.make(None)
             after = run_with(llama(), ragged, one).loss.double().numpy()
             assert row["n"] == len(kept)
             assert row["baseline"] == pytest.approx(before[kept].mean(), rel=1e-6)

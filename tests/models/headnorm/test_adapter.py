@@ -206,7 +206,7 @@ def test_a_sweep_gives_what_a_run_of_each_cell_alone_gives(variant, lens_of, tok
     lens, batch = lens_of(variant), TokenBatch.from_tensor(tokens)
     edits = [zero("z", layers=[0], heads=[1]), scale("scores", 0.5, layers=[1]), zero("pattern", layers=[1], heads=[0])]
     edits += [scale("resid_post", 2.0, layers=[0], positions=[3]), zero("q", layers=[1], positions=[4, 5])]
-    cells = [cell_of([one], name=str(place)) for place, one in enumerate(edits)]
+    cells = [cell_of([one]) for one in edits]
     metrics = [sink_mass(0), loss(), norm(3, layer=1)]
     engine = Engine(lens, batch, cells, metrics, plan=Plan(path="blocks", prompts=2, pack=3, cut=True))
     for block in engine.blocks:

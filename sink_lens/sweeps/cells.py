@@ -1,0 +1,136 @@
+"""The cells of a sweep: each is known by its number from the grid to the table, and in the blocks of a run folder.
+
+The number of a cell of the table is its row; controls that are no such cell follow.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
+from ..edits.named_edits import EditSpec
+from ..edits.references import References
+from ..engine.cells import Cell
+from ..engine.cells import cell_of as engine_cell
+from ..errors import InputError
+from ..models.header import Sized
+from .grid import Grid, drawn_axis, group_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCell:
+    """A cell of your own edits."""
+
+    cell: Cell
+    columns: Mapping[str, Any]
+    """The name, and more columns of the cell's row."""
+    identity: str
+    """The name, columns and places as text, for ``run.json``."""
+
+
+def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCell:
+    """Make a cell from your own edits, for ``sweep(lens, cells=...)``; it has no controls.
+
+    Args:
+        edits: made together.
+        name: what tells it from the others.
+        **columns: more columns of the table.
+
+    Raises:
+        InputError: no edits, or no name.
+    """
+    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    if not given or not name:
+        raise InputError("a cell needs at least one edit, and a name")
+    places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
+    identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
+    return OwnCell(cell=engine_cell(given), columns={"name": name} | columns, identity=identity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """The cells of a sweep by number."""
+
+    every: Sequence[Cell]
+    """Those of the table, and the controls that are not among them."""
+    columns: Sequence[Mapping[str, Any]]
+    """The descriptive columns of each."""
+    n: int
+    """Cells of the table."""
+    drawn: Sequence[int] = ()
+    """The numbers of the controls, by group: the rows of the table ``controls``."""
+    controls: Sequence[Sequence[int]] = ()
+    """The numbers of the controls of each cell of the table: of its group, with none of its own units."""
+
+
+What = Grid | Sequence[OwnCell]
+
+
+def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
+    """The cells of a grid, or those of one's own.
+
+    Raises:
+        InputError: what ``Grid.drawn`` refuses; no cells, or one twice.
+    """
+    if isinstance(what, Grid):
+        return grid_cells(what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min()))
+    if not what or len({cell.identity for cell in what}) < len(what):
+        raise InputError("there are no cells, or two cells have the same name and place; need different ones")
+    return Cells(
+        every=[one.cell for one in what],
+        columns=[one.columns for one in what],
+        n=len(what),
+        controls=[()] * len(what),
+    )
+
+
+def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
+    """Number the cells of a grid and their controls; the arguments are those of ``Grid.drawn``."""
+    specs, drawn = grid.drawn(lens, n_positions=n_positions, shortest=shortest)
+    numbers = {spec.identity: number for number, spec in enumerate(specs)}
+    every = list(specs)
+    of_group: dict[tuple[Any, ...], list[int]] = {}
+    for group, controls in drawn.items():
+        for spec in controls:
+            if spec.identity not in numbers:
+                numbers[spec.identity] = len(every)
+                every.append(spec)
+        of_group[group] = [numbers[spec.identity] for spec in controls]
+    own = [_controls_of(spec, of_group, every=every, most=grid.controls) for spec in specs]
+    return Cells(
+        every=[_cell(spec) for spec in every],
+        columns=[spec.columns for spec in every],
+        n=len(specs),
+        drawn=[number for numbers in of_group.values() for number in numbers],
+        controls=own,
+    )
+
+
+def _controls_of(
+    spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
+) -> list[int]:
+    """The numbers of a cell's controls."""
+    axis = drawn_axis(spec)
+    if axis is None or not most:
+        return []
+    own = set(spec.part.indices_on(axis) or ())
+    drawn = of_group[group_of(spec, axis=axis)]
+    return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][:most]
+
+
+def _cell(spec: EditSpec) -> Cell:
+    """The cell that the engine runs."""
+    return Cell(
+        touches=((spec.part.site, spec.part.layers),),
+        begin=min(spec.part.positions or (0,)),
+        make=partial(_make_edits, spec),
+        tokens=spec.part.tokens,
+    )
+
+
+def _make_edits(spec: EditSpec, references: References) -> tuple[Edit, ...]:
+    """The edit of a cell."""
+    return (spec.edit(references),)
