@@ -195,10 +195,10 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     at_sinks = list(sink_positions)
 
     def ranks(view: LayerView) -> Tensor:
-        """Effective rank of the states, with and without the studied position."""
+        """Effective rank of the states, with and without the sink positions."""
         x, valid = _sample(view, "resid_post", positions)
-        place = int((positions == sink_positions[0]).nonzero())
-        return rank.effective_ranks(x, valid=valid, without=(None, place))
+        places = [int((positions == sink).nonzero()) for sink in sink_positions]
+        return rank.effective_ranks(x, valid=valid, without=((), places))
 
     return [
         Reading(

@@ -112,7 +112,7 @@ def summary_table(
     middle = len(frames["layers"]) // 2
     ranks = panel["effective_rank"][middle].numpy()
     for place, (name, said) in enumerate(
-        (("effective_rank", "with the sink token"), ("effective_rank_without", "without it"))
+        (("effective_rank", "with the sink token"), ("effective_rank_without", "without any sink token"))
     ):
         note = f"after layer {middle}, {said}; all sequences"
         add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note)

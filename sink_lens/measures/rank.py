@@ -1,7 +1,7 @@
 """The number of directions that the hidden states of one sequence use."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,30 +34,29 @@ def effective_rank(
 
     Reference: arXiv 2605.06611; Roy and Vetterli 2007.
     """
-    return effective_ranks(x, valid=valid, without=(without,))[..., 0]
+    return effective_ranks(x, valid=valid, without=(() if without is None else (without,),))[..., 0]
 
 
 def effective_ranks(
     x: Float[Tensor, "*batch position d_model"],
     *,
     valid: Bool[Tensor, "*batch position"] | None = None,
-    without: Sequence[int | None],
+    without: Sequence[Collection[int]],
 ) -> Float[Tensor, "*batch sample"]:
-    """Compute ``effective_rank`` without each of some positions (None leaves out nothing), from one Gram matrix."""
+    """Compute ``effective_rank`` without each of some sets of positions, from one Gram matrix."""
     n_positions, d_model = x.shape[-2:]
-    for position in without:
-        if position is not None:
-            check_position(position, n_positions=n_positions)
+    for position in {position for some in without for position in some}:
+        check_position(position, n_positions=n_positions)
     x = x.double() if valid is None else torch.where(valid[..., None], x, 0.0).double()
     grams, whole = [], x @ x.mT if n_positions <= d_model else None
-    for position in without:
+    for some in without:
         # A row of zeros adds a singular value of 0, and 0 log 0 = 0, so the row has no effect.
-        kept = torch.arange(n_positions, device=x.device) != (-1 if position is None else position)
+        kept = torch.tensor([position not in some for position in range(n_positions)], device=x.device)
         if whole is None:
             own = torch.where(kept[:, None], x, 0.0)
             grams.append(own.mT @ own)
         else:
-            grams.append(whole if position is None else torch.where(kept[:, None] & kept, whole, 0.0))
+            grams.append(whole if not some else torch.where(kept[:, None] & kept, whole, 0.0))
     gram = torch.stack(grams, dim=-3)
     finite = gram.isfinite().all(-1).all(-1)  # if the states are
     gram = torch.where(finite[..., None, None], gram, 0.0)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.measures.rank import effective_rank
+from sink_lens.measures.rank import effective_rank, effective_ranks
 
 
 def draw(seed, *shape):
@@ -35,6 +35,17 @@ def test_one_huge_token_hides_the_others():
     assert effective_rank(x).item() < 2
     assert effective_rank(x, without=0).item() > 50
     assert effective_rank(x, without=0).item() == pytest.approx(slow(x[1:]), rel=1e-5)
+
+
+@pytest.mark.parametrize("positions", [70, 20])  # more than dimensions, and fewer
+def test_a_second_massive_token_is_left_out_with_the_first(positions):
+    x = torch.randn(positions, 60, generator=torch.Generator().manual_seed(0))
+    x[0], x[3] = 0.0, 0.0
+    x[0, 5] = x[3, 7] = 1e5
+    whole, one, both = effective_ranks(x, without=((), (0,), (0, 3))).tolist()
+    assert whole < 2.1
+    assert one < 1.1  # the other token is all that is left
+    assert both == pytest.approx(slow(x[[n for n in range(positions) if n not in (0, 3)]]), rel=1e-4)
 
 
 @settings(deadline=None, max_examples=25)

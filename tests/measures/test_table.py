@@ -109,7 +109,7 @@ BUILDING_BLOCKS = {
     "stable_range": "range of thresholds with the same decision",
     "check_dimension": "refuses a wrong dimension",
     "label": "a decision: value_norm_ratio against a threshold",
-    "effective_ranks": "effective_rank without each of some positions, from one Gram matrix",
+    "effective_ranks": "effective_rank without each of some sets of positions, from one Gram matrix",
     "norm_ratio": "value_norm_ratio from norms that are known",
     "triangular_factor": "stable_rank: W_O by what its columns make alike",
     "value_norms": "value_norm_ratio: the norms that it compares",

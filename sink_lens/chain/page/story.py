@@ -383,7 +383,7 @@ def judged_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
     table = run.need("links", columns=columns)
     if "measured" in table.columns:
         table = table.assign(measured=table["measured"].replace(MEASURED))
-    if "intervened" in table.columns and table["intervened"].eq("no intervention").all():  # a run of 0.2
+    if "intervened" in table.columns and set(table["intervened"]) == {"no intervention"}:  # perhaps of 0.2
         said = {word: UNTESTED[answer] for word, answer in (("holds", "yes"), ("fails", "no"))}
         table = table.assign(verdict=table["verdict"].replace(said))
     return table
