@@ -115,6 +115,7 @@ def cut(outcome, size):
             mass=outcome.mass[:, rows].contiguous(),
             state=outcome.state[:, rows].contiguous(),
             loss=outcome.loss[rows],
+            token_loss=None,
             logits=None,
             tensors={place: tensor[rows] for place, tensor in outcome.tensors.items()},
         )

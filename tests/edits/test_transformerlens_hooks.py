@@ -18,13 +18,13 @@ from sink_lens.edits.mean_ablation import mean_all
 from sink_lens.edits.metrics import Metric, loss, sink_mass
 from sink_lens.edits.normalisation import head_rms_norm, natural_rms
 from sink_lens.edits.quantisation import quantisation
-from sink_lens.engine.cells import cell_of
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES, bridge_hook, site_at, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.patch import patch
+from sink_lens.sweeps import cell_of
 from sink_lens.sweeps.sweep import sweep
 
 LENGTH = 12
@@ -167,7 +167,7 @@ def test_a_sweep_of_plain_hook_functions_gives_what_run_with_hooks_gives_for_eac
         for layer in (0, 2)
         for number in (0.0, 3.0)
     }
-    cells = [cell_of(from_hook(*one)) for one in names.values()]
+    cells = [cell_of(from_hook(*one), name=name) for name, one in names.items()]
     read = Metric(name="last", function=lambda run: run.logits[:, -1, 7], layers=(), logits=True)
     found = sweep(lens, cells, tokens=batch, metrics=[read], out=tmp_path / "run", progress=False).frame
     assert shapes == {(LENGTH, lens.d_model)}  # one cell's sequences, never the rows of several

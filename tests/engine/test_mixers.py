@@ -35,7 +35,7 @@ def furthest(family):
         for layer in (0, 2)
         for position in (0, 7, 8)
     ]
-    cells = [cell_of(edit, name=str(number)) for number, edit in enumerate(edits)]
+    cells = [cell_of(edit) for edit in edits]
     engine = Engine(lens, from_tensor(tokens_of()), cells, metrics, plan=Plan(path="blocks", prompts=3, pack=4))
     frame = pd.concat([engine.run(block) for block in engine.blocks])
     assert frame["error"].isna().all()

@@ -12,7 +12,7 @@ from sink_lens.edits.named_edits import KINDS
 from sink_lens.edits.references import References
 from sink_lens.engine.cells import cell_of as engine_cell
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.sites import SITES
+from sink_lens.models.sites import sites_of
 from sink_lens.sweeps.cells import cell_of, cells_of
 from sink_lens.sweeps.grid import EditGrid, Grid, drawn_axis, group_of
 
@@ -383,5 +383,5 @@ def test_a_cell_without_edits_or_without_a_name_is_refused(edits, name):
 
 def test_every_site_of_a_family_can_be_swept(lens_of):
     lens = lens_of("llama")
-    for site in SITES:
+    for site in sites_of(lens.family):
         assert places(lens, site=site)[0].part.site == site
