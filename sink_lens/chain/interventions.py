@@ -7,6 +7,8 @@ order of the chain: how much of the sink comes or goes, and what the loss does.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -107,49 +109,69 @@ def effect_table(
     return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Studied:
+    """What interventions are made in."""
+
+    lens: LensModel
+    batch: TokenBatch
+    """The sequences of the trace, of which the first few are used."""
+    location: Location
+    """Where the sink is."""
+    supers: Mapping[int, Tensor]
+    """Layer -> mask of its super neurons."""
+    lacks_sink: bool = False
+    """The model has no sink to remove, make at another position or mediate, so the tables have no rows."""
+
+
+class Keeps(Protocol):
+    """Keeps what interventions give."""
+
+    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """A table by its name: made, unless an interrupted run has left it."""
+        ...
+
+    def means(self, means: CentringMeans) -> None:
+        """Keep the centring means where they are computed."""
+        ...
+
+    def plan(self, plan: Plan, deviation: float) -> None:
+        """Keep the plan of the forwards, and their largest deviation from the bridge."""
+        ...
+
+
 def causal_tables(
-    lens: LensModel,
-    batch: TokenBatch,
+    studied: Studied,
+    kept: Keeps,
     *,
-    location: Location,
-    supers: Mapping[int, Tensor],
     config: TraceConfig,
-    once: Callable[[str, Callable[[], pd.DataFrame]], pd.DataFrame],
-    keep_means: Callable[[CentringMeans], object],
-    keep_plan: Callable[[Plan, float], object] = lambda plan, deviation: None,
-    lacks_sink: bool = False,
     links: Sequence[Link] = LINKS,
     factors: Sequence[float] = FACTORS,
     centring_tokens: int = 4096,
     progress: bool = False,
 ) -> None:
-    """Make the tables of ``TABLES``, each through ``once``.
+    """Make the tables of ``TABLES``, each through ``kept.once``.
 
     Args:
-        lens: the model.
-        batch: the sequences of the trace, of which the first few are used.
-        location: where the sink is.
-        supers: layer -> mask of its super neurons.
+        studied: the model, the sequences, and where the sink is.
+        kept: where the tables go.
         config: the question.
-        once: makes a table by its name and maker, unless an interrupted run has left it.
-        keep_means: called with the centring means where they are computed.
-        keep_plan: called with the plan of the forwards, and their largest deviation from the bridge.
-        lacks_sink: the model has no sink to remove, make at another position or mediate, so the tables have no rows.
         links: the chain.
         factors: of the amplification.
         centring_tokens: random tokens over which the centring means are taken.
         progress: show bars.
     """
+    lens, batch, lacks_sink, once = studied.lens, studied.batch, studied.lacks_sink, kept.once
     empty, frames = list(TABLES), dict[str, pd.DataFrame]()
     able = why_no_interventions(lens, batch) is None
 
-    at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
+    at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
 
     @functools.cache
     def place() -> Setting:
         """The setting without makers."""
         found = setting_of(lens, batch, config=config, **at)
-        keep_plan(found.baseline_run.plan, found.baseline_run.deviation)
+        kept.plan(found.baseline_run.plan, found.baseline_run.deviation)
         return found
 
     @functools.cache
@@ -168,7 +190,7 @@ def causal_tables(
             found = makers.find_makers(choosing, target=target, progress=progress)
             del choosing  # it holds activations of every layer
             collect()
-        return makers.maker_tables(found, place(), supers=supers, progress=progress)
+        return makers.maker_tables(found, place(), supers=studied.supers, progress=progress)
 
     if able:
         for name in ("makers", "maker_sets"):
@@ -183,7 +205,7 @@ def causal_tables(
     def means() -> CentringMeans:
         """The means of values on random tokens, measured once."""
         found = centring_means(lens, n_tokens=centring_tokens, seed=config.seed, progress=progress)
-        keep_means(found)
+        kept.means(found)
         return found
 
     def curve_table() -> pd.DataFrame:

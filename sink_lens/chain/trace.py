@@ -25,6 +25,8 @@ from ..activations.precision import rounding
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
+from ..edits.amplification import CentringMeans
+from ..engine.plan import Plan
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
@@ -37,9 +39,9 @@ from ..text import size
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
-from .evidence import gather
+from .evidence import Evidence, gather
 from .inputs import align_sinks, elsewhere, other_condition, provenance, without
-from .interventions import TABLES, causal_tables
+from .interventions import TABLES, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
@@ -195,19 +197,12 @@ def trace(
             raise
         result = _read_finished(folder, config=config)
     else:
-        whole = _Stages(config, progress=progress)
-        with writer, whole:
-            frames, panel = _run(
-                lens,
-                batch,
-                config=config,
-                writer=writer,
-                progress=progress,
-                whole=whole,
-                other=other,
-                links=links,
-                there=there,
+        stages = _Stages(config, progress=progress)
+        with writer, stages:
+            asked = _Asked(
+                lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress
             )
+            frames, panel = _run(asked, writer=writer, stages=stages)
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
         result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
     if report:
@@ -243,34 +238,115 @@ def _config_of(
     return with_fields(TraceConfig, given, fields | {"model": name}, where="trace")
 
 
-def _run(
-    lens: LensModel,
-    batch: TokenBatch,
-    *,
-    config: TraceConfig,
-    writer: RunWriter,
-    progress: bool,
-    whole: "_Stages",
-    other: TokenBatch | None,
-    links: Sequence[Link],
-    there: Occurrences | None,
-) -> tuple[dict[str, pd.DataFrame], Panel]:
-    """Measure, intervene and judge, each table written when it is made."""
-    frames: dict[str, pd.DataFrame] = {}
-    own = [link.readings for link in links]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The question of a trace."""
 
-    def keep(name: str, frame: pd.DataFrame) -> None:
-        """Write a table and keep it."""
-        frames[name] = frame
-        writer.write_table(name, frame)
+    lens: LensModel
+    batch: TokenBatch
+    other: TokenBatch | None
+    """The same text in the other BOS condition, if it is read."""
+    there: Occurrences | None
+    """Where the token stands that the configuration names."""
+    config: TraceConfig
+    links: Sequence[Link]
+    progress: bool
 
-    def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """The table, read if an earlier start has written it."""
-        whole.begin(name)
-        frames[name] = writer.once(name, make)
+    @property
+    def own(self) -> list[MakesReadings]:
+        """The links' own readings."""
+        return [link.readings for link in self.links]
+
+    def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
+        """Everything that is read of some sequences; ``how`` is that of ``scout_and_measure``."""
+        asked = {"config": self.config, "own": self.own, "progress": self.progress, "label": label}
+        return scout_and_measure(self.lens, batch, **asked | how)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Located:
+    """The sequences that are studied, whose sink is at one position, and what was read of them."""
+
+    batch: TokenBatch
+    panel: Panel
+    aligned: bool
+    """Each sequence was cut so that its sink stands at the same position."""
+    elsewhere: tuple[int, ...]
+    """Positions of the sink in the sequences that were left out."""
+    n_asked: int
+    """Sequences before some were left out."""
+
+
+class _Kept:
+    """The tables of a trace: each is written when it is made, and read if an earlier start has written it."""
+
+    def __init__(self, writer: RunWriter, stages: "_Stages") -> None:
+        """Keep tables in a run folder."""
+        self.frames: dict[str, pd.DataFrame] = {}
+        self.writer, self._stages = writer, stages
+
+    def keep(self, name: str, frame: pd.DataFrame) -> None:
+        """Write a table."""
+        self.frames[name] = frame
+        self.writer.write_table(name, frame)
+
+    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """The table, made unless an earlier start has written it."""
+        self._stages.begin(name)
+        self.frames[name] = self.writer.once(name, make)
         collect()
-        return frames[name]
+        return self.frames[name]
 
+    def means(self, means: CentringMeans) -> None:
+        """Write the centring means."""
+        self.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in means.tensors().items()})
+
+    def plan(self, plan: Plan, deviation: float) -> None:
+        """Write the plan of the interventions' forwards."""
+        self.writer.write_text("plan.json", plan.as_json(deviation=deviation))
+
+
+def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[str, pd.DataFrame], Panel]:
+    """Measure, intervene and judge, each table written when it is made."""
+    lens, config, links = asked.lens, asked.config, asked.links
+    kept = _Kept(writer, stages)
+    kept.keep("chain", chain_table(links))
+    located = _located(asked)
+    batch, panel = located.batch, located.panel
+    kept.keep("tokens", decode_tokens(batch, lens.tokenizer))
+    rounded = rounding(lens, batch, position=panel.location.sink_position)
+    evidence = gather(lens, panel, config=config)
+    for name, frame in _measured_tables(evidence, links=links):
+        kept.keep(name, frame)
+    writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
+    kept.once("conditions", lambda: _conditions(asked, located))
+    if config.random_init:
+        _baseline_tables(asked, located, kept)
+    if config.interventions:
+        supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
+        about = {"location": panel.location, "lacks_sink": panel.lacks_sink}
+        studied = Studied(lens=lens, batch=batch, supers=supers, **about)
+        causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
+    nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
+    kept.keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
+    kept.frames["summary"] = summary.summary_table(
+        panel,
+        kept.frames,
+        config=config,
+        rounded=rounded,
+        aligned=located.aligned,
+        there=asked.there,
+        elsewhere=located.elsewhere,
+        n_asked=located.n_asked,
+    )
+    writer.write_csv("summary", kept.frames["summary"])
+    return kept.frames, panel
+
+
+def _located(asked: _Asked) -> _Located:
+    """Measure where the sink is; again without sequences that have it elsewhere, or on sequences that are aligned."""
+    batch, config, there = asked.batch, asked.config, asked.there
+    given = None if there is None else there.position
     answered: list[int | None] = []  # the position of each first answer
 
     def answer(rates: Tensor) -> None:
@@ -280,80 +356,53 @@ def _run(
             _LOG.info("%s", said)
             answered.append(place)
 
-    keep("chain", chain_table(links))
-    given = None if there is None else there.position
-    panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, position=given, tell=answer)
+    panel = asked.measured(batch, position=given, tell=answer)
     at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
     moved = align_sinks(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
-        batch, other = moved, None
-        panel = scout_and_measure(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+        batch = moved
+        panel = asked.measured(batch, label="measuring, aligned")
     answer(panel["rate_by_key"][..., : panel.shortest])
-    found = panel.location.sink_found and moved is None and there is None
-    others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if found else {}
+    compared = panel.location.sink_found and moved is None and there is None
+    others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = without(batch, others)
-        panel = scout_and_measure(
-            lens, batch, config=config, own=own, progress=progress, label="measuring where the sink is"
-        )
-    keep("tokens", decode_tokens(batch, lens.tokenizer))
-    rounded = rounding(lens, batch, position=panel.location.sink_position)
-    evidence = gather(lens, panel, config=config)
-    errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.sink_position}
-    keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
-    keep("positions", tables.position_table(panel))
-    keep("layers", tables.layer_table(panel))
-    keep("law", tables.law_table(panel))
-    keep("dimensions", tables.dimension_table(panel, config=config))
-    keep("writing", tables.writing_table(panel))
-    keep("growth_steps", tables.step_table(panel, errors))
-    keep("phases", phase_table(lens, panel, evidence.splits, super_share=config.super_share))
-    keep("neurons", neuron_table(lens, panel, evidence.splits))
+        panel = asked.measured(batch, label="measuring where the sink is")
+    about = {"aligned": moved is not None, "elsewhere": tuple(others.values()), "n_asked": n_asked}
+    return _Located(batch=batch, panel=panel, **about)
+
+
+def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The tables of what one pass read, by name, in their order."""
+    lens, panel, splits, config = evidence.lens, evidence.panel, evidence.splits, evidence.config
+    errors = {split.layer: split.error for split in splits if split.position == panel.location.sink_position}
+    yield "heads", tables.head_table(lens, panel, threshold=config.threshold)
+    yield "positions", tables.position_table(panel)
+    yield "layers", tables.layer_table(panel)
+    yield "law", tables.law_table(panel)
+    yield "dimensions", tables.dimension_table(panel, config=config)
+    yield "writing", tables.writing_table(panel)
+    yield "growth_steps", tables.step_table(panel, errors)
+    yield "phases", phase_table(lens, panel, splits, super_share=config.super_share)
+    neurons = neuron_table(lens, panel, splits)
+    yield "neurons", neurons
     if lens.d_expert is not None:
-        keep("experts", expert_table(lens, panel, evidence.splits, super_share=config.super_share))
-    keep("selectivity", selectivity_table(lens, panel, evidence.splits))
-    keep("columns", column_table(lens, evidence.splits))
-    keep("criteria", criteria_agreement(frames["neurons"]))
-    keep("key_split", tables.key_table(panel, links=links))
-    writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
-    once("conditions", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
-    if config.random_init:
-        measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
-        with _room_for_baseline(lens, config=config, folder=writer.folder):
-            once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
-            once("random_init_links", lambda: link_values(gather(*measured(), config=config), links=links))
-            measured.cache_clear()  # a second model, and its panel
-            collect()
-    if config.interventions:
-        supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
-        causal_tables(
-            lens,
-            batch,
-            location=panel.location,
-            supers=supers,
-            config=config,
-            once=once,
-            keep_means=lambda means: writer.write_tensors(
-                "centring_means", {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
-            ),
-            keep_plan=lambda plan, deviation: writer.write_text("plan.json", plan.as_json(deviation=deviation)),
-            lacks_sink=panel.lacks_sink,
-            links=links,
-            progress=progress,
-        )
-    nulls = {"random_init": frames.get("random_init_links"), "effects": frames.get("effects")}
-    keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    found = {
-        "rounded": rounded,
-        "aligned": moved is not None,
-        "there": there,
-        "elsewhere": tuple(others.values()),
-        "n_asked": n_asked,
-    }
-    frames["summary"] = summary.summary_table(panel, frames, config=config, **found)
-    writer.write_csv("summary", frames["summary"])
-    return frames, panel
+        yield "experts", expert_table(lens, panel, splits, super_share=config.super_share)
+    yield "selectivity", selectivity_table(lens, panel, splits)
+    yield "columns", column_table(lens, splits)
+    yield "criteria", criteria_agreement(neurons)
+    yield "key_split", tables.key_table(panel, links=links)
+
+
+def _baseline_tables(asked: _Asked, located: _Located, kept: _Kept) -> None:
+    """The tables of the random-init baseline, which is measured once for both."""
+    config, measured = asked.config, functools.cache(lambda: _baseline(asked, located))
+    with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
+        kept.once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
+        kept.once("random_init_links", lambda: link_values(gather(*measured(), config=config), links=asked.links))
+        measured.cache_clear()  # a second model, and its panel
+        collect()
 
 
 _STAGES = {
@@ -402,41 +451,31 @@ class _Stages:
             self._bar.set_description_str(_STAGES[name][0])
 
 
-def _conditions(
-    lens: LensModel, panel: Panel, batch: TokenBatch, *, config: TraceConfig, progress: bool, other: TokenBatch | None
-) -> pd.DataFrame:
-    """The chosen BOS condition, and the other one where there is one."""
+def _conditions(asked: _Asked, located: _Located) -> pd.DataFrame:
+    """The chosen BOS condition, and the other one if it is read: not of sequences that were aligned."""
 
     def name(condition: TokenBatch) -> str:
         """The name of a BOS condition."""
         return "with" if condition.bos else "without"
 
-    rows = [tables.condition_row(panel, condition=name(batch), chosen=True, config=config)]
+    config, other = asked.config, None if located.aligned else asked.other
+    rows = [tables.condition_row(located.panel, condition=name(located.batch), chosen=True, config=config)]
     if other is not None:
-        label = f"{name(other)} BOS"
-        of_other = scout_and_measure(
-            lens, other, config=config, progress=progress, label=label, only=CONDITION_READINGS
-        )
+        of_other = asked.measured(other, label=f"{name(other)} BOS", own=(), only=CONDITION_READINGS)
         rows.append(tables.condition_row(of_other, condition=name(other), chosen=False, config=config))
     return pd.DataFrame(rows)
 
 
-def _baseline(
-    lens: LensModel,
-    panel: Panel,
-    batch: TokenBatch,
-    *,
-    config: TraceConfig,
-    own: Sequence[MakesReadings],
-    progress: bool,
-) -> tuple[LensModel, Panel]:
+def _baseline(asked: _Asked, located: _Located) -> tuple[LensModel, Panel]:
     """The random-init baseline, read at the same position and layers, with its own strongest dimensions there."""
-    untrained, found = random_init(lens, seed=config.seed), panel.location
+    config, batch, found = asked.config, located.batch, located.panel.location
+    untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    at = {"plan": aim.plan(untrained.n_layers), "forced": spans, "own": own, "loss": False}
-    return untrained, measure(untrained, batch, config=config, progress=progress, label="random-init baseline", **at)
+    at = {"plan": aim.plan(untrained.n_layers), "forced": spans, "own": asked.own, "loss": False}
+    label = "random-init baseline"
+    return untrained, measure(untrained, batch, config=config, progress=asked.progress, label=label, **at)
 
 
 def _room_for_baseline(

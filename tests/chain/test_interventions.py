@@ -11,7 +11,7 @@ import torch
 from spying import spied
 
 from sink_lens.chain.amplification import amplification_curve, best_factor
-from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, causal_tables, effect_table
+from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, Studied, causal_tables, effect_table
 from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import bound_to
 from sink_lens.chain.placement import kind_of
@@ -162,9 +162,15 @@ class Keeper:
     def __init__(self, tables=()):
         self.tables = dict(tables)
         self.made = []
-        self.means = []
+        self.centring = []
 
-    def __call__(self, name, make):
+    def means(self, means):
+        self.centring.append(means)
+
+    def plan(self, plan, deviation):
+        assert deviation >= 0
+
+    def once(self, name, make):
         if name not in self.tables:
             self.tables[name] = make()
             self.made.append(name)
@@ -173,17 +179,9 @@ class Keeper:
 
 def made(place, config, *, tables=(), tokens=None):
     keeper = Keeper(tables)
-    causal_tables(
-        place.lens,
-        place.tokens if tokens is None else tokens,
-        location=place.location,
-        supers=place.supers,
-        config=config,
-        once=keeper,
-        keep_means=keeper.means.append,
-        factors=(1.0, 10.0),
-        centring_tokens=64,
-    )
+    batch = place.tokens if tokens is None else tokens
+    studied = Studied(lens=place.lens, batch=batch, location=place.location, supers=place.supers)
+    causal_tables(studied, keeper, config=config, factors=(1.0, 10.0), centring_tokens=64)
     return keeper
 
 
@@ -196,7 +194,7 @@ def test_every_kind_of_family_is_changed(tiny_at, config, family):
         assert tuple(found.tables[name].columns) == columns
         assert len(found.tables[name]) or name == "maker_sets"  # no set removes half of what is no sink
     assert found.tables["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
-    assert len(found.means) == 1
+    assert len(found.centring) == 1
 
 
 def test_a_model_of_one_layer_is_changed(tiny_at, config):
