@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..data.described import BosCondition
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
@@ -33,7 +33,7 @@ from ..records import display
 from . import files, stability
 from .ablated import circuit_values
 from .choice import chosen, connected, node_scores, outputs_of
-from .config import EDGES, REST, SIZES, TOLERANCE, Ablation, Choice, Method, check_ending
+from .config import REST, SIZES, Choice, FindConfig, check_ending
 from .curve import Curve, curve
 from .exact import exact_node_scores, exact_scores
 from .files import SavedCircuit
@@ -481,21 +481,13 @@ def find(
     corrupted: Sequences | None = None,
     *,
     metric: Metric | Callable[[Outcome], Any],
-    method: Method = "eap-ig",
-    ablation: Ablation = "resample",
-    edges: int = EDGES,
-    choice: Choice = "top",
-    threshold: float = 0.0,
-    steps: int = 5,
-    most_steps: int = 160,
-    tolerance: float = TOLERANCE,
     neurons: Mapping[int, Sequence[int]] | None = None,
     spans: Mapping[str, Sequence[int]] | None = None,
     templates: Sequence[str] | None = None,
     ordinary: Tensor | None = None,
-    bos: BosCondition = "auto",
-    seed: int = 0,
+    config: FindConfig | None = None,
     progress: bool = False,
+    **fields: Any,
 ) -> Circuit:
     """Score all edges of a model, and choose a circuit.
 
@@ -504,82 +496,50 @@ def find(
         clean: texts, token ids or a token batch.
         corrupted: the same number of sequences of the same lengths; only ``resample`` needs them.
         metric: one number per sequence that reads logits, loss or attention.
-        method: how edges are scored: see ``circuits.scores``; ``exact`` patches every edge, in a small model.
-        ablation: what replaces what an edge carries: see ``circuits.runs``.
-        edges: number of edges of the circuit.
-        choice: ``top`` (largest scores), ``greedy`` (connected) or ``threshold``.
-        threshold: smallest score, with ``threshold``.
-        steps: points of integrated gradients to begin with; a pair's are doubled until its sum is complete.
-        most_steps: points at which doubling ends.
-        tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
         neurons: layer -> neurons that are a node of their own.
         spans: name -> positions; an edge then exists once a span. Below 0 from the last real token. Positions that
             are in none are one more span, ``rest``.
         templates: one name per pair; the bootstrap draws pairs within their template.
         ordinary: positions [pair position] that ``mean_ordinary`` is taken over.
-        bos: BOS condition for texts.
-        seed: of bootstraps, halves and random circuits.
+        config: how edges are scored and chosen; the default one if None.
         progress: show a progress bar.
+        **fields: fields of ``FindConfig``, such as ``edges=100``; they win over those of ``config``.
 
     Raises:
         InputError: what cannot be used, and what is needed.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
     lens = as_lens(lens)
+    config = with_fields(FindConfig, config, fields, where="circuits.find")
     graph = Graph.of(lens, neurons=neurons)
-    given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": ablation, "ordinary": ordinary, "bos": bos}
-    return found(
-        with_spans(Runs.of(lens, clean, corrupted, **given), spans or {}),
-        method=method,
-        edges=edges,
-        choice=choice,
-        threshold=threshold,
-        steps=steps,
-        most_steps=most_steps,
-        tolerance=tolerance,
-        templates=templates,
-        seed=seed,
-        progress=progress,
-    )
+    given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "bos": config.bos}
+    runs = with_spans(Runs.of(lens, clean, corrupted, ordinary=ordinary, **given), spans or {})
+    return found(runs, config=config, templates=templates, progress=progress)
 
 
-def found(
-    runs: Runs,
-    *,
-    method: Method = "eap-ig",
-    edges: int = EDGES,
-    choice: Choice = "top",
-    threshold: float = 0.0,
-    steps: int = 5,
-    most_steps: int = 160,
-    tolerance: float = TOLERANCE,
-    templates: Sequence[str] | None = None,
-    seed: int = 0,
-    progress: bool = False,
-) -> Circuit:
-    """The circuit of prepared runs; the arguments are those of ``find``."""
-    if edges < 1:
-        raise InputError(f"edges is {edges}; need at least 1")
+def found(runs: Runs, *, config: FindConfig, templates: Sequence[str] | None = None, progress: bool = False) -> Circuit:
+    """The circuit of prepared runs, whose ablation is theirs; the arguments are those of ``find``."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
+    method, choice, n, threshold = config.method, config.choice, config.edges, config.threshold
     total = runs.graph.n_edges if method == "exact" else runs.n_pairs
     unit = "edge" if method == "exact" else "pair"
     with tqdm(total=total, desc=f"scores ({method})", unit=unit, disable=not progress, leave=False) as bar:
         if method == "exact":
             scores = exact_circuit_scores(runs, advance=bar.update)
         else:
-            limits: dict[str, Any] = {"steps": steps, "most_steps": most_steps, "tolerance": tolerance}
+            limits = {name: getattr(config, name) for name in ("steps", "most_steps", "tolerance")}
             scores = score(runs, method=method, **limits, advance=bar.update)
-    mask = pick(runs, scores, choice=choice, n=edges, threshold=threshold)
-    size = int((np.abs(scores.mean) >= threshold).sum()) if choice == "threshold" else edges
+    mask = pick(runs, scores, choice=choice, n=n, threshold=threshold)
+    size = int((np.abs(scores.mean) >= threshold).sum()) if choice == "threshold" else n
     if not mask.any():
         warnings.warn(
             f"the circuit is empty: of {size:,} chosen edges none lies on a path from the input to what the metric "
             "reads. Ask for more edges, or choose them with 'greedy', which keeps paths whole",
             stacklevel=3,
         )
-    return Circuit(runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=names, seed=seed)
+    return Circuit(runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=names, seed=config.seed)
 
 
 def exact_circuit_scores(runs: Runs, *, advance: Callable[[int], object] = lambda edges: None) -> Scores:

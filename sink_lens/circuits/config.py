@@ -29,6 +29,41 @@ REST = "rest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindConfig:
+    """How ``find`` scores edges and chooses a circuit."""
+
+    method: Method = "eap-ig"
+    """How edges are scored: see ``circuits.scores``; ``exact`` patches every edge, in a small model."""
+    ablation: Ablation = "resample"
+    """The value that takes the place of what an edge carries: see ``circuits.runs``."""
+    edges: int = EDGES
+    """Number of edges of the circuit."""
+    choice: Choice = "top"
+    """``top`` (largest scores), ``greedy`` (connected) or ``threshold``."""
+    threshold: float = 0.0
+    """Smallest score, with ``threshold``."""
+    steps: int = 5
+    """Initial number of points of integrated gradients; it is doubled for a pair until the pair's sum is complete."""
+    most_steps: int = 160
+    """Maximum number of points of integrated gradients."""
+    tolerance: float = TOLERANCE
+    """Largest error of a pair's sum, as a share of the mean difference of the metric."""
+    bos: BosCondition = "auto"
+    """BOS condition for texts."""
+    seed: int = 0
+    """Seed of bootstraps, halves and random circuits."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be used.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_types(self)
+        check_least(self, 1, "steps", "most_steps", "edges")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitConfig:
     """Task, metric, scores and evaluation of a circuit."""
 
