@@ -80,18 +80,33 @@ def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.nda
     return {"variants": variant_table(summary.loc[summary["step"].isna()])}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is measured of which models."""
+
+    kind: str
+    """Kind of run."""
+    found: Sequence[ModelToMeasure]
+    measure: Measure
+    """Gives the tables of an open model."""
+    draws: RandomSequences
+    """The sequences, for the record."""
+    asked: Mapping[str, Any]
+    """The configuration, for the record."""
+    tables: Sequence[str]
+    """Names of the tables that ``measure`` gives, ``summary`` among them."""
+    finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], Mapping[str, pd.DataFrame]] = variants_of
+    """Gives what is computed from the tables and tensors of all models, written as CSV."""
+    device: str | None = None
+    """Where the models go."""
+    dtype: str | None = None
+    """Type of the weights of those that are loaded."""
+
+
 def write_survey(
-    kind: str,
-    found: Sequence[ModelToMeasure],
-    measure: Measure,
+    survey: Survey,
     *,
-    draws: RandomSequences,
-    config: Mapping[str, Any],
     out: str | os.PathLike[str],
-    tables: Sequence[str],
-    finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], Mapping[str, pd.DataFrame]] = variants_of,
-    device: str | None = None,
-    dtype: str | None = None,
     overwrite: bool = False,
     progress: bool = False,
     keep_every: float = 30.0,
@@ -99,16 +114,8 @@ def write_survey(
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
 
     Args:
-        kind: of the run.
-        found: the models.
-        measure: gives the tables of an open model.
-        draws: the sequences, for the record.
-        config: what was asked, for the record.
+        survey: what is measured of which models.
         out: folder of the run.
-        tables: names of the tables that ``measure`` gives, ``summary`` among them.
-        finish: gives what is computed from the tables and tensors of all models, written as CSV.
-        device: where the models go.
-        dtype: of the weights of those that are loaded.
         overwrite: replace the run that the folder holds.
         progress: show a bar over models.
         keep_every: seconds between two times that the sums of the model in work are kept.
@@ -117,7 +124,7 @@ def write_survey(
         RunError: the folder cannot be used.
         SinkLensError: no model could be measured: what is wrong with the first.
     """
-    device = str(usable(device))
+    device, kind, found, draws = str(usable(survey.device)), survey.kind, survey.found, survey.draws
     provenance = {
         "models": [one.name for one in found],
         "token_source": "random, of each model's own ordinary tokens",
@@ -125,17 +132,17 @@ def write_survey(
         "length": draws.length,
         "token_seed": draws.seed,
         "bos_condition": draws.bos,
-        "dtype": dtype or "float32",
+        "dtype": survey.dtype or "float32",
         "device": device,
         "versions": versions(),
     }
-    expects = ["models", *tables, "variants"]
+    how = {"expects": ["models", *survey.tables, "variants"], "overwrite": overwrite}
     try:
-        writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+        writer = create_run(out, kind=kind, config=survey.asked, provenance=provenance, **how)
     except UndrawnError as error:
         return _draw_figures(error.folder)
     with writer:
-        done = _Done(writer, tables=tables)
+        done = _Done(writer, tables=survey.tables)
         failed: SinkLensError | None = None
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in done.names:
@@ -143,8 +150,8 @@ def write_survey(
             partial = Partial(writer.folder, model=one.name, begin=done.begin, every=keep_every)
             begun = time.perf_counter()
             try:
-                lens = one.open(device=device, dtype=dtype)
-                given = measure(lens, partial)
+                lens = one.open(device=device, dtype=survey.dtype)
+                given = survey.measure(lens, partial)
             except SinkLensError as error:
                 if len(found) > 1:
                     warnings.warn(f"{one.name} is left out: {error}", stacklevel=1)
@@ -155,7 +162,7 @@ def write_survey(
             partial.drop()
         if not done.names and failed is not None:
             raise failed
-        for name, frame in finish(done.whole, done.tensors).items():
+        for name, frame in survey.finish(done.whole, done.tensors).items():
             writer.write_csv(name, frame)
     return _draw_figures(writer.folder)
 

@@ -22,7 +22,7 @@ from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import agreement, contraction, passes
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .preference import Votes, last_logits, preference, size_of_forward
-from .survey_folder import MeasuredModel, Partial, variants_of, write_survey
+from .survey_folder import MeasuredModel, Partial, Survey, variants_of, write_survey
 from .switches import switched_configs
 from .untrained_models import UntrainedConfig, read_untrained
 
@@ -60,21 +60,19 @@ def survey(
     record |= {"seeds": list(config.seeds)} | asdict(draws)
     if isinstance(config, ContractionConfig):
         record |= {"sinks": config.sinks}
-    return write_survey(
-        config.kind,
-        found,
-        partial(kind.measure, config=config, draws=draws, progress=progress),
+    asked = Survey(
+        kind=config.kind,
+        found=found,
+        measure=partial(kind.measure, config=config, draws=draws, progress=progress),
         draws=draws,
-        config=record,
-        out=default_folder(config.kind) if out is None else out,
+        asked=record,
         tables=kind.tables,
         finish=kind.finish,
         device=config.device,
         dtype=config.dtype,
-        overwrite=overwrite,
-        progress=progress,
-        keep_every=keep_every,
     )
+    folder = default_folder(config.kind) if out is None else out
+    return write_survey(asked, out=folder, overwrite=overwrite, progress=progress, keep_every=keep_every)
 
 
 def estimate(config: SurveyConfig) -> pd.DataFrame:
