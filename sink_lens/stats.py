@@ -7,6 +7,7 @@ interval is somewhat too narrow; with fewer than two units it is undefined.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def interval(
     Raises:
         InputError: `values` is a single number, `level` is outside (0, 1) or `n_resamples` is not positive.
     """
-    from scipy.stats import bootstrap  # scipy.stats takes a second to import, and only this function needs it
+    from scipy.stats import DegenerateDataWarning, bootstrap  # a second to import, and only this function needs it
 
     _check_draws(n_resamples, level=level)
     units = _defined_units(np.asarray(values, dtype=np.float64))
@@ -83,7 +84,9 @@ def interval(
         sample, of_draw, vectorized = units, statistic, None
     else:
         sample, of_draw, vectorized = np.arange(n), lambda drawn: statistic(units[drawn]), False
-    with np.errstate(invalid="ignore"):  # between two infinite draws a quantile is nan, which is the answer
+    # between two infinite draws, or where the statistic is undefined on one, a bound is nan, which is the answer
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)
         found = bootstrap(
             (sample,),
             of_draw,

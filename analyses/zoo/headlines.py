@@ -47,7 +47,7 @@ def permitted(zoo: ZooModel) -> set[str]:
     truth = zoo.truth
     if truth.sink in ("none", "sink logit"):
         return {"no sink", "strongest"} | ({"sink logit"} if truth.sink == "sink logit" else set())
-    found = {"sink", "others", "elsewhere", "untested"} | ({"makers"} if truth.makers else set())
+    found = {"sink", "others", "elsewhere", "some", "untested"} | ({"makers"} if truth.makers else set())
     if (bound := bound_of(zoo)) is not None:
         found.add(f"bound: {bound}")
     found |= {f"by {link}" for link in carriers(zoo)} or {"nothing shown"}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations.precision import Rounding
@@ -74,7 +74,15 @@ def summary_table(
     if len(location.sink_positions) > 1:
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
-    rate = interval(panel.sink_rate(config.threshold).numpy(), generator=rng)
+    rates = panel.sink_rate(config.threshold)
+    has = has_sink(rates, min_sink_rate=config.min_sink_rate)
+    if location.sink_found and not bool(has.all()):
+        note = f"of {len(has)} sequences; the others have less than a quarter of their sink rate at this position"
+        add("sequences_with_sink", int(has.sum()), "sequences", note)
+        add("sequences_asked", len(has), "sequences")
+        note = "over the sequences that have it"
+        add("sink_rate_with_sink", float(rates[has].nanmean()), "share of layers and heads", note)
+    rate = interval(rates.numpy(), generator=rng)
     add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
     add(
         "sink_mass",
@@ -130,6 +138,16 @@ def summary_table(
         add("rounding_elsewhere", rounded.elsewhere, "share of the logits' spread", "the same at other positions")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
     return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
+
+
+def has_sink(rates: Float[Tensor, " batch"], *, min_sink_rate: float) -> Bool[Tensor, " batch"]:
+    """Check which sequences have the sink: at least a quarter of the sink rate of those that pass the minimum.
+
+    Sequences that are too short to tell count as having it; all do where none passes.
+    """
+    passes = rates >= min_sink_rate
+    typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
+    return (rates >= typical / 4) | rates.isnan()
 
 
 def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:

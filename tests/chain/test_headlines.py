@@ -78,6 +78,10 @@ CASES = {
     "sink": ({}, False),
     "others": ({"summary": summary(other_sink_positions="1")}, {"summary": summary(loss=1)}),
     "elsewhere": ({"summary": summary(sequences_elsewhere=3)}, {"summary": summary(loss=1)}),
+    "some": (
+        {"summary": summary(sequences_with_sink=21, sequences_asked=32, sink_rate_with_sink=0.67)},
+        {"summary": summary(loss=1)},
+    ),
     "bound: positional": bound("positional", "position or token"),
     "bound: positional, not BOS": bound("positional, not BOS", "positional"),
     "bound: token": bound("token", "position or token"),
@@ -125,6 +129,14 @@ def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
         assert key not in said(true, is_sink=false)
     else:
         assert key not in said(false, is_sink=is_sink)
+
+
+def test_a_sink_that_only_some_sequences_have_is_not_that_of_any_first_token():
+    some = {"sequences_with_sink": 3, "sequences_asked": 32, "sink_rate_with_sink": 0.67}
+    found = said({"summary": summary(**some, sink_bound_to="positional")}, is_sink=True)
+    assert list(found) == ["sink", "some"]
+    assert found["some"] == "It is there in 3 of 32 sequences, in 67% of their heads, too few to test"
+    assert "bound: token" in said({"summary": summary(**some, sink_bound_to="token")}, is_sink=True)
 
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():

@@ -14,6 +14,7 @@ from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
+from sink_lens.chain.page.story import title
 from sink_lens.chain.readings import attention_readings
 from sink_lens.chain.trace import trace
 from sink_lens.cli.trace_table import short_table
@@ -21,6 +22,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
+from sink_lens.records import read_run
 
 CONFIG = TraceConfig(model="zoo", random_init=False, controls=5)
 
@@ -169,3 +171,19 @@ def test_both_paths_average_over_the_queries_that_reach_the_key(path):
     columns = stream(lens, batch, [column], keys=(key,)).stacked("column")
     torch.testing.assert_close(found, columns[..., key + 1 : key + reach].mean(-1), atol=1e-5, rtol=0)
     assert (columns[..., key + reach :] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_sink_that_only_some_sequences_have_is_counted(family, tmp_path):
+    zoo, lens, batch = lens_and_tokens("bos_neuron", family=family)
+    tokens = batch.tokens.clone()
+    tokens[::3, 0] = tokens[::3, 1].roll(1)  # no BOS, and no sink, in every third
+    has = zoo.sinks(tokens)[:, 0]
+    config = replace(CONFIG, interventions=False)
+    result = trace(lens, config=config, tokens=from_tensor(tokens), out=tmp_path / "run", progress=False, report=False)
+    values = result.tables["summary"].set_index("quantity")["value"]
+    assert int(values["sequences_with_sink"]) == int(has.sum()) < int(values["sequences_asked"]) == len(has)
+    whole = float(values["sink_rate"]) * len(has) / int(has.sum())
+    assert float(values["sink_rate_with_sink"]) == pytest.approx(whole, abs=0.02)
+    said = f"It is there in {int(has.sum())} of {len(has)} sequences, in "
+    assert said in title(read_run(tmp_path / "run"))

@@ -30,6 +30,10 @@ BOUND = {
     "own position and token": "Only its own token there makes it",
 }
 """What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
+ANY_TOKEN = ("positional", "positional, not BOS", "position or token", "own position", "own position or token")
+"""Kinds that speak of any token, and are said only of a sink that every sequence has."""
+FEWEST = 4
+"""A sink that fewer sequences have is not tested on them alone."""
 
 _VIEWS_DIFFER = 0.2
 """The makers and the super neurons differ where they remove shares that differ by more than this."""
@@ -100,8 +104,15 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
         found.append(Phrase(key="elsewhere", text=f"{capital(count)} {have} it elsewhere", rows=rows))
+    some = "sequences_with_sink" in values
+    if some:
+        count, asked = (_whole(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
+        share = percent(float(values["sink_rate_with_sink"]))
+        few = ", too few to test" if count < FEWEST else ""
+        text = f"It is there in {count} of {asked} sequences, in {share} of their heads{few}"
+        found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink",)))
     kind = str(values.get("sink_bound_to", ""))
-    if kind in BOUND:
+    if kind in BOUND and not (some and kind in ANY_TOKEN):
         found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
     if "links" in tables and not len(tables.get("effects", ())):
         return [*found, Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",))]
