@@ -62,17 +62,17 @@ def patch(
         raise InputError(
             "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"
         )
-    from ..records.shards import check_shard
+    if shard is not None:
+        from ..records.shards import check_shard  # which imports pandas: a dry run does without
 
-    check_shard(shard, out=out, overwrite=overwrite)
-    if shard is not None and config.approximate:
-        raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
+        check_shard(shard, out=out, overwrite=overwrite)
+        if config.approximate:
+            raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     hush(quiet)
     from ..patching.passes import check_before, passes
 
     if dry_run:
         return print_cost(config, passes)
-
     check_before(config)
     from ..models.inputs import default_folder
     from ..models.load import load
