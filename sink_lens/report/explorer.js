@@ -14,6 +14,7 @@ window.exploreCircuits = async (packed) => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const FONT = '11px system-ui, "DejaVu Sans", sans-serif';
   const MANY = 3000; // links beyond which none is dashed, and a gesture moves a picture of them
+  const FEW = 60; // nodes up to which a label that has no room moves up or down
   const WIDE = 400; // links that are wider than a pixel: a browser without a graphics card draws 20,000 of these in 9 s
   const MOST_ROWS = 100;
   const known = (format) => (value) => (Number.isFinite(value) ? format(value) : "undefined"); // null is not 0
@@ -274,10 +275,14 @@ window.exploreCircuits = async (packed) => {
       (strong.has(other.id) - strong.has(one.id)) || (matches.has(other.id) - matches.has(one.id)) || (hasLabel(other.id) - hasLabel(one.id)) || (isEnd(other.own) - isEnd(one.own)) || other.size - one.size);
     const named = first.slice(0, 400).map((node) => {
       const [x, y] = at.get(node.id), half = to.measure(node.label) / 2 + 5, inside = x > 0 && x < view.width;
-      const middle = inside ? Math.max(half + 2, Math.min(view.width - half - 2, x)) : x, box = [middle - half, y - 8, middle + half, y + 8];
-      const free = !boxes.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1]);
-      if (free) boxes.push(box);
-      return free ? box : null;
+      const middle = inside ? Math.max(half + 2, Math.min(view.width - half - 2, x)) : x;
+      for (const down of first.length > FEW ? [0] : [0, 18, -18, 36, -36, 54, -54]) { // of few nodes, each has its label
+        const box = [middle - half, y - 8 + down, middle + half, y + 8 + down];
+        if (boxes.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1])) continue;
+        boxes.push(box);
+        return box;
+      }
+      return null;
     });
     for (const [order, node] of [...first.entries()].reverse()) {
       const ring = node.id === focused ? palette.focus : matches.has(node.id) ? palette.contingent : node.ids.some((id) => state.pinned.includes(id)) ? palette.ink : palette.line;
@@ -307,7 +312,7 @@ window.exploreCircuits = async (packed) => {
       box ? context.roundRect(box[0], box[1], box[2] - box[0], 16, node.isGroup ? 8 : 3) : context.arc(x, y, thick ? 4 : 2.5, 0, 7);
       context.fill();
       if (box || thick) context.stroke();
-      if (box) this.words(node.label, box[0] + 5, y + 4, palette.ink);
+      if (box) this.words(node.label, box[0] + 5, box[1] + 12, palette.ink);
     },
     words(label, x, y, colour) {
       Object.assign(context, { font: FONT, fillStyle: colour });
@@ -337,7 +342,7 @@ window.exploreCircuits = async (packed) => {
         const look = { stroke: ring, "stroke-width": thick ? 2.5 : 1 };
         if (!box) return void add("circle", { cx: x, cy: y, r: thick ? 4 : 2.5, fill: palette.ink, ...look });
         add("rect", { x: box[0], y: box[1], width: box[2] - box[0], height: 16, rx: node.isGroup ? 8 : 3, fill: palette.card, ...look });
-        this.words(node.label, box[0] + 5, y + 4, palette.ink);
+        this.words(node.label, box[0] + 5, box[1] + 12, palette.ink);
       },
       words(label, x, y, colour) {
         add("text", { x, y, fill: colour, "font-size": 11, "font-family": "system-ui, 'DejaVu Sans', sans-serif" }).textContent = label;
