@@ -14,7 +14,6 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import InputError
 from ..models.delegation import forward_of, instead
 from ..models.lens import LensModel
 from .layout import Layout
@@ -34,11 +33,9 @@ def mixing(
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block, a layer's mixer runs over whole sequences.
 
-    Raises:
-        InputError: a position is to be computed alone, though a mixer hands on what is changed there to all after it.
+    Where one position is computed alone, the mixer's output there is that of its own input and the baseline's before.
+    What it hands on to later positions is no part of a single layer's pass, which holds them at the baseline.
     """
-    if layout.alone:
-        raise InputError(f"a position of {lens.name} was to be computed alone, and layer {layer} has a mixer")
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
     mix = partial(_mix, forward=forward_of(component), layout=layout, held=held, keep=keep, place=("mixer", layer))
     return instead(component, mix)

@@ -163,7 +163,8 @@ def partial_pass(
         stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, keep=keep, queries=queries)))
         stack.enter_context(torch.set_grad_enabled(gradients))
         if last <= lens.n_layers:
-            module = attention_of(lens, last - 1) if attention_only else layers[last - 1]
+            ends_early = attention_only and last - 1 in lens.attention_layers
+            module = attention_of(lens, last - 1) if ends_early else layers[last - 1]
             stack.enter_context(ending_after(module))
         positions = layout.index(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}

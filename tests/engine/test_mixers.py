@@ -14,8 +14,10 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.engine.layout import Layout
+from sink_lens.engine.partial_pass import Visit, partial_pass
 from sink_lens.engine.plan import Plan
-from sink_lens.errors import InputError, SiteError
+from sink_lens.errors import SiteError
+from sink_lens.models.running import block_of_passes
 from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE
 
 EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
@@ -113,7 +115,23 @@ def test_a_layer_that_lacks_a_site_is_refused():
     assert torch.equal(everywhere, where_it_is)
 
 
-def test_one_position_is_not_computed_alone_beside_a_mixer():
-    layout = Layout(n_sequences=1, n_positions=4, begins=(2,), alone=True)
-    with pytest.raises(InputError, match="was to be computed alone, and layer 0 has a mixer"):
-        mixers.mixing(lens_of("qwen3_5"), 0, layout=layout, held={}, keep=None)
+@EVERY
+def test_one_position_computed_alone_has_the_state_of_the_baseline_before_it(family):
+    """A layer with a mixer, at one position, from a stream that is changed there: as in a pass over all positions."""
+    lens, position, layer = lens_of(family), 9, 2
+    held, queries = {}, {}
+    whole, one = (Layout(n_sequences=3, n_positions=21, begins=(where,), alone=where > 0) for where in (0, position))
+    stream = run_with(lens, tokens_of(), sites=["resid_pre"]).tensors["resid_pre", layer]
+    change = torch.zeros_like(stream)
+    change[:, position] = torch.randn(3, lens.d_model, generator=torch.Generator().manual_seed(5))
+    found = []
+    with block_of_passes(lens), torch.no_grad():
+        partial_pass(
+            lens, tokens_of(), layout=whole, first=0, last=lens.n_layers, visits={}, keep=held, queries=queries
+        )
+        for layout in (whole, one):
+            visits = {("resid_post", layer): Visit(readers=[(0, found.append)])}
+            options = {"held": held, "queries": queries} if layout is one else {}
+            ends = {"first": layer, "last": layer + 1, "stream": layout.flat(stream + change)}
+            partial_pass(lens, tokens_of(), layout=layout, visits=visits, **ends, **options)
+    torch.testing.assert_close(found[1][:, 0], found[0][:, position], atol=1e-4, rtol=1e-5)

@@ -178,9 +178,13 @@ def test_a_direct_path_freezes_the_mixers_between(family):
     ],
     ids=["trace", "card", "contraction"],
 )
-def test_what_needs_every_layer_is_refused_before_anything_is_written(do, tmp_path):
-    with pytest.raises(ModelError, match=REFUSED):
-        do(lens_of("lfm2"), tmp_path)
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("lfm2", REFUSED), ("falcon_h1", r"layers 0-2 of .* have a mixer beside their attention, .*; need another model")],
+)
+def test_what_needs_every_layer_is_refused_before_anything_is_written(do, family, reason, tmp_path):
+    with pytest.raises(ModelError, match=reason):
+        do(lens_of(family), tmp_path)
     assert not (tmp_path / "run").exists()
 
 
