@@ -181,7 +181,7 @@ def test_the_front_door_of_transformerlens_opens_a_saved_model_after_one_import(
         save_file({"tokens": tokens, "logits": model(tokens, use_cache=False).logits}, tmp_path / "expected.tensors")
     script = """
 import sys, torch
-import sink_lens.models.headnorm.adapter
+from sink_lens import HeadNormForCausalLM
 from safetensors.torch import load_file
 from transformer_lens.model_bridge import TransformerBridge
 bridge = TransformerBridge.boot_transformers(sys.argv[1], device="cpu")

@@ -1,0 +1,159 @@
+"""The page for TransformerLens's users: every block, on three families, gives what TransformerLens gives or a formula.
+
+Two of the three have no BOS token in front, so that labels that came from a text would not fit.
+"""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformer_lens.patching as reference
+from transformer_lens.tools.analysis import direct_logit_attribution as attribution
+
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+
+PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "coming_from.md"
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "gemma"])
+def page(request, tmp_path_factory):
+    """The names that the page's blocks leave."""
+    folder = tmp_path_factory.mktemp("page")
+    tiny(request.param).save_pretrained(folder / "my-model")
+    tiny_tokenizer(adds_bos=request.param == "llama").save_pretrained(folder / "my-model")
+    names = {"of_family": request.param}
+    text = PAGE.read_text(encoding="utf-8").partition("## Edits and readings are hooks")[0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
+            exec(compile(block, PAGE.name, "exec"), names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("clean", "corrupted"):
+            ids = names["TokenBatch"].from_prompts([names[name]], names["lens"].tokenizer).tokens
+            names |= {f"{name}_ids": ids, f"{name}_cache": names["lens"].bridge.run_with_cache(ids)[1]}
+    return names
+
+
+def theirs(page, function, *more):
+    """A result of ``transformer_lens.patching`` with the page's metric, and ours in the same shape."""
+    ids = [page["lens"].tokenizer(one, add_special_tokens=False)["input_ids"][0] for one in (" the", " a")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(
+            page["lens"].bridge, page["corrupted_ids"], page["clean_cache"], *more,
+            lambda logits: (logits[:, -1, ids[0]] - logits[:, -1, ids[1]]).mean(),
+        ).double()  # fmt: skip
+
+
+def values(result):
+    return torch.tensor(result.frame["value"].to_numpy(copy=True))
+
+
+def test_the_pattern_and_its_labels(page):
+    torch.testing.assert_close(page["pattern"], page["cache"]["pattern", 1], rtol=1e-5, atol=1e-6)
+    assert len(page["labels"]) == page["pattern"].shape[-1]
+    assert "".join(page["labels"]).endswith("the king gave the ring to")
+    assert (page["labels"][0] == "<s>") == (page["of_family"] == "llama")
+    assert len(page["view"].props["tokens"]) == page["view"].props["attention"].shape[-1]
+
+
+def test_what_is_said_and_the_logit_lens(page):
+    last = page["logits"][0, -1]
+    rank = int((last > last[page["right"]]).sum())
+    assert page["said"].loc[page["said"]["is_answer"], "rank"].item() == rank
+    assert int(page["by_layer"].readout.target_ranks.flatten()[-1]) == rank
+
+
+def test_direct_logit_attribution(page):
+    family, ids = page["of_family"], page["tokens"].tokens
+    other = page["lens"].tokenizer(" a", add_special_tokens=False)["input_ids"][0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folded = wrap(tiny(family)).bridge  # a copy, since folding changes the model
+        folded.enable_compatibility_mode(fold_value_biases=False)
+        both = torch.tensor([page["right"]]), torch.tensor([other])
+        parts = attribution(folded, ids, answer_tokens=both[0], incorrect_tokens=both[1], unit="component")
+        by_head = attribution(folded, ids, answer_tokens=both[0], incorrect_tokens=both[1], unit="head")
+    first = sum("embed" in label for label in parts.labels)
+    expected = torch.cat([parts.attribution[:first].sum(0, keepdim=True), parts.attribution[first:]]).double()
+    torch.testing.assert_close(page["by_part"].values[:-1], expected, rtol=0.0, atol=1e-5)
+    heads = page["by_head"].values[(page["by_head"].frame["part"] == "head").tolist()]
+    torch.testing.assert_close(heads, by_head.attribution[: len(heads)].double(), rtol=0.0, atol=1e-5)
+    last = page["logits"][0, -1].double()
+    torch.testing.assert_close(page["by_head"].values.sum(), last[page["right"]] - last[other], rtol=0.0, atol=1e-5)
+
+
+def test_the_recipes_that_the_page_warns_of_are_off(page):
+    lens, cache = page["lens"], page["cache"]
+    other = lens.tokenizer(" a", add_special_tokens=False)["input_ids"][0]
+    last = page["logits"][0, -1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        streams, parts = cache.accumulated_resid(pos_slice=-1), cache.decompose_resid(pos_slice=-1)
+        read = cache.apply_ln_to_stack(streams, layer=-1, pos_slice=-1)[-1] @ lens.bridge.W_U
+        attributed = cache.logit_attrs(parts, tokens=page["right"], incorrect_tokens=other, pos_slice=-1)
+    assert (read[0] - last).abs().max() > 0.05
+    assert (attributed.sum() - (last[page["right"]] - last[other])).abs() > 0.01
+
+
+def test_patching_and_the_path(page):
+    lens = page["lens"]
+    stream = theirs(page, reference.get_act_patch_resid_pre)
+    torch.testing.assert_close(values(page["by_position"]).view_as(stream), stream, rtol=0.0, atol=1e-5)
+    heads = theirs(page, reference.get_act_patch_attn_head_out_all_pos)
+    torch.testing.assert_close(values(page["heads"]).view_as(heads), heads, rtol=0.0, atol=1e-5)
+    every = theirs(page, reference.get_act_patch_block_every)
+    ours = values(page["every"]).view(lens.n_layers, -1, 3).permute(2, 0, 1)
+    torch.testing.assert_close(ours, every, rtol=0.0, atol=1e-5)
+    assert page["quick"].frame[["layer", "head"]].equals(page["heads"].frame[["layer", "head"]])
+    ids = [lens.tokenizer(one, add_special_tokens=False)["input_ids"][0] for one in (" the", " a")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        direct = reference.get_act_patch_direct_path(
+            lens.bridge, page["corrupted_ids"], page["clean_cache"], page["corrupted_cache"],
+            lambda logits: (logits[:, -1, ids[0]] - logits[:, -1, ids[1]]).mean(), 0, 1, "q", verbose=False,
+        )  # fmt: skip
+    assert page["path"].frame["value"].item() == pytest.approx(float(direct[1, 2]), abs=2e-5)
+
+
+def test_ablations_and_their_loss(page):
+    lens, ids = page["lens"], page["several"].tokens
+    z = lens.bridge.run_with_cache(ids)[1]["blocks.1.attn.hook_z"]
+    for name, new in (("zeroed", torch.zeros_like(z[..., 0, :])), ("meant", z[..., 0, :].mean((0, 1)))):
+
+        def set_head(z, hook, new=new):
+            z = z.clone()
+            z[:, :, 0] = new
+            return z
+
+        hooks = [("blocks.1.attn.hook_z", set_head)]
+        by_token = lens.bridge.run_with_hooks(ids, fwd_hooks=hooks, return_type="loss", loss_per_token=True).detach()
+        torch.testing.assert_close(page[name].token_loss, by_token, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(page[name].loss, by_token.mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_induction(page):
+    for layer in range(page["lens"].n_layers):
+        pattern = page["lens"].bridge.run_with_cache(page["twice"])[1]["pattern", layer]
+        by_hand = pattern[..., range(20, 40), range(1, 21)].mean((0, -1))  # query 20 + i, key i + 1
+        found = page["induction"][layer]
+        distinct = all(len(set(row.tolist())) == 20 for row in page["half"])
+        assert distinct or (found - by_hand).abs().max() < 0.1
+        if distinct:
+            torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_steering(page):
+    lens, ids = page["lens"], page["tokens"].tokens
+
+    def add(x, hook):
+        return x + 4.0 * page["vector"]
+
+    for token in page["written"].ids:
+        logits = lens.bridge.run_with_hooks(ids, fwd_hooks=[("blocks.1.hook_resid_post", add)])
+        assert logits[0, -1].argmax().item() == token
+        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
