@@ -463,6 +463,7 @@ FAMILIES = {row.architecture: row for row in _ROWS}
 TEXT_PART = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 """Model that reads images too -> its language model, which is read in its place (``text_part``)."""
 
@@ -495,6 +496,33 @@ _HYBRIDS = {
 """Architecture of a hybrid without a row -> what a row cannot say of it."""
 
 
+_NO_ATTENTION = "it has no attention"
+_SHARED_EXPERTS = "the neurons of its routed and shared experts have no site"
+_OWN_ATTENTION = "its attention does not take transformers' attention interface"
+LEFT_OUT = {
+    "AfmoeForCausalLM": _SHARED_EXPERTS,
+    "CodeGenForCausalLM": _OWN_ATTENTION,
+    "DeepseekV4ForCausalLM": "its layers have several streams (hyper-connections)",
+    "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
+    "FalconMambaForCausalLM": _NO_ATTENTION,
+    "Gemma3nForConditionalGeneration": "it has four streams (AltUp)",
+    "Gemma4ForCausalLM": "its heads differ by layer, and layers share keys and values",
+    "Glm4MoeForCausalLM": _SHARED_EXPERTS,
+    "GlmMoeDsaForCausalLM": "which keys a token sees depends on the length of the text",
+    "HrmTextForCausalLM": "it is recurrent in depth",
+    "JetMoeForCausalLM": "its attention is a mixture of experts",
+    "LagunaForCausalLM": _SHARED_EXPERTS,
+    "Llama4ForCausalLM": "its attention sees chunks of a text, which no window says",
+    "Mamba2ForCausalLM": _NO_ATTENTION,
+    "MambaForCausalLM": _NO_ATTENTION,
+    "ModernBertDecoderForCausalLM": "its windows are counted in another way",
+    "MptForCausalLM": _OWN_ATTENTION,
+    "OpenAIGPTLMHeadModel": "it norms behind its sublayers",
+    "Qwen2MoeForCausalLM": _SHARED_EXPERTS,
+    "RwkvForCausalLM": _NO_ATTENTION,
+    "XGLMForCausalLM": _OWN_ATTENTION,
+}
+"""Architecture that transformers and TransformerLens both have, without a row here -> why."""
 _LATENT = ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "LongcatFlash", "MiniCPM3", "Youtu")
 """Models whose attention reads compressed keys and values."""
 
@@ -516,10 +544,9 @@ def family_of(architecture: str) -> Family:
             f"which no site and no link of the chain has; need one of {', '.join(FAMILIES)}"
         )
     if architecture not in FAMILIES:
-        raise ModelError(
-            f"the architecture {architecture!r} is not known; need one of {', '.join(FAMILIES)}. "
-            "To add it, add its row in sink_lens/models/families.py"
-        )
+        why = LEFT_OUT.get(architecture)
+        more = "To add it, add its row in sink_lens/models/families.py" if why is None else f"It is left out: {why}"
+        raise ModelError(f"the architecture {architecture!r} is not known; need one of {', '.join(FAMILIES)}. {more}")
     return FAMILIES[architecture]
 
 

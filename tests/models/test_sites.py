@@ -295,8 +295,8 @@ def test_an_ungated_mlp_has_no_gate(architecture):
 
 
 def test_an_unknown_site_is_refused_with_the_list():
-    with pytest.raises(SiteError, match=r"no site 'hook_resid_mid'; need one of resid_pre, .*final"):
-        site_of("hook_resid_mid", family=family_of("LlamaForCausalLM"))
+    with pytest.raises(SiteError, match=r"no site 'nowhere'; need one of resid_pre, .*final"):
+        site_of("nowhere", family=family_of("LlamaForCausalLM"))
 
 
 def test_an_unknown_architecture_is_refused_with_the_list():

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+)
 
 from sink_lens.models.families import TEXT_PART
 from sink_lens.models.header import read_folder
@@ -21,14 +28,20 @@ def gemma3():
     return Gemma3ForConditionalGeneration(config)
 
 
-def qwen3_5():
-    text = config_of("qwen3_5").to_dict()
+def qwen3_5(family="qwen3_5", config=Qwen3_5Config, model=Qwen3_5ForConditionalGeneration):
+    text = config_of(family).to_dict()
     images = SIZES | {"depth": 1, "patch_size": 4, "out_hidden_size": text["hidden_size"]}
-    config = Qwen3_5Config(text_config=text, vision_config=images | {"num_position_embeddings": 16})
-    return Qwen3_5ForConditionalGeneration(config)
+    return model(config(text_config=text, vision_config=images | {"num_position_embeddings": 16}))
 
 
-@pytest.fixture(scope="module", params=[gemma3, qwen3_5])
+def qwen3_5_moe():
+    return qwen3_5("qwen3_5_moe", Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration)
+
+
+HYBRIDS = (Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration)
+
+
+@pytest.fixture(scope="module", params=[gemma3, qwen3_5, qwen3_5_moe])
 def whole(request):
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -40,7 +53,7 @@ def saved(whole, tmp_path_factory):
     """Its folder, with the weights for several tokens at once that Qwen 3.5 is published with."""
     folder = tmp_path_factory.mktemp("whole")
     whole.save_pretrained(folder)
-    if isinstance(whole, Qwen3_5ForConditionalGeneration):
+    if isinstance(whole, HYBRIDS):
         file = folder / "model.safetensors"
         save_file(load_file(file) | {"mtp.norm.weight": torch.zeros(16)}, file, metadata={"format": "pt"})
     return folder
@@ -54,10 +67,7 @@ def test_the_language_model_gives_its_logits_and_shares_its_parameters(whole, sa
     given, read = wrap(whole), load(saved)
     for lens in (given, read):
         assert type(lens.plain).__name__ == TEXT_PART[name]
-        forwards = [lens.plain(tokens).logits]
-        if lens.family.mixer is None:  # a hybrid has no bridge
-            forwards.append(lens.bridge(tokens))
-        for found in forwards:  # other masks: no claim to the last bit
+        for found in (lens.plain(tokens).logits, lens.bridge(tokens)):  # other masks: no claim to the last bit
             assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
     assert given.plain.get_input_embeddings() is whole.get_input_embeddings()
     assert f"the language model of {name}, which reads images too" in read.notes
@@ -66,8 +76,8 @@ def test_the_language_model_gives_its_logits_and_shares_its_parameters(whole, sa
 
 def test_its_header_counts_the_language_model_alone(whole, saved):
     header = read_folder(saved)
-    if isinstance(whole, Qwen3_5ForConditionalGeneration):
-        assert header is None  # a hybrid is loaded, and refused where it is
+    if isinstance(whole, HYBRIDS):
+        assert header is None  # the headers do not say which layers have attention
         return
     assert header is not None
     assert header.architecture == TEXT_PART[type(whole).__name__]
