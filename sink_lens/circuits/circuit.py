@@ -33,13 +33,14 @@ from ..records import display
 from . import files, stability
 from .ablated import circuit_values
 from .choice import chosen, connected, node_scores, outputs_of
-from .config import REST, SIZES, Choice, FindConfig, check_ending
+from .config import REST, SIZES, Choice, CircuitConfig, FindConfig, check_ending
 from .curve import Curve, curve
 from .exact import exact_node_scores, exact_scores
 from .files import SavedCircuit
 from .graph import Graph
 from .runs import Runs
-from .scores import Scores, score
+from .scores import Scores
+from .scoring import scored
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -522,35 +523,25 @@ def found(runs: Runs, *, config: FindConfig, templates: Sequence[str] | None = N
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
-    method, choice, n, threshold = config.method, config.choice, config.edges, config.threshold
-    total = runs.graph.n_edges if method == "exact" else runs.n_pairs
-    unit = "edge" if method == "exact" else "pair"
-    with tqdm(total=total, desc=f"scores ({method})", unit=unit, disable=not progress, leave=False) as bar:
-        if method == "exact":
-            scores = exact_circuit_scores(runs, advance=bar.update)
-        else:
-            limits = {name: getattr(config, name) for name in ("steps", "most_steps", "tolerance")}
-            scores = score(runs, method=method, **limits, advance=bar.update)
-    mask = pick(runs, scores, choice=choice, n=n, threshold=threshold)
-    size = int((np.abs(scores.mean) >= threshold).sum()) if choice == "threshold" else n
-    if not mask.any():
+    scores = scored(runs, config, progress=progress)
+    circuit = chosen_by(runs, scores, config, templates=names)
+    if not circuit.n_edges:
         warnings.warn(
-            f"the circuit is empty: of {size:,} chosen edges none lies on a path from the input to what the metric "
-            "reads. Ask for more edges, or choose them with 'greedy', which keeps paths whole",
+            f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
+            "metric reads. Ask for more edges, or choose them with 'greedy', which keeps paths whole",
             stacklevel=3,
         )
-    return Circuit(runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=names, seed=config.seed)
+    return circuit
 
 
-def exact_circuit_scores(runs: Runs, *, advance: Callable[[int], object] = lambda edges: None) -> Scores:
-    """The exact score of every edge: for small models."""
-    return Scores(
-        graph=runs.graph,
-        values=exact_scores(runs, range(runs.graph.n_edges), advance=advance).astype(np.float32),
-        method="exact",
-        steps=np.zeros(runs.n_pairs),
-        clean=runs.clean_values.double().numpy(),
-        corrupted=runs.corrupted_values.double().numpy(),
+def chosen_by(runs: Runs, scores: Scores, config: FindConfig | CircuitConfig, *, templates: tuple[str, ...]) -> Circuit:
+    """The circuit that scores choose."""
+    choice, size, threshold = config.choice, config.edges, config.threshold
+    mask = pick(runs, scores, choice=choice, n=size, threshold=threshold)
+    if choice == "threshold":
+        size = int((np.abs(scores.mean) >= threshold).sum())
+    return Circuit(
+        runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=templates, seed=config.seed
     )
 
 

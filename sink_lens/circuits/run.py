@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import load_file
 
 from ..configuration import with_fields
 from ..data.corpora import bundled_text
@@ -24,25 +23,25 @@ from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, display, read_run
 from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
 from . import stability
 from .attention import attention_of
-from .circuit import CONFIRMED, Circuit, exact_circuit_scores, pick, with_spans
+from .circuit import CONFIRMED, Circuit, chosen_by, with_spans
 from .config import Ablation, CircuitConfig, without_files
 from .curve import Curve
 from .graph import Graph
 from .pairs import read_pairs
 from .runs import Runs
-from .scores import Scores, score
+from .scores import score
+from .scoring import part_name, parts_of, scored
 from .tasks import Task, task_of
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
 """What a finished run holds; with a check ``check`` and, of scores by gradients, ``check_nodes``; with core ``core``.
 ``attention`` says where the circuit's heads look in the first ``prompt``."""
-_PART, _LEFT_PAIRS, _NODE_PAIRS = 32, 8, 4
+_LEFT_PAIRS, _NODE_PAIRS = 8, 4
 _CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
@@ -167,16 +166,16 @@ class _Asked:
     def parts(self) -> dict[str, int]:
         """Name of every part of the scores -> its pairs."""
         n_pairs = self.task.clean.n_sequences
-        return {_part(name, rows): len(rows) for name in self.scored for rows in _parts(n_pairs)}
+        return {part_name(name, rows): len(rows) for name in self.scored for rows in parts_of(n_pairs)}
 
     def compute(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
         """Score the pairs of some parts."""
         for name, ablation in self.scored.items():
-            if any(_part(name, rows) in parts for rows in _parts(self.task.clean.n_sequences)):
+            if any(part_name(name, rows) in parts for rows in parts_of(self.task.clean.n_sequences)):
                 runs = runs_of(self.lens, self.task, config=self.config, ablation=ablation)
                 if name == "scores":
                     _check_gap(runs, seed=self.config.seed)
-                _scores(runs, config=self.config, writer=writer, name=name, progress=progress, only=parts)
+                scored(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
 
     def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
         """Score what the folder lacks, choose the circuit and judge it."""
@@ -281,8 +280,8 @@ def _written(
     """Score, choose and judge the circuit, and write the tables."""
     runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
     _check_gap(runs, seed=config.seed)
-    scores = _scores(runs, config=config, writer=writer, name="scores", progress=progress)
-    circuit = _circuit(runs, scores, task=task, config=config)
+    scores = scored(runs, config, writer=writer, name="scores", progress=progress)
+    circuit = chosen_by(runs, scores, config, templates=task.templates)
     if not circuit.n_edges:
         need = f"a lower threshold than {config.threshold:g}" if config.choice == "threshold" else "more edges"
         raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
@@ -358,80 +357,6 @@ def _check_gap(runs: Runs, *, seed: int) -> None:
         )
 
 
-def _parts(n_pairs: int) -> list[range]:
-    """The pairs of every part of the scores."""
-    return [range(start, min(start + _PART, n_pairs)) for start in range(0, n_pairs, _PART)]
-
-
-def _part(name: str, rows: range) -> str:
-    """The name of the file with these pairs' scores."""
-    return f"{name}-{rows.start // _PART:03d}"
-
-
-def _scores(
-    runs: Runs,
-    *,
-    config: CircuitConfig,
-    writer: RunWriter,
-    name: str,
-    progress: bool,
-    only: Collection[str] | None = None,
-) -> Scores:
-    """The scores, in parts that are read back where they are finished; ``only`` names those of a shard."""
-    scale = abs(float(runs.gap.double().mean()))
-    values = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
-    steps = np.zeros(runs.n_pairs)
-    method = config.method
-    with tqdm(total=runs.n_pairs, desc=name, unit="pair", disable=not progress, leave=False) as bar:
-        for rows in _parts(runs.n_pairs):
-            part = _part(name, rows)
-            if only is not None and part not in only:
-                continue
-            if writer.has(part):
-                held = load_file(writer.folder / f"{part}.safetensors")
-                values[rows], steps[rows] = held["scores"], held["steps"]
-                bar.update(len(rows))
-                continue
-            some = runs.some(rows)
-            if method == "exact":
-                one = exact_circuit_scores(some)
-                bar.update(len(rows))
-            else:
-                limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps}
-                limits |= {"tolerance": config.tolerance, "scale": scale}
-                one = score(some, method=method, **limits, advance=bar.update)
-            values[rows], steps[rows] = one.values, one.steps
-            writer.write_tensors(part, {"scores": one.values, "steps": one.steps})
-    return Scores(
-        graph=runs.graph,
-        values=values,
-        method=method,
-        steps=steps,
-        clean=runs.clean_values.double().numpy(),
-        corrupted=runs.corrupted_values.double().numpy(),
-    )
-
-
-def _circuit(runs: Runs, scores: Scores, *, task: Task, config: CircuitConfig) -> Circuit:
-    """The circuit that the configuration chooses."""
-    choice = config.choice
-    mask = pick(runs, scores, choice=choice, n=config.edges, threshold=config.threshold)
-    return Circuit(
-        runs=runs,
-        scores=scores,
-        chosen=mask,
-        choice=choice,
-        size=size_of(scores, config),
-        templates=task.templates,
-        seed=config.seed,
-    )
-
-
-def size_of(scores: Scores, config: CircuitConfig) -> int:
-    """Edges that were asked for, before those that lead nowhere are dropped."""
-    return int((np.abs(scores.mean) >= config.threshold).sum()) if config.choice == "threshold" else config.edges
-
-
 def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     """The table ``pairs``."""
 
@@ -481,8 +406,8 @@ def _others(
     others: dict[str, Circuit] = {}
     for ablation in other_ablations(config):
         runs = runs_of(lens, task, config=config, ablation=ablation)
-        scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
-        others[ablation] = _circuit(runs, scores, task=task, config=config)
+        scores = scored(runs, config, writer=writer, name=f"scores-{ablation}", progress=progress)
+        others[ablation] = chosen_by(runs, scores, config, templates=task.templates)
     return others
 
 

@@ -126,15 +126,10 @@ class Runs:
     def some(self, rows: Sequence[int]) -> "Runs":
         """The same with some of the pairs."""
         index = torch.as_tensor(list(rows))
-
-        def of(batch: TokenBatch) -> TokenBatch:
-            """These sequences of a batch."""
-            return replace(batch, tokens=batch.tokens[index], lengths=batch.lengths[index])
-
         return replace(
             self,
-            clean=of(self.clean),
-            corrupted=None if self.corrupted is None else of(self.corrupted),
+            clean=self.clean[index],
+            corrupted=None if self.corrupted is None else self.corrupted[index],
             metric=_of_rows(self.metric, index),
             masks=None if self.masks is None else self.masks[:, index],
             clean_values=self.clean_values[index],
@@ -159,7 +154,7 @@ class Runs:
     def part(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
         """The tokens of some pairs."""
         batch = self.corrupted if corrupted and self.corrupted is not None else self.clean
-        return replace(batch, tokens=batch.tokens[rows], lengths=batch.lengths[rows])
+        return batch[rows]
 
     def outcome(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
         """One pass of the bridge with hooks over some pairs."""
