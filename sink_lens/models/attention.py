@@ -19,7 +19,7 @@ def by_head(
     return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
-def capped(scores: Float[Tensor, "*any query key"], softcap: float | None) -> Float[Tensor, "*any query key"]:
+def capped(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:
     """Scores that stay below a cap; without a cap they are unchanged."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
