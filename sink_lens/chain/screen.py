@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..engine.layout import Layout
-from ..engine.partial_pass import Visit, partial_pass
+from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
 from ..models.running import block_of_passes
 from ..models.weights import attention_weights, mlp_weights
@@ -184,7 +184,7 @@ class _Run:
         lens = setting.lens
         with block_of_passes(lens):
             kept = {"keep": self.held, "queries": self.queries, "attention_only": True}
-            partial_pass(lens, self.tokens, layout=self._layout((0,)), first=0, last=lens.n_layers, visits={}, **kept)
+            partial_pass(lens, self.tokens, Pass(layout=self._layout((0,)), first=0, last=lens.n_layers, **kept))
 
     def gradients(
         self,
@@ -284,7 +284,7 @@ class _Run:
         held = {"held": self.held, "queries": self.queries} if layout.alone else {}
         ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "gradients": True}
         ends["attention_only"] = attention_only
-        partial_pass(lens, self.tokens, layout=layout, visits=visits, **ends, **held)
+        partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, **ends, **held))
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
             return [self._mass(pattern, layer) for pattern in patterns], at_sink

@@ -34,7 +34,7 @@ from ..models.sites import SITES
 from ..records import display
 from .layout import Layout
 from .mixers import Kept
-from .partial_pass import Visit, partial_pass
+from .partial_pass import Pass, Visit, partial_pass
 
 _AGREE = 1e-4
 """Logits of a pass with a cache agree with a whole pass within this share of the largest."""
@@ -240,7 +240,7 @@ class _Cache:
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
         self.keys = {}
         with block_of_passes(self.lens):
-            out = partial_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
+            out = partial_pass(self.lens, tokens, Pass(layout=layout, visits=visits, held=held, keep=self.keys, **ends))
         assert out is not None  # the pass goes to the end
         record.changed |= applied.changed
         record.reached |= applied.reached

@@ -31,7 +31,6 @@ from .layout import Attending, Layout, attending
 from .mixers import Held, Kept, mixing
 
 Take = Callable[[Tensor], None]
-_NOTHING: Held = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,81 +97,83 @@ def skippable(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     return frozenset({"pattern", "attention", "neurons"})
 
 
-def partial_pass(
-    lens: LensModel,
-    tokens: Int[Tensor, "batch position"],
-    *,
-    layout: Layout,
-    first: int,
-    last: int,
-    visits: Mapping[tuple[str, int], Visit],
-    stream: Float[Tensor, "1 row d_model"] | None = None,
-    held: Held = _NOTHING,
-    keep: Kept | None = None,
-    known: Known | None = None,
-    skip: frozenset[str] = frozenset(),
-    attention_only: bool = False,
-    logits_at: Int[Tensor, " sample"] | None = None,
-    unembed: bool = True,
-    taps: Sequence[tuple[str, Take]] = (),
-    queries: dict[int, Tensor] | None = None,
-    gradients: bool = False,
-) -> Tensor | None:
-    """Layers ``first`` to ``last`` - 1 of the bridge; the logits if ``last`` is its number of layers + 1.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a pass over some layers computes, and what it is given."""
 
-    Without ``unembed`` those are the states that the unembedding reads.
+    layout: Layout
+    """The cells, and the rows of each."""
+    first: int
+    """The layer to begin at; the number of layers is the last norm."""
+    last: int
+    """The layer to end before; the number of layers + 1 goes to the logits."""
+    visits: Mapping[tuple[str, int], Visit] = field(default_factory=dict)
+    """(site, layer) -> what is done there."""
+    stream: Float[Tensor, "1 row d_model"] | None = None
+    """Before the first layer; None computes it from the tokens, and then ``first`` is 0."""
+    held: Held = field(default_factory=dict)
+    """Keys and values of the baseline run, and inputs of its mixers; needed where a cell begins later than the first
+    position."""
+    keep: Kept | None = None
+    """Takes those of every layer."""
+    queries: dict[int, Tensor] | None = None
+    """Of the baseline run, where one position is computed alone; with ``keep``, takes those of every layer."""
+    known: Known | None = None
+    """Of the layer ``first``, at the rows; needed where something of it is skipped."""
+    skip: frozenset[str] = frozenset()
+    """What ``skippable`` gave."""
+    attention_only: bool = False
+    """Of the last layer, no more than the attention."""
+    logits_at: Int[Tensor, " sample"] | None = None
+    """Rows to unembed; None is all."""
+    unembed: bool = True
+    """Go through the unembedding; else the states that it reads are the result."""
+    taps: Sequence[tuple[str, Take]] = ()
+    """Hook points whose tensor is handed over as it is, the rows of all cells."""
+    gradients: bool = False
+    """Autograd records the pass."""
+
+
+def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
+    """Layers ``first`` to ``last`` - 1 of the bridge; the logits if ``last`` is its number of layers + 1.
 
     Args:
         lens: the model, within ``running.block_of_passes``.
         tokens: the sequences, whole.
-        layout: the cells, and the rows of each.
-        first: the layer to begin at; the number of layers is the last norm.
-        last: the layer to end before.
-        visits: (site, layer) -> what is done there.
-        stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
-        held: keys and values of the baseline run, and inputs of its mixers; needed where a cell begins later than the
-            first position.
-        keep: takes those of every layer.
-        known: of the layer ``first``, at the rows; needed where something of it is skipped.
-        skip: what ``skippable`` gave.
-        attention_only: of the last layer, no more than the attention.
-        logits_at: rows to unembed; None is all.
-        unembed: go through the unembedding.
-        taps: hook points whose tensor is handed over as it is, the rows of all cells.
-        queries: of the baseline run, where one position is computed alone; with ``keep``, takes those of every layer.
-        gradients: autograd records the pass.
+        asked: what is computed.
     """
-    layers = lens.bridge.blocks
+    layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []
-    for (site, layer), visit in sorted(visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
+    for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
         view = layout.queries if SITES[site].observed else layout.cell
         name = bridge_hook(SITES[site], family=lens.family, layer=layer)
         hooks.append((name, partial(_visit, visit=visit, view=view)))
-    hooks += [(name, partial(_tap, take=take)) for name, take in taps]
+    hooks += [(name, partial(_tap, take=take)) for name, take in asked.taps]
+    kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
         stack.enter_context(inside(lens))
         model = stack.enter_context(delegated(lens, layers=range(first, last)))
-        if stream is not None:
-            stack.enter_context(beginning_at(lens, first, stream))
-        if known is not None and skip:
-            _skip(lens, known, skip=skip, stack=stack)
+        if asked.stream is not None:
+            stack.enter_context(beginning_at(lens, first, asked.stream))
+        if asked.known is not None and asked.skip:
+            _skip(lens, asked.known, skip=asked.skip, stack=stack)
         for layer in lens.mixer_layers:
             if first <= layer < last:
-                stack.enter_context(mixing(lens, layer, layout=layout, held=held, keep=keep))
+                stack.enter_context(mixing(lens, layer, layout=layout, **kept))
         stack.enter_context(hooked(lens, hooks))
-        stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, keep=keep, queries=queries)))
-        stack.enter_context(torch.set_grad_enabled(gradients))
+        stack.enter_context(attending(Attending(lens=lens, layout=layout, queries=asked.queries, **kept)))
+        stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
-            ends_early = attention_only and last - 1 in lens.attention_layers
-            module = attention_of(lens, last - 1) if ends_early else layers[last - 1]
+            ends_early = asked.attention_only and last - 1 in lens.attention_layers
+            module = attention_of(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
             stack.enter_context(ending_after(module))
         positions = layout.index(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
-        if last <= lens.n_layers or not unembed:
+        if last <= lens.n_layers or not asked.unembed:
             states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
             return states
-        kept = {} if logits_at is None else {"logits_to_keep": logits_at.to(lens.device)}
-        out: Tensor = model(**inputs, use_cache=False, **kept).logits
+        some = {} if asked.logits_at is None else {"logits_to_keep": asked.logits_at.to(lens.device)}
+        out: Tensor = model(**inputs, use_cache=False, **some).logits
         return out
     return None
 
@@ -198,7 +199,7 @@ def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tenso
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.flat(stream)
-    partial_pass(lens, tokens, layout=layout, first=first, last=layer + 1, visits={}, stream=given, taps=taps)
+    partial_pass(lens, tokens, Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps))
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 

@@ -16,7 +16,7 @@ from .forward import Early, RunCollector, not_a_number, read_home, run_applied
 from .layout import Layout
 from .mixers import Kept
 from .needs import Needs
-from .partial_pass import Known, Visit, know, partial_pass, skippable
+from .partial_pass import Known, Pass, Visit, know, partial_pass, skippable
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,9 +161,7 @@ class _Pack:
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
         scored, kept = self._scored()
-        out = partial_pass(
-            self.lens,
-            self.part.tokens,
+        asked = Pass(
             layout=self.layout,
             first=first,
             last=last,
@@ -177,6 +175,7 @@ class _Pack:
             logits_at=kept,
             unembed=self.needs.unembeds,
         )
+        out = partial_pass(self.lens, self.part.tokens, asked)
         return self._outcomes(read, out=out, scored=scored)
 
     def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:

@@ -384,9 +384,9 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
     right = passes.partial_pass
 
-    def other_numbers(lens, tokens, **options):
-        out = right(lens, tokens, **options)
-        if len(options["layout"].begins) > 1:
+    def other_numbers(lens, tokens, asked):
+        out = right(lens, tokens, asked)
+        if len(asked.layout.begins) > 1:
             out[-1, :, -1] += off  # of 300 logits one: the loss moves by 3e-6, or by the whole of it
         return out
 

@@ -14,7 +14,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.engine.layout import Layout
-from sink_lens.engine.partial_pass import Visit, partial_pass
+from sink_lens.engine.partial_pass import Pass, Visit, partial_pass
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import SiteError
 from sink_lens.models.running import block_of_passes
@@ -126,12 +126,11 @@ def test_one_position_computed_alone_has_the_state_of_the_baseline_before_it(fam
     change[:, position] = torch.randn(3, lens.d_model, generator=torch.Generator().manual_seed(5))
     found = []
     with block_of_passes(lens), torch.no_grad():
-        partial_pass(
-            lens, tokens_of(), layout=whole, first=0, last=lens.n_layers, visits={}, keep=held, queries=queries
-        )
+        everything = Pass(layout=whole, first=0, last=lens.n_layers, keep=held, queries=queries)
+        partial_pass(lens, tokens_of(), everything)
         for layout in (whole, one):
             visits = {("resid_post", layer): Visit(readers=[(0, found.append)])}
             options = {"held": held, "queries": queries} if layout is one else {}
             ends = {"first": layer, "last": layer + 1, "stream": layout.flat(stream + change)}
-            partial_pass(lens, tokens_of(), layout=layout, visits=visits, **ends, **options)
+            partial_pass(lens, tokens_of(), Pass(layout=layout, visits=visits, **ends, **options))
     torch.testing.assert_close(found[1][:, 0], found[0][:, position], atol=1e-4, rtol=1e-5)
