@@ -133,10 +133,11 @@ def test_a_set_of_makers_is_told_once_and_beside_chance():
     row = {"set": "half", "control_of": "", "size": 1, "parts": "embedding 1", "target": "sink", "removed": 0.9}
     row |= {"ci_low": 0.8, "ci_high": 0.95, "control_largest": 0.1, "n_controls": 5}
     row |= {"baseline_loss_nats": 4.0, "loss_nats": 5.0}
-    assert str(_makers_line(row)) == "1 part removes 90% [80%, 95%]: embedding of token 1"
+    assert str(_makers_line(row)) == "Switching off 1 part removes 90% [80%, 95%]: embedding of token 1"
     chance = row | {"size": 2, "parts": "1.2, 1.3", "control_largest": 0.85, "target": "outlier dimensions"}
     said = str(_makers_line(chance))
-    assert said == "2 parts remove 90% [80%, 95%] of the outlier dimensions, no more than chance: L1.N2, L1.N3"
+    removes = "Switching off 2 parts removes 90% [80%, 95%] of the outlier dimensions, no more than chance"
+    assert said == f"{removes}: L1.N2, L1.N3"
     table = makers_table(pd.DataFrame([row, row | {"set": "four fifths"}, row | {"set": "all makers"}]))
     assert list(table.columns[0].cells) == ["1 part: at least 80%", "all makers, 1 part: at least 80%"]
 
