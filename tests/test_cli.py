@@ -310,3 +310,9 @@ def test_cache_refuses_a_name_that_it_does_not_hold(models):
     assert result.exit_code == 2
     assert "it holds cut.gguf, whole.gguf" in result.stderr
     assert run("cache", "--yes").exit_code == 2
+
+
+def test_the_package_is_the_command():
+    ran = subprocess.run([sys.executable, "-m", "sink_lens", "--version"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("sink-lens")
