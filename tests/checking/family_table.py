@@ -48,8 +48,10 @@ def _layer(lens: LensModel, site: str) -> int:
 def _captured(lens: LensModel, tokens: torch.Tensor, *, path: str) -> dict:
     """Each site in one layer that has it."""
     found = {}
-    for site in sites_of(lens.family):
-        found |= capture(lens, tokens, sites=[site], layers=[_layer(lens, site)], path=path).tensors
+    places = {site: _layer(lens, site) for site in sites_of(lens.family)}
+    for layer in set(places.values()):
+        own = [site for site in places if places[site] == layer]
+        found |= capture(lens, tokens, sites=own, layers=[layer], path=path).tensors
     return found
 
 
