@@ -92,7 +92,7 @@ def kind_of(table: pd.DataFrame) -> Kind:
 
     if table.empty:
         return "undecided"
-    if (table["token"] == "other").any():
+    if bool((table["token"] == "other").any()):
         own: dict[tuple[bool, bool], Kind] = {
             (True, False): "own position",
             (False, True): "own token",
