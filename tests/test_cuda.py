@@ -14,13 +14,13 @@ from sink_lens import (
     capture,
     edits,
     generate,
-    metrics,
     run_with,
     sink_mask,
     sweep,
     trace,
     wrap,
 )
+from sink_lens.edits import metrics
 from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.needs import Needs

@@ -18,6 +18,7 @@ from sink_lens.edits.hooks import Applied
 from sink_lens.edits.part import Part
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.layout import Attending, Layout
+from sink_lens.errors import SiteError
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES
 
 
@@ -177,6 +178,10 @@ def test_no_planted_mistake_passes_the_bound(mistake, where, monkeypatch, record
     monkeypatch.setattr(*mistake())
     if mistake is begun_one_position_late:  # the edit's first position is outside of the pass: refused, cell by cell
         with pytest.raises(AssertionError, match="position -1 does not exist"):
+            furthest(PLANTED[mistake](where))
+        return
+    if mistake is dropped_edit:  # an edit that is never made is refused
+        with pytest.raises(SiteError, match="was never shown"):
             furthest(PLANTED[mistake](where))
         return
     off, name = furthest(PLANTED[mistake](where))

@@ -22,7 +22,7 @@ from ..models.delegation import attention_of, delegated, ending_after, has_own_h
 from ..models.foreign import kernel_of
 from ..models.interfaced import attention_as
 from ..models.lens import LensModel
-from ..models.running import running
+from ..models.running import check_unchanged, running
 from ..models.sites import SITES, bridge_hook, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observed
 
@@ -31,8 +31,10 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
     """Refuse sequences that the model cannot take, and warn of ids that begin with padding or with BOS twice.
 
     Raises:
+        ModelError: the model was changed, which may be the reason.
         InputError: the sequences are longer than the model's context, or have ids outside its vocabulary.
     """
+    check_unchanged(lens)
     limit = lens.n_context
     if limit is not None and batch.n_positions > limit:
         raise InputError(

@@ -102,13 +102,14 @@ def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))
     first = parts[0]
-    losses, logits = ([getattr(part, name) for part in parts] for name in ("loss", "logits"))
+    losses, by_token, logits = ([getattr(part, name) for part in parts] for name in ("loss", "token_loss", "logits"))
     return replace(
         first,
         valid=torch.cat([part.valid for part in parts]),
         mass=torch.cat([part.mass for part in parts], dim=1),
         state=torch.cat([part.state for part in parts], dim=1),
         loss=None if first.loss is None else torch.cat(losses),
+        token_loss=None if first.token_loss is None else torch.cat(by_token),
         logits=None if first.logits is None else torch.cat(logits),
         tensors={place: torch.cat([part.tensors[place] for part in parts]) for place in first.tensors},
         sequences=slice(None),

@@ -117,13 +117,13 @@ class Pass:
     keep: Kept | None = None
     """Takes those of every layer."""
     queries: dict[int, Tensor] | None = None
-    """Of the baseline run, where one position is computed alone; with ``keep``, takes those of every layer."""
+    """The baseline run's, where one position is computed alone; with ``keep``, takes those of every layer."""
     known: Known | None = None
-    """Of the layer ``first``, at the rows; needed where something of it is skipped."""
+    """The layer ``first`` at the rows; needed if something of it is skipped."""
     skip: frozenset[str] = frozenset()
     """What ``skippable`` gave."""
     attention_only: bool = False
-    """Of the last layer, no more than the attention."""
+    """Run no more of the last layer than its attention."""
     logits_at: Int[Tensor, " sample"] | None = None
     """Rows to unembed; None is all."""
     unembed: bool = True

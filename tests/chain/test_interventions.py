@@ -259,7 +259,7 @@ def test_where_all_is_finished_no_model_is_run(tiny_at, config, whole):
     modules = dict(enumerate([*place.lens.bridge.modules(), *place.lens.plain.modules()]))
     with spied(modules, lambda name, output: forwards.append(1)):
         again = made(place, config, tables=whole)
-        assert (again.made, again.means, forwards) == ([], [], [])
+        assert (again.made, again.centring, forwards) == ([], [], [])
         made(place, config, tables={name: whole[name] for name in TABLES if name != "placement"})
         assert forwards  # they are counted
 

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from mlps import EXPERTS
 
 from analyses.zoo import build
 from analyses.zoo.with_sink import fire, mark
@@ -24,7 +25,6 @@ from sink_lens.schema import ALL_STEPS
 
 CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20, controls=5)
 UNITS = [3, 5, 9]
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
 
 
 def setting_at(family):

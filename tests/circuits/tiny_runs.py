@@ -4,6 +4,7 @@ import json
 
 import torch
 from lenses import lens_of, speaking
+from mlps import EXPERTS
 
 from sink_lens import circuits
 from sink_lens.circuits.graph import Graph
@@ -12,7 +13,6 @@ from sink_lens.edits import metrics
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, tiny
 
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
 DENSE = [family for family in (*TINY_FAMILIES, *MORE_FAMILIES) if family not in EXPERTS]
 SINGLE = ("gptj",)  # computes its attention in float32, whatever the weights are
 METRIC = metrics.logit_difference([5, 6, 9], [7, 8, 10])

@@ -63,8 +63,8 @@ def test_an_index_that_is_no_whole_number_is_refused():
 
 
 def test_an_unknown_site_is_refused_with_the_list():
-    with pytest.raises(SiteError, match=r"no site 'hook_resid_mid'; need one of resid_pre, .*final"):
-        zero("hook_resid_mid")
+    with pytest.raises(SiteError, match=r"no site 'stream'; need one of resid_pre, .*final"):
+        zero("stream")
 
 
 def test_a_site_to_read_must_come_before():
@@ -72,7 +72,7 @@ def test_a_site_to_read_must_come_before():
         edit("neurons", lambda x, at: x, reads="mlp_out")
     with pytest.raises(SiteError, match=r"'z' is computed before 'z'"):
         edit("z", lambda x, at: x, reads="z")
-    with pytest.raises(SiteError, match=r"no site 'mlp'; need one of"):
+    with pytest.raises(SiteError, match=r"no site 'mlp'; it is called 'mlp_out'"):
         edit("z", lambda x, at: x, reads="mlp")
 
 

@@ -224,7 +224,7 @@ def test_what_was_read_is_the_caller_s_own(lens_of):
         ({"layers": []}, InputError, "no layers were given; need at least one to read"),
         ({"positions": []}, InputError, "no positions were given; need at least one to read"),
         ({"positions": [14]}, InputError, "position 14 is outside the sequences; need 0 to 13"),
-        ({"sites": ["mlp"]}, SiteError, "no site 'mlp'; need one of"),
+        ({"sites": ["mlp"]}, SiteError, "no site 'mlp'; it is called 'mlp_out'"),
         ({"sites": ["final"], "loss": False}, SiteError, "'final' is computed after the last layer; need loss=True or"),
         ({"batch_size": 0}, InputError, "batch size is 0; need at least 1"),
     ],

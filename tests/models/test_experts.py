@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lenses import lens_of
+from mlps import EXPERTS
 from rounding import assert_rows_close
 
 from sink_lens.activations.record import capture
@@ -15,7 +16,6 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE, tiny
 from sink_lens.models.weights import mlp_weights
 
-EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "minimax_m2", "flex_olmo", "granitemoe", "phimoe")
 LAYER = 1
 
 

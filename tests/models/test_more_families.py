@@ -103,7 +103,7 @@ def test_both_sublayers_of_a_parallel_stablelm_read_one_norm():
 
 def test_granites_multiplier_is_read_from_the_configuration():
     row = family_of_model("GraniteForCausalLM", config=config_of("granite", residual_multiplier=0.22))
-    assert row.residual_multiplier == 0.22
+    assert row.attn_multiplier == row.mlp_multiplier == 0.22
 
 
 @pytest.mark.parametrize("family", MORE_FAMILIES)

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from lenses import lens_of as lens
+from mlps import EXPERTS, UNGATED
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
@@ -19,11 +20,6 @@ from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES,
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
-UNGATED = (
-    *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
-    *("arcee", "apertus", "nemotron", "jais2", "gpt_bigcode", "nanochat"),
-)
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "minimax_m2", "flex_olmo", "granitemoe", "phimoe")
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom")
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from einops import einsum
 from lenses import lens_of as lens
+from mlps import EXPERTS, UNGATED
 
 from sink_lens.activations.record import capture
 from sink_lens.models.sites import sites_of
@@ -15,13 +16,8 @@ from sink_lens.models.weights import NormName, attention_weights, mlp_weights, n
 
 LAYERS = (0, 1, 2)
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
 DENSE = tuple(family for family in ALL_FAMILIES if family not in EXPERTS)
 SANDWICHED = ("gemma2", "gemma3")
-UNGATED = (
-    *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
-    *("arcee", "apertus", "nemotron"),
-)
 PARALLEL = ("gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj")
 POST_NORMED = ("olmo2", "olmo3", "exaone4")
 

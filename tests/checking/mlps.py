@@ -1,0 +1,7 @@
+"""Families by their MLP."""
+
+EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "minimax_m2", "flex_olmo", "granitemoe", "phimoe")
+UNGATED = (
+    *("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom"),
+    *("arcee", "apertus", "nemotron", "jais2", "gpt_bigcode", "nanochat"),
+)
