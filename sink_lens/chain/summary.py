@@ -65,8 +65,8 @@ def summary_table(
         at = listed(f"position {place}" for place in dict.fromkeys(sorted(elsewhere)))
         note = f"of {n_asked} sequences; their sink is at {at}, and they are left out of everything else"
         add("sequences_elsewhere", len(elsewhere), "sequences", note)
+    rates = panel["rate_by_key"].nanmean(dim=(0, 1))[: panel.shortest].nan_to_num(0.0)
     if not location.sink_found:
-        rates = panel["rate_by_key"].nanmean(dim=(0, 1))[: panel.shortest].nan_to_num(0.0)
         if float(rates.max()) > 0:
             note = f"the position with the highest sink rate, in {float(rates.max()):.1%} of layers and heads"
             add("strongest_position", int(rates.argmax()), "position", note)
@@ -74,6 +74,8 @@ def summary_table(
     if len(location.sink_positions) > 1:
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
+        highest = float(rates[list(location.sink_positions[1:])].max())
+        add("other_sink_rate", highest, "share of layers and heads", "the highest of those positions")
     rates = panel.sink_rate(config.threshold)
     has = has_sink(rates, min_sink_rate=config.min_sink_rate)
     if location.sink_found and not bool(has.all()):

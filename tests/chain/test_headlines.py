@@ -76,7 +76,7 @@ CASES = {
     "strongest": ({"summary": summary(strongest_position=7, strongest_rate=0.03)}, {}),
     "sink logit": ({"maker_sets": sets(target="sink logit")}, {"maker_sets": sets()}),
     "sink": ({}, False),
-    "others": ({"summary": summary(other_sink_positions="1")}, {"summary": summary(loss=1)}),
+    "others": ({"summary": summary(other_sink_positions="1", other_sink_rate=0.3)}, {"summary": summary(loss=1)}),
     "elsewhere": ({"summary": summary(sequences_elsewhere=3)}, {"summary": summary(loss=1)}),
     "some": (
         {"summary": summary(sequences_with_sink=21, sequences_asked=32, sink_rate_with_sink=0.67)},

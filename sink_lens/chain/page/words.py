@@ -98,7 +98,10 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
     if "other_sink_positions" in values:
         rest = [str(_whole(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {listed(rest, most=4)}"
-        found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions",)))
+        if "other_sink_rate" in values:  # not in runs of before
+            most = "at most " if len(rest) > 1 else ""
+            text += f" ({most}{percent(float(values['other_sink_rate']))} of heads)"
+        found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)))
     if "sequences_elsewhere" in values:
         count = plural(_whole(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
