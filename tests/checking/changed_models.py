@@ -363,8 +363,11 @@ def add_pre_hook(world: World) -> str:
 def remove_hook(world: World) -> str | None:
     if not world.handles:
         return None
-    world.handles.pop().remove()
-    return "refused" if world.lens is not None else None
+    handle = world.handles.pop()
+    hooks = handle.hooks_dict_ref()
+    there = any(hooks is own for one in world.model.modules() for own in (one._forward_hooks, one._forward_pre_hooks))
+    handle.remove()
+    return "refused" if there else "reaches"  # of a module that was replaced
 
 
 def own_forward(world: World) -> str | None:

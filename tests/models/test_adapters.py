@@ -25,6 +25,7 @@ REPRESENTATIVES = ("llama", "gpt2", "gpt_neox", "phi3")
 FAMILIES = [
     one if one in REPRESENTATIVES else pytest.param(one, marks=pytest.mark.exhaustive)
     for one in (*TINY_FAMILIES, *MORE_FAMILIES)
+    if one != "phimoe"  # peft itself fails on its router, whose output is a tuple
 ]
 
 

@@ -19,7 +19,12 @@ ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
 DENSE = tuple(family for family in ALL_FAMILIES if family not in EXPERTS)
 SANDWICHED = ("gemma2", "gemma3")
 PARALLEL = ("gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj")
-POST_NORMED = ("olmo2", "olmo3", "exaone4")
+POST_NORMED = ("olmo2", "olmo3", "exaone4", "flex_olmo")
+QK_NORMED = (
+    *("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", "apertus", "hunyuan", "minimax_m2", "nanochat"),
+    *POST_NORMED,
+)
+CENTRED = (*set(UNGATED) - {"arcee", "apertus", "nanochat"}, "stablelm", "cohere", "cohere2", "olmo", "phimoe")
 
 
 @functools.cache
@@ -105,17 +110,15 @@ def test_the_attention_and_the_mlp_read_the_stream_through_their_norms(family):
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_a_family_has_the_norms_that_it_has(family):
     expected = {"attn_norm", "mlp_norm"}
-    if family in (*SANDWICHED, "glm4", "granite"):
+    if family in (*SANDWICHED, "glm4", "granite", "granitemoe"):
         expected |= {"attn_post_norm", "mlp_post_norm"}
     if family in POST_NORMED:
         expected = {"attn_post_norm", "mlp_post_norm"}
-    if family in ("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", "apertus", "hunyuan", *POST_NORMED):
+    if family in QK_NORMED:
         expected |= {"q_norm", "k_norm"}
     found = {which: norm_weights(lens(family), layer=1, which=which) for which in get_args(NormName)}
     assert {which for which, norm in found.items() if norm is not None} == expected
-    assert {norm.centred for norm in found.values() if norm is not None} == {
-        family in (*UNGATED, "stablelm", "cohere", "cohere2", "olmo") and family not in ("arcee", "apertus")
-    }
+    assert {norm.centred for norm in found.values() if norm is not None} == {family in CENTRED}
 
 
 @pytest.mark.parametrize(("family", "width"), [("qwen3", 16), ("gemma3", 16), ("olmo2", 48)])
