@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.records import RUN_FILE, add_to_run, compare_runs, create_run, read_run, versions
+from sink_lens.records import RUN_FILE, RunLog, add_to_run, compare_runs, create_run, read_run, versions
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -502,3 +502,18 @@ def test_versions_name_what_decides_numbers():
     found = versions()
     assert set(found) == {"python", "torch", "transformers", "transformer-lens", "sink-lens"}
     assert found["torch"]
+
+
+def test_a_log_that_another_goes_on_with_writes_no_more(tmp_path, monkeypatch):
+    """What could not be written before is not written behind the other's rows."""
+    first = RunLog(tmp_path, columns={"t": {"x": "int64"}})
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda *given: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            first.append(1, {"t": [{"x": 1}]})
+    second = RunLog(tmp_path, columns={"t": {"x": "int64"}})
+    second.append(2, {"t": [{"x": 2}]})
+    before = first.path.read_bytes()
+    first.flush()
+    assert first.path.read_bytes() == before
+    second.close()

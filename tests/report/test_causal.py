@@ -146,6 +146,8 @@ def test_an_intervention_is_told_with_its_controls():
     made, removed = (intervention_text(row, sink_position=0) for row in EFFECTS.to_dict("records"))
     assert made == "isolation makes 47% [40%, 50%], controls at most 1%"
     assert removed == "mean ablation of the key removes 92% [90%, 94%]"
+    row = EFFECTS.assign(baseline_loss_nats=3.0, loss_nats=[2.75, 8.8]).to_dict("records")[1]
+    assert intervention_text(row, sink_position=0) == f"{removed}; loss +5.80"
 
 
 def test_the_direction_is_told_beside_its_loss_of_norm_and_only_where_it_was_asked():
