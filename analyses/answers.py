@@ -25,7 +25,7 @@ from sink_lens.schema import DEFAULT_MODEL
 ANSWERS = ("holds", "holds in part", "does not hold", "not shown", "not tested here")
 """All numbers in their ranges; some; none, and each wholly outside; none, but some lie in part; no number."""
 PARTS = {"weaker": "true, but weaker", "settings": "true in some settings"}
-"""How a claim holds in part -> the verdict that a reader sees."""
+"""Part of a claim that holds -> the verdict on the page."""
 _MARKS = {"holds": "●", **dict.fromkeys(PARTS.values(), "◐"), "does not hold": "○"}
 _ORDER = ("holds", *PARTS.values(), "does not hold", "not shown", "not tested here")
 _PLACE = re.compile(r"\{([^{}|]+/[^{}|]+)(?:\|([^{}]+))?\}")
@@ -61,7 +61,7 @@ class Row:
     short: str = ""
     """The one number of the short page, with places; or why there is none."""
     part: str = ""
-    """How it holds in part, if it does: one of ``PARTS``."""
+    """One of ``PARTS`` if the claim holds in part."""
     decides: tuple[Part, ...] = ()
     on: str = ""
     """On how many models, texts and seeds."""
@@ -228,7 +228,7 @@ def answer(row: Row, results: Results) -> str:
 
 
 def verdict_of(row: Row, results: Results) -> str:
-    """The verdict that a reader sees: that of ``answer``, and of a claim that holds in part how.
+    """The verdict on the page: ``answer``, or for *holds in part* the entry of ``PARTS``.
 
     Raises:
         InputError: the claim holds in part and does not say how, or says how and does not.

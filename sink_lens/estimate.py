@@ -88,7 +88,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What a run makes of its model: all that an estimate needs from a kind of run."""
+    """The passes that a run makes of its model: all that an estimate needs from a kind of run."""
 
     parts: tuple[Pass, ...]
     sequences: int
@@ -121,7 +121,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is known of a model before it is run."""
+    """Sizes of a model that are known before it is run."""
 
     header: Header
     files: Path | None = None

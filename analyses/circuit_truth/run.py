@@ -18,7 +18,7 @@ from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
-from sink_lens.circuits.circuit import CONFIRMED, Circuit, found
+from sink_lens.circuits.circuit import CONFIRMED, Circuit, circuit_of_runs
 from sink_lens.circuits.config import FindConfig
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -133,7 +133,9 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
             real = exact_scores(runs.some(range(PATCHED)), range(graph.n_edges)).mean(0)
             rows.append(of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))})
         for method in (METHODS if ablation == "resample" else METHODS[:3]) if seed in WHOLE else CHECKED:
-            circuit = found(runs, config=FindConfig(method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed))
+            circuit = circuit_of_runs(
+                runs, config=FindConfig(method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
+            )
             rows.append(of.row(method, circuit.scores.mean))
             if method == "eap-ig":
                 kept[ablation] = circuit
@@ -142,7 +144,7 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
         if ablation == "resample" and real is not None:
             effects = np.abs(real) / whole
             config = FindConfig(edges=of.size, most_steps=MOST_STEPS)
-            again = found(runs_of(mechanism.rows(PAIRS, generator=generator)), config=config)
+            again = circuit_of_runs(runs_of(mechanism.rows(PAIRS, generator=generator)), config=config)
             circuits.append({"ablation": "repeated", "method": "eap-ig"} | of.repeated(kept["resample"], again))
             if family == "gpt2" and mechanism.sink_layer is None:
                 answers = [(vocabulary(right), vocabulary(wrong)) for _, right, _, wrong in drawn]

@@ -111,7 +111,7 @@ def effect_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studied:
-    """What interventions are made in."""
+    """The model, tokens and location that interventions are made in."""
 
     lens: LensModel
     batch: TokenBatch

@@ -515,10 +515,12 @@ def find(
     graph = Graph.of(lens, neurons=neurons)
     given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "bos": config.bos}
     runs = with_spans(Runs.of(lens, clean, corrupted, ordinary=ordinary, **given), spans or {})
-    return found(runs, config=config, templates=templates, progress=progress)
+    return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
 
 
-def found(runs: Runs, *, config: FindConfig, templates: Sequence[str] | None = None, progress: bool = False) -> Circuit:
+def circuit_of_runs(
+    runs: Runs, *, config: FindConfig, templates: Sequence[str] | None = None, progress: bool = False
+) -> Circuit:
     """The circuit of prepared runs, whose ablation is theirs; the arguments are those of ``find``."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:

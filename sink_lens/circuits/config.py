@@ -30,7 +30,7 @@ REST = "rest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindConfig:
-    """How ``find`` scores edges and chooses a circuit."""
+    """Settings with which ``find`` scores edges and chooses a circuit."""
 
     method: Method = "eap-ig"
     """How edges are scored: see ``circuits.scores``; ``exact`` patches every edge, in a small model."""

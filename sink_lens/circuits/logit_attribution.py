@@ -58,7 +58,7 @@ Label = tuple[str, int | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitAttribution:
-    """What each part of the model adds to a logit."""
+    """The contribution of each part of the model to a logit."""
 
     frame: pd.DataFrame
     """One row per part: ``part`` (embedding, attention, head, mlp, neuron, bias, edit), ``layer``, ``head``,
@@ -156,7 +156,7 @@ def _contributions(
     by: By,
     edited: Collection[int],
 ) -> list[tuple[Label, Float[Tensor, " batch"]]]:
-    """What each part adds at one position of each sequence, in float64."""
+    """Return each part's contribution at one position of each sequence, in float64."""
     read = {place: tensor.double() for place, tensor in tensors.items()}
     last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
     wanted = _signed_sum(lambda ids: unembedding_of(lens, ids)[0], signed)
@@ -191,7 +191,7 @@ def _contributions(
 
 
 def _heads(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """What each head adds, and the bias of the output projection."""
+    """Return each head's contribution, and that of the output projection's bias."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
@@ -204,7 +204,7 @@ def _heads(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[t
 def _neurons(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> list[tuple[Label, Tensor]]:
-    """What each neuron adds, and the bias of the down-projection, or of the experts that were chosen."""
+    """Return each neuron's contribution, and that of the bias of the down-projection or of the chosen experts."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * _factor(read["down_out", layer], after)
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()

@@ -293,7 +293,7 @@ def _written(
     writer.write_table("completeness", completeness)
 
     @functools.cache
-    def judged() -> Curve:
+    def evaluation() -> Curve:
         """The curve; its gap, which the summary gives, is written first."""
         found = circuit.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
         writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
@@ -306,8 +306,8 @@ def _written(
             writer.write_tensors("attention_patterns", patterns)
         return frame
 
-    areas = writer.once("areas", lambda: judged().areas)
-    curve = writer.once("curve", lambda: judged().frame)
+    areas = writer.once("areas", lambda: evaluation().areas)
+    curve = writer.once("curve", lambda: evaluation().frame)
     gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
     check = nodes = None
     if config.check:

@@ -91,11 +91,11 @@ class EditSpec:
     def fields(self) -> dict[str, Any]:
         """Everything that determines the edit."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
-        found = {"kind": self.kind, "site": self.part.site} | chosen | self._given
-        return found | ({"vector_hash": file_hash(self.options["vector"])} if "vector" in self._given else {})
+        found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
+        return found | ({"vector_hash": file_hash(self.options["vector"])} if "vector" in self._named_options else {})
 
     @property
-    def _given(self) -> dict[str, Any]:
+    def _named_options(self) -> dict[str, Any]:
         """The options, but for those that a cell without them does not name."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
@@ -111,7 +111,7 @@ class EditSpec:
         for axis in AXES:
             chosen = self.part.indices_on(axis)
             single[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
-        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._given
+        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._named_options
 
     @property
     def label(self) -> str:

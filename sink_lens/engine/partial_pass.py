@@ -99,7 +99,7 @@ def skippable(sites: frozenset[str], *, family: Family) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What a pass over some layers computes, and what it is given."""
+    """A pass over some layers: its inputs, and the parts that it computes."""
 
     layout: Layout
     """The cells, and the rows of each."""

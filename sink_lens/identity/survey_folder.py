@@ -82,7 +82,7 @@ def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.nda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is measured of which models."""
+    """The models of a survey, and the measure that is taken of each."""
 
     kind: str
     """Kind of run."""

@@ -115,7 +115,7 @@ def _is_shown(experts: Any) -> bool:
 
 
 @functools.cache
-def _shown(kind: type[nn.Module]) -> type[nn.Module]:
+def _showing_class(kind: type[nn.Module]) -> type[nn.Module]:
     """The subclass of a class of experts that has the place for their neurons."""
     return type(f"Shown{kind.__name__}", (_Shown, kind), {"__module__": __name__})
 
@@ -126,7 +126,7 @@ def show_experts(model: nn.Module) -> None:
         experts: Any = getattr(block, "experts", None)
         if isinstance(experts, _Shown) or not _is_shown(experts):
             continue
-        experts.__class__ = _shown(type(experts))
+        experts.__class__ = _showing_class(type(experts))
         rebound(experts)
         experts.add_module(HOOK, HookPoint())
         block.register_forward_pre_hook(_note_batch)

@@ -63,7 +63,7 @@ LENIENT = "_raise_exceptions_for_missing_entries"
 
 
 def name_of(config: Any) -> str:
-    """What a configuration was read from."""
+    """Return the name or folder that a configuration was read from."""
     return config._name_or_path
 
 

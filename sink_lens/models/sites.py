@@ -124,7 +124,7 @@ def _attn_out(family: Family) -> Address:
 
 
 def _mixer_out(family: Family) -> Address | None:
-    """Where the output of a hybrid's mixer is."""
+    """Return the address of the output of a hybrid's mixer."""
     if family.mixer is None:
         return None
     return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)

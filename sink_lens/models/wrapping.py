@@ -159,7 +159,7 @@ def assemble(
 
 
 def _of_hybrid(lens: LensModel) -> tuple[str, ...]:
-    """What a reader must know of layers without attention."""
+    """Return the note on layers without attention."""
     skipped = linear_layers(lens)
     return (f"{skipped}: they are skipped where attention is read",) if skipped else ()
 

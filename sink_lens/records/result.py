@@ -57,7 +57,7 @@ class Result:
         return display.page(self.folder)
 
     def shown(self) -> tuple[object, ...]:
-        """What a notebook shows below the headline: figures and tables."""
+        """Return the figures and tables that a notebook shows below the headline."""
         return (self.frame,)
 
     def _repr_html_(self) -> str:

@@ -257,7 +257,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstScreen:
-    """What stands above the figures of a run's page, and the section with its verdicts."""
+    """The part of a page above its figures, and the section with the verdicts."""
 
     numbers: list[tuple[str, str]]
     """The few numbers of the first screen: value, and what it is."""

@@ -167,7 +167,7 @@ def sentence(row: Mapping[Any, Any], *, sink_position: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a study found, before it is written."""
+    """The result of a study, before it is written."""
 
     frames: Mapping[str, pd.DataFrame]
     """Table -> its rows; the summary is a CSV file."""

@@ -56,7 +56,7 @@ class SinkTokens(Result):
     """The tokens that are massive."""
 
     def shown(self) -> tuple[object, ...]:
-        """How the two definitions agree."""
+        """Return the table on how far the two definitions agree."""
         return (self.tables["agreement"],)
 
 

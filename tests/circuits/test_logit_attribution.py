@@ -21,8 +21,8 @@ RIGHT, WRONG = 5, 7
 REFUSED = {"olmo2", "olmo3", "exaone4", "glm", "glm4", "nemotron", "bitnet", "flex_olmo", "vaultgemma"}
 REFUSED |= {one for one in FAMILIES if "headnorm" in one}
 """Families that TransformerLens refuses: its compatibility mode does not fold their last norm, or is not for them."""
-ELSEWHERE = {"granite", "granitemoe", "falcon", "nanochat"}
-"""Families whose attribution by TransformerLens does not sum to the model's logits."""
+ELSEWHERE = {"granite": 0.1, "granitemoe": 0.1, "falcon": 0.1, "nanochat": 0.09}
+"""Family whose attribution by TransformerLens does not sum to the model's logits -> by how much it is off at least."""
 NORM_BEHIND = {"gemma2", "gemma3"}
 """Families whose heads TransformerLens takes before the norm behind the attention."""
 
@@ -57,12 +57,12 @@ def test_each_part_is_transformer_lens_s_on_a_folded_copy(family):
     own = found.values[:-1]  # their bias is no part
     assert own.shape == parts.shape
     if family in ELSEWHERE:
-        assert (own - parts).abs().max() > 0.05
+        assert (own - parts).abs().max() > ELSEWHERE[family]
     else:
         torch.testing.assert_close(own, parts, rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in REFUSED | ELSEWHERE])
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in REFUSED | ELSEWHERE.keys()])
 def test_each_head_is_transformer_lens_s_on_a_folded_copy(family):
     found = direct_logit_attribution(lens_of(family), tokens(), RIGHT, WRONG, by="head")
     heads = found.values[(found.frame["part"] == "head").tolist()]

@@ -32,7 +32,7 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkWords:
-    """How a link is spoken of."""
+    """A link's words on the page, beside its sentence."""
 
     carries_as: Callable[[Tables], str] = lambda _: ""
     """What the headline says carries the sink if the link does; empty if nothing was found to name."""
@@ -143,7 +143,7 @@ def _along(tables: Tables) -> Phrase | None:
 
 
 def _of_the_key(tables: Tables, own: Mapping[str, Any]) -> list[str]:
-    """What else the key is made of, and whether the dimensions cancel the keys' bias."""
+    """Sentences on the other parts of the key, and on dimensions that cancel the keys' bias."""
     said, effects = [], interventions_of(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(

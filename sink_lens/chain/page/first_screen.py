@@ -12,7 +12,7 @@ from sink_lens.text import words
 
 
 def first_screen(run: Run) -> FirstScreen:
-    """What stands above the figures of a trace's page, as far as its tables say."""
+    """Return the first screen of a trace's page, as far as its tables say."""
     found, missing = attempt(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     return FirstScreen(
@@ -22,7 +22,7 @@ def first_screen(run: Run) -> FirstScreen:
         heading="The chain, link by link",
         body="" if missing else _body(run, links),
         missing=missing,
-        judged=_judged(run, links),
+        judged=_verdicts(run, links),
         of=("link", "links of the chain"),
         notes=_notes(run),
     )
@@ -42,7 +42,7 @@ def _body(run: Run, links: Sequence[LinkRow]) -> str:
     )
 
 
-def _judged(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
+def _verdicts(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
     """The verdict on each link of the run's chain, with its statistic and what its intervention did."""
     rows = {row.link: row for row in reversed(links) if row.primary}
     judged = []
@@ -58,7 +58,7 @@ def _judged(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    """What a reader of the verdicts must know: rounding, and floors other than those whose error rates are known."""
+    """Return notes on the verdicts: rounding, and floors whose error rates are not known."""
     notes = []
     summary = run.optional("summary", columns=["quantity", "note"])
     if summary is not None:
