@@ -213,7 +213,6 @@ def _without(value: Any) -> str:
 
 
 def _is_list(hint: Any) -> bool:
-    """True of a type of lists."""
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 

@@ -13,7 +13,6 @@ class SinkLensError(Exception):
     """Base of every error that sink_lens raises on purpose; the command line turns it into exit code 2."""
 
     def __str__(self) -> str:
-        """The message on one line, whatever it quotes."""
         return " ".join(line.strip() for line in super().__str__().splitlines())
 
 
@@ -56,7 +55,6 @@ class UndrawnError(RunError):
     """
 
     def __init__(self, message: str, *, folder: Path) -> None:
-        """Keep the folder beside the message."""
         super().__init__(message)
         self.folder = folder
         """Folder of the finished run, of which only the page is missing."""

@@ -70,7 +70,6 @@ def watched() -> bool:
 
 
 def _in_notebook() -> bool:
-    """True in a kernel of Jupyter."""
     found = sys.modules.get("IPython")
     shell = None if found is None else found.get_ipython()
     return type(shell).__name__ == "ZMQInteractiveShell"

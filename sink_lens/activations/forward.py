@@ -176,5 +176,4 @@ def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Pu
 
 
 def _keep(tensor: Tensor, hook: object, *, place: tuple[int, str], put: Put) -> None:
-    """Hand a tensor on."""
     put(*place, tensor)

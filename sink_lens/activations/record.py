@@ -284,7 +284,6 @@ def _having(names: Iterable[str], lens: LensModel) -> list[int]:
 
 
 def _reads(reading: Reading, layer: int) -> bool:
-    """True if the reading asks for this layer."""
     return reading.layers is None or layer in reading.layers
 
 

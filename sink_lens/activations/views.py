@@ -159,7 +159,6 @@ class Reading:
 
 
 def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:
-    """Keep the tokens that the bridge was given."""
     seen |= {"tokens": tokens, "valid": torch.ones_like(tokens, dtype=torch.bool)}
 
 
@@ -280,20 +279,16 @@ class Captured:
     """``plain`` or ``bridge``."""
 
     def _repr_html_(self) -> str:
-        """The tensors in a notebook."""
         rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]
         size = sum(one.numel() * one.element_size() for one in self.tensors.values())
         frame = pd.DataFrame(rows, columns=["site", "layer", "shape", "dtype"])
         return display.html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
-        """The tensor of a site at a layer."""
         return self.tensors[(key, 0) if isinstance(key, str) else key]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """The (site, layer) pairs."""
         return iter(self.tensors)
 
     def __len__(self) -> int:
-        """Number of tensors."""
         return len(self.tensors)

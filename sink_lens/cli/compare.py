@@ -78,7 +78,6 @@ def _losses(found: "Comparison") -> "Table":
 
 
 def _sides(measures: "pd.DataFrame") -> "Table":
-    """One row per measure, one column per variant, with intervals over seeds."""
     from ..training.pages.training import measures_side_by_side
 
     title = f"step {measures['step'].iloc[0]}, mean over seeds [95%]"

@@ -170,7 +170,6 @@ def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _print(found: Mapping[str, Any], *, file: Any) -> None:
-    """Print a result as one JSON object."""
     from ..records.provenance import strict
 
     typer.echo(json.dumps(strict(found), allow_nan=False), file=file)

@@ -85,7 +85,6 @@ Exit codes: 0 all cells, 1 some cells failed, 2 bad input, 130 interrupted.
 
 
 def _config(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """The sweep's configuration, which needs a file."""
     if not where:
         raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
     return sweep_config(settings, where=where)

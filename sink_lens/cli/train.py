@@ -31,7 +31,6 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 
 
 def _config(settings: Mapping[str, Any], where: str) -> TrainConfig:
-    """The training's configuration, from a file or options."""
     if not settings and not where:
         raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
     return train_config(settings, where=where or "train")

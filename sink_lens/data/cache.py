@@ -218,10 +218,8 @@ def _entry(path: Path, *, kind: str) -> CacheEntry:
 
 
 def _lock_file(folder: Path) -> Path:
-    """Where the lock of an entry is."""
     return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")
 
 
 def _lock(folder: Path) -> FileLock:
-    """The lock of an entry."""
     return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

@@ -106,7 +106,6 @@ class Texts:
         self._read = read
 
     def __iter__(self) -> Iterator[str]:
-        """The texts from the beginning."""
         return iter(self._read())
 
 
@@ -267,5 +266,4 @@ def _rows(path: Path) -> Iterator[str]:
 
 
 def _unix_newlines(text: str) -> str:
-    """Replace every line ending of a text by one line feed."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

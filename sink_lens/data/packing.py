@@ -51,7 +51,6 @@ class Packed(Dataset[dict[str, Tensor]]):
         self._ids = np.load(folder / f"{split}.npy", mmap_mode="r", allow_pickle=False)
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self._ids)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -137,7 +136,6 @@ def read_pack(folder: Path) -> tuple[Packed, Packed]:
 
 
 def _split_documents(folder: Path, split: str) -> Packed:
-    """One split of the pack in a folder."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
@@ -272,7 +270,6 @@ def _batches(texts: Iterable[str], *, characters: int) -> Iterator[list[str]]:
 
 
 def _add(digest: Any, text: str) -> None:
-    """Add a text to a hash."""
     content = text.encode()
     digest.update(f"{len(content)}:".encode())
     digest.update(content)

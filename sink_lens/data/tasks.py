@@ -225,7 +225,6 @@ def _behind(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def _logits(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
-    """The model's logits in float32."""
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
 
 
@@ -239,7 +238,6 @@ def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, 
 
 
 def _parts(words: str, generator: torch.Generator) -> tuple[list[str], list[str]]:
-    """Words to train on, and words held out."""
     return _split_words(words.split("|"), generator)
 
 
@@ -251,7 +249,6 @@ def _split_words(items: Sequence[Any], generator: torch.Generator) -> tuple[list
 
 
 def _draw_one(items: Sequence[Any], generator: torch.Generator) -> Any:
-    """Draw one item."""
     return items[int(torch.randint(len(items), (1,), generator=generator))]
 
 

@@ -129,7 +129,6 @@ class TokenBatch:
         _check(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
-        """The batch in a notebook."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
@@ -641,5 +640,4 @@ def _check(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def _kind(tensor: Tensor) -> str:
-    """The type and shape of a tensor, for an error message."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -228,7 +228,6 @@ class Applied:
 
 
 def _layers(one: Edit, lens: LensModel) -> list[int]:
-    """The layers of an edit that have its sites."""
     having = set(lens.having(one.site))
     if one.reads is not None:
         having &= set(lens.having(one.reads))
@@ -320,5 +319,4 @@ def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tens
 
 
 def _keep(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
-    """Keep what the edit reads."""
     held["read"] = tensor

@@ -168,28 +168,24 @@ def kind_of(name: str, *, site: str) -> Kind:
 
 
 def _zero(spec: EditSpec, refs: "References") -> "Edit":
-    """Set to zero."""
     from .constructors import zero
 
     return zero(spec.part.site, **spec.arguments)
 
 
 def _scale(spec: EditSpec, refs: "References") -> "Edit":
-    """Multiply by a factor."""
     from .constructors import scale
 
     return scale(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
 def _set(spec: EditSpec, refs: "References") -> "Edit":
-    """Set to a number."""
     from .constructors import set_value
 
     return set_value(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
 def _add(spec: EditSpec, refs: "References") -> "Edit":
-    """Add a vector of a file."""
     from .constructors import add
 
     vector = _vector_of(spec.options["vector"])
@@ -260,7 +256,6 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _isolate(spec: EditSpec, refs: "References") -> "Edit":
-    """Let tokens attend to themselves alone."""
     from .isolation import isolate
 
     assert spec.part.positions is not None
@@ -285,7 +280,6 @@ def _amplify(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers(spec: EditSpec, refs: "References") -> tuple[int, ...]:
-    """The layers of the edit."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.having(spec.part.site) if spec.part.layers is None else spec.part.layers

@@ -74,14 +74,12 @@ class MetricSpec:
 
 
 def _layers(model: Sized, given: Any) -> list[int] | None:
-    """The layers of a metric; None for all."""
     values = values_of("all" if given is None else given, name="layers of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
 def _layer(model: Sized, options: Mapping[str, Any]) -> int:
-    """The one layer of a metric."""
     found = _layers(model, options["layer"])
     if found is None or len(found) != 1:
         raise InputError(f"the layer of a metric is {options['layer']!r}; need one number")
@@ -89,14 +87,12 @@ def _layer(model: Sized, options: Mapping[str, Any]) -> int:
 
 
 def _sink_mass(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Attention to a position."""
     from .metrics import sink_mass
 
     return sink_mass(whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers")))
 
 
 def _loss(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """The next-token loss."""
     from .metrics import loss
 
     return loss()
@@ -123,7 +119,6 @@ def _norm(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictio
 
 
 def _dominance(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """The dominance ratio at a position."""
     from .metrics import dominance
 
     return dominance(whole(options, "sink_position", 0), layer=_layer(lens, options))

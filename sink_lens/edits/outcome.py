@@ -40,7 +40,6 @@ class Outcome:
     """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
 
     def _repr_html_(self) -> str:
-        """The outcome in a notebook."""
         means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
         loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
         said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."

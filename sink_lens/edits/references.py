@@ -32,7 +32,6 @@ class References:
         self.means = lru_cache(maxsize=1)(self._centring)
 
     def _values(self, site: str, layer: int) -> Tensor:
-        """The site at a layer, every sequence."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

@@ -72,7 +72,6 @@ class Contraction:
         return self.summary
 
     def _repr_html_(self) -> str:
-        """The contraction in a notebook."""
         return display.html((), self.summary)
 
 

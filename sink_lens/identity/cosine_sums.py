@@ -70,7 +70,6 @@ class CosineSums:
         ]
 
     def _read(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
-        """Add a layer's states."""
         self.add((-1 if name == "embedding" else view.layer, name), states(view))
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
@@ -129,7 +128,6 @@ class Ends:
     """Counts of what the last position's state ends in: the most and least probable token, the smallest dimension."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
-        """Start with empty counts."""
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
         self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
         self.smallest = torch.zeros(d_model, dtype=torch.int64)

@@ -229,7 +229,6 @@ def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
 
 
 def _cache_folder_of(of: Facts, inputs: Inputs) -> Path:
-    """The cache's folder for these weights and inputs."""
     return cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
 
 
@@ -247,5 +246,4 @@ def _digest(value: object) -> str:
 
 
 def _commas(values: Sequence[object] | dict[str, Facts]) -> str:
-    """The values with commas between them."""
     return ", ".join(map(str, values))

@@ -59,7 +59,6 @@ class Fingerprint:
         return self.pairs
 
     def _repr_html_(self) -> str:
-        """The fingerprint in a notebook."""
         return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)
 
     @property
@@ -196,7 +195,6 @@ def _models_to_compare(
 
 
 def _opener(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
-    """Return what opens the model."""
     return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
 
 
@@ -215,7 +213,6 @@ def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
 
 
 def _time_inputs(lens: LensModel, inputs: Inputs) -> float:
-    """Seconds that all inputs would take, from a few."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
     once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
     return once / few.sequences * inputs.sequences

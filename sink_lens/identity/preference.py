@@ -131,7 +131,6 @@ class Preference:
         return self.summary
 
     def _repr_html_(self) -> str:
-        """The preference in a notebook."""
         said = f"What follows {self.n:,} random sequences of {self.length} tokens."
         return display.html(said, self.summary)
 
@@ -242,7 +241,6 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
 
 
 def _largest_first(counts: np.ndarray) -> np.ndarray:
-    """The counts in falling order."""
     return np.sort(counts)[::-1]
 
 

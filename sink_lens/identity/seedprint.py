@@ -96,7 +96,6 @@ class Simulated:
     """The published nulls, which depend on sizes alone: each is simulated when it is first asked for."""
 
     def __init__(self, config: FingerprintConfig, *, n: int, advance: Callable[[int], object] | None = None) -> None:
-        """Start without simulated nulls."""
         self._config, self._n, self._advance = config, n, advance
         self._made: dict[tuple[str, int, int], Null] = {}
 

@@ -46,7 +46,6 @@ class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
 
     def __init__(self, folder: Path, *, model: str, begin: Callable[[], None], every: float) -> None:
-        """Keep a model's unfinished sums, at most so often."""
         self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
         self._begin, self._every = begin, every
 
@@ -247,6 +246,5 @@ class _Done:
         return whole
 
     def _write(self, name: str) -> None:
-        """Write a table."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._whole(name))

@@ -121,18 +121,15 @@ def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> Sur
 
 
 def _draws(config: SurveyConfig) -> RandomSequences:
-    """The random sequences of a survey."""
     return RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos)
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
-    """The untrained models that were asked for, each switch on each of them."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 
 
 def _models(config: SurveyConfig) -> list[ModelToMeasure]:
-    """The models of a survey."""
     return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
@@ -162,13 +159,11 @@ Step = Callable[[TokenBatch], object]
 
 
 def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
-    """Return one step of counting predictions."""
     votes = Votes.of(lens, seed=draws.seed)
     return lambda part: votes.add(last_logits(lens, part))
 
 
 def _contraction_step(lens: LensModel, draws: RandomSequences) -> Step:
-    """Return one step of measuring cosines."""
     return lambda part: stream(lens, part, passes(lens, draws)[2])
 
 

@@ -241,7 +241,6 @@ def _hugging_face(config: UntrainedConfig) -> PreTrainedConfig:
 
 
 def _activation(name: str | None) -> str:
-    """The activation's name in transformers."""
     return "linear" if name == "identity" else str(name)
 
 

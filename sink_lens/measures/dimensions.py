@@ -156,5 +156,4 @@ def check_dimension(dimension: int, *, d_model: int) -> None:
 
 
 def _median(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-    """The median magnitude of each token."""
     return median_where(magnitude, where=torch.ones_like(magnitude, dtype=torch.bool))

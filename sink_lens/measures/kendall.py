@@ -68,7 +68,6 @@ def tau_b_matrix(
 
 
 def _numpy(x: Tensor) -> np.ndarray:
-    """Rows that are contiguous in memory."""
     return x.detach().cpu().contiguous().numpy()
 
 

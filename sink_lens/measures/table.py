@@ -39,7 +39,6 @@ class Measure:
 
 
 def _measure(function: Callable[..., Any], unit: str, low: float, high: float, reference: str, meaning: str) -> Measure:
-    """A function as a measure of the table."""
     name = function.__name__
     return Measure(name=name, function=function, unit=unit, low=low, high=high, reference=reference, meaning=meaning)
 

@@ -63,7 +63,6 @@ def spec_of(config: PatchConfig, *, token: Callable[..., int | str] = lambda tex
 
 
 def _check_unread(config: PatchConfig) -> None:
-    """Refuse an option of another metric."""
     for name, options in _OPTIONS.items():
         readers = [one for one in get_args(MetricName) if options & set(METRICS[one][1])]
         if config.metric not in readers:

@@ -209,12 +209,10 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
-    """The patches, those of the largest effect first."""
     return table.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
 def _metric(run: Run) -> str:
-    """The metric, with the tokens or the position that it is of."""
     name = _metric_name(run)
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     return f"{name} ({token(correct)} − {token(incorrect)})" if name == "logit difference" and correct else name

@@ -89,7 +89,6 @@ class PathResult:
         return {"paths": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
-        """The paths in a notebook."""
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
         return display.html(said, self.frame)
 
@@ -247,13 +246,11 @@ def _chosen(part: Part) -> dict[str, Any]:
 
 
 def _layer(part: Part) -> int:
-    """The one layer of a part."""
     assert part.layers is not None  # ``_part`` refuses it
     return part.layers[0]
 
 
 def _place(part: Part) -> tuple[str, int]:
-    """The part's site and layer in the order of computation."""
     return place(part.site, _layer(part))
 
 
@@ -270,5 +267,4 @@ def _moment(part: Part, lens: LensModel) -> tuple[int, int]:
 
 
 def _words(part: Part) -> str:
-    """The part in words."""
     return f"{part.site} of layer {_layer(part)}"

@@ -281,6 +281,5 @@ def _in_folder(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spearman(both: pd.DataFrame) -> float:
-    """Rank correlation of approximation and effect."""
     found: Any = spearmanr(both["approximation"], both["effect"])
     return float(found.statistic)

@@ -40,5 +40,4 @@ def page(folder: Path) -> Path:
 
 
 def _of_report(module: str, name: str) -> Any:
-    """A function of the report, imported when it is needed."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

@@ -146,7 +146,6 @@ _OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary
 
 
 def _open_log(path: Path) -> RunLog | None:
-    """The log of this process that appends to a file."""
     return _OPEN.get(path.resolve())
 
 

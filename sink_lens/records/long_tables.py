@@ -108,7 +108,6 @@ def _kept_steps(counts: Mapping[int, int], *, most: int) -> frozenset[int]:
 
 
 def _parquet_rows(path: Path) -> int:
-    """Number of rows, from the file's own record."""
     import pyarrow.parquet  # slow to import, and needed for long tables alone
 
     return pyarrow.parquet.read_metadata(path).num_rows
@@ -143,6 +142,5 @@ def _csv_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
 
 
 def _lines_in(path: Path) -> int:
-    """Number of lines."""
     with path.open("rb") as file:
         return sum(1 for _ in file)

@@ -114,15 +114,12 @@ class Tables(Mapping[str, pd.DataFrame]):
             raise damaged_file(path, error) from error
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the tables."""
         return iter(self._paths)
 
     def __len__(self) -> int:
-        """Number of tables."""
         return len(self._paths)
 
     def __contains__(self, name: object) -> bool:
-        """True if the folder has the table."""
         return self._names.get(str(name), name) in self._paths
 
 
@@ -152,7 +149,6 @@ class Run:
     """Files that a finished run of this kind has and this run lacks or has lost."""
 
     def _repr_html_(self) -> str:
-        """The run in a notebook."""
         model = self.provenance.get("model") or "no model"
         said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
         said |= {"missing": ", ".join(self.missing)} if self.missing else {}

@@ -61,7 +61,6 @@ class Result:
         return (self.frame,)
 
     def _repr_html_(self) -> str:
-        """The result in a notebook."""
         return display.html(self.sentences, *(self.shown() if self.finished else ()), folder=self.folder)
 
 
@@ -69,7 +68,6 @@ class Unfinished(Mapping[str, pd.DataFrame]):
     """The tables of a run of which some shards are still to be computed."""
 
     def __init__(self, folder: Path) -> None:
-        """Say where the run is."""
         self._folder = folder
 
     def __getitem__(self, name: str) -> pd.DataFrame:
@@ -84,9 +82,7 @@ class Unfinished(Mapping[str, pd.DataFrame]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        """No table."""
         return iter(())
 
     def __len__(self) -> int:
-        """No table."""
         return 0

@@ -67,7 +67,6 @@ class Shard:
         return cls(task - first + 1, count)
 
     def __str__(self) -> str:
-        """The shard as 3/8."""
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:

@@ -119,7 +119,6 @@ class RunWriter:
             (self.folder / file).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunWriter":
-        """Go on inside the block."""
         return self
 
     def __exit__(
@@ -210,7 +209,6 @@ class RunWriter:
         return path
 
     def _write_record(self) -> None:
-        """Write ``run.json``."""
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
         self._replace(RUN_FILE, f"{text}\n".encode())
 
@@ -366,7 +364,6 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
 
 
 def _taken_text(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Say that the folder holds a finished run."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."
@@ -426,7 +423,6 @@ def _remove_empty(made: Sequence[Path]) -> None:
 
 
 def _release(lock: FileLock) -> None:
-    """Give the folder free."""
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 
@@ -476,5 +472,4 @@ def _unknown(value: Any) -> list[str]:
 
 
 def _now() -> str:
-    """The time, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -350,7 +350,6 @@ def _small(form: _Form, size: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _wide(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
-    """Inches of a line of text."""
     font = FontProperties(family=[form.family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 

@@ -39,5 +39,4 @@ class Drawable:
         return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
 
     def _repr_png_(self) -> bytes:
-        """The picture in a notebook."""
         return file_of(cast("Any", self).draw(), "png")

@@ -63,7 +63,6 @@ class Explorer:
         return views.save_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        """The explorer in a notebook, in a frame of its own."""
         return views.framed(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 

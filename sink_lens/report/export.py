@@ -81,7 +81,6 @@ def save_figures(
 
 
 def _figure(run: Run, drawn: Drawn) -> Figure:
-    """The figure without its caption."""
     return drawn.make(run)[1]
 
 

@@ -135,7 +135,6 @@ def _wrong(figure: Figure) -> list[str]:
 
 
 def _texts(figure: Figure) -> list[Text]:
-    """The texts that a figure shows."""
     return [one for one in figure.findobj(Text) if isinstance(one, Text) and one.get_visible() and one.get_text()]
 
 

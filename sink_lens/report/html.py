@@ -141,7 +141,6 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 
 def _notes(run: Run) -> list[object]:
-    """The notes and warnings of a run's making."""
     notes = run.provenance.get("notes") or []
     return list(notes) if isinstance(notes, list) else [notes]
 
@@ -220,14 +219,12 @@ def render(
 
 
 def _page(out: Path) -> Path:
-    """The file of a page that is to be called so."""
     if out.is_dir():
         return out / PAGE_FILE
     return out if out.suffix.lower() in (".html", ".htm") else out.with_name(f"{out.name}.html")
 
 
 def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
-    """The command that draws a page."""
     to = [] if out is None else ["--out", str(out)]
     return shlex.join(["sink-lens", "report", *map(str, folders), *to])
 
@@ -300,7 +297,6 @@ def _views(part: Content) -> dict[str, tuple[str, views.View]]:
 
 
 def _numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
-    """The CSV of every figure and table that has one, by its key."""
     shown = [one for part in parts for one in (*part.figures, *part.tables)]
     return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
 

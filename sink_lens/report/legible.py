@@ -48,7 +48,6 @@ def faults(figure: Figure) -> list[str]:
 
 
 def _outside(box: Bbox, width: float, height: float) -> bool:
-    """True if the box extends beyond a figure of this size."""
     return bool(box.x0 < -_SLACK or box.y0 < -_SLACK or box.x1 > width + _SLACK or box.y1 > height + _SLACK)
 
 

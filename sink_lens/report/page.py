@@ -133,7 +133,6 @@ def csv(frame: pd.DataFrame) -> str:
 
 
 def _is_formula(value: Any) -> bool:
-    """True if a spreadsheet would take the text for a formula."""
     return isinstance(value, str) and value.startswith(_FORMULA)
 
 
@@ -151,7 +150,6 @@ def about(run: Run) -> str:
 
 
 def _always(_: Run) -> bool:
-    """The check that every run passes."""
     return True
 
 

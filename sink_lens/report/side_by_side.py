@@ -127,7 +127,6 @@ class Beside:
 
 
 def _set_to(text: str) -> str:
-    """A setting's value in words."""
     return "not set" if text == "–" else visible(text, limit=40)
 
 
@@ -209,7 +208,6 @@ def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _row(name: str, texts: Sequence[str]) -> Row:
-    """A row whose cells are marked where they differ from the first run."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 

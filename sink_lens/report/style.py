@@ -99,7 +99,6 @@ class Picture(Figure):
         return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
-        """The figure in a notebook."""
         return file_of(self, "png")
 
 

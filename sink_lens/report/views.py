@@ -87,7 +87,6 @@ class View:
         return save_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        """The view in a notebook, in a frame of its own."""
         return framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:
@@ -310,7 +309,6 @@ def unpacking(bundle: str, *, name: str, then: str) -> str:
 
 @cache
 def _packed(bundle: str) -> str:
-    """The script, compressed and as text."""
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 

@@ -223,17 +223,14 @@ class _Tables(Mapping[str, tuple[Table, ...]]):
     """The tables of each kind, whose file is read when they are first asked for."""
 
     def __getitem__(self, kind: str) -> tuple[Table, ...]:
-        """The tables of a kind of run."""
         if kind not in KINDS:
             raise KeyError(kind)
         return _tables(kind)
 
     def __iter__(self) -> Iterator[str]:
-        """The kinds of run."""
         return iter(KINDS)
 
     def __len__(self) -> int:
-        """Number of kinds."""
         return len(KINDS)
 
 

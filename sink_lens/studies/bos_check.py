@@ -37,7 +37,6 @@ def said_in_front(found: Mapping[str, int | None]) -> str:
 
 
 def _leading(ids: Sequence[int], token: int | None) -> int:
-    """Count the BOS tokens that a sequence begins with."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

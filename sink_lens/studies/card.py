@@ -173,7 +173,6 @@ def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:
 
 
 def _of(found: Interval) -> dict[str, Any]:
-    """An interval as the card writes it."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
@@ -536,7 +535,6 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
 
 
 def _cell(text: Any) -> str:
-    """Text that cannot break out of a cell of a Markdown table."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 

@@ -264,7 +264,6 @@ def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool
 
 
 def _type(lens: LensModel) -> str:
-    """The name of the weights' type."""
     return str(lens.dtype).removeprefix("torch.")
 
 

@@ -172,12 +172,10 @@ def _of_card(run: Run) -> dict[str, Cell]:
 
 
 def _cell(found: Mapping[str, Any]) -> Cell:
-    """A cell from a number with its interval."""
     return Cell(value=found.get("value"), low=found.get("low"), high=found.get("high"))
 
 
 def _join(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
-    """Values of one key of several rows, joined by commas."""
     return Cell(value=", ".join(str(row[name]) for row in rows))
 
 

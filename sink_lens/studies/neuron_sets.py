@@ -222,7 +222,6 @@ def names(neurons: Sequence[Neuron]) -> str:
 
 
 def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
-    """The neurons' indices by layer."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)

@@ -139,7 +139,6 @@ class Observed:
         return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
 
     def _head_norm(self, view: LayerView) -> Tensor:
-        """Norm of what each head adds to the stream."""
         w_o = attention_weights(self.lens, layer=view.layer).w_o
         return outputs.head_output_norms(view["z"], w_o=w_o, valid=view.valid)
 

@@ -447,7 +447,6 @@ def _sentence(found: Mapping[str, Any]) -> str:
 
 
 def _sink_table(batch: TokenBatch, sinks: Bool[Tensor, "batch position"]) -> pd.DataFrame:
-    """The tokens that are sinks, one row each."""
     sequence, position = np.nonzero(sinks.numpy())
     ids = batch.tokens.cpu().numpy()[sequence, position]
     return pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids})

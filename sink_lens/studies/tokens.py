@@ -369,7 +369,6 @@ def _by_id(every: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_position(every: pd.DataFrame) -> pd.DataFrame:
-    """The table ``positions``."""
     rows = [{"position": position} | _rates(part) for position, part in every.groupby("position", sort=True)]
     return pd.DataFrame(rows)
 

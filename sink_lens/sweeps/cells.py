@@ -132,5 +132,4 @@ def _cell(spec: EditSpec) -> Cell:
 
 
 def _make_edits(spec: EditSpec, references: References) -> tuple[Edit, ...]:
-    """The edit of a cell."""
     return (spec.edit(references),)

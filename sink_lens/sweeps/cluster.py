@@ -196,7 +196,6 @@ def _begin(job: Job, devices: Any, threads: int) -> None:
 
 
 def _run(block: Block) -> pd.DataFrame:
-    """Run a block in a worker process."""
     return _WORKER[0].run(block)
 
 

@@ -90,7 +90,6 @@ class EditGrid:
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
-        """The site to edit."""
         fixed = KINDS[self.kind].site if self.kind in KINDS else None
         return self.site or fixed or "neurons"
 

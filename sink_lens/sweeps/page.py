@@ -113,7 +113,6 @@ def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _height(rows: pd.DataFrame, axes: list[str]) -> float:
-    """Inches of a panel."""
     return 2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]].to_numpy(float).tolist()))), 5.5)
 
 
@@ -143,17 +142,14 @@ _MARK = "†"
 
 
 def _cells(run: Run) -> pd.DataFrame:
-    """The run's table ``cells``."""
     return run.need("cells", columns=_CELLS)
 
 
 def _metrics(table: pd.DataFrame) -> list[str]:
-    """The metrics of the table, in their order."""
     return list(dict.fromkeys(one for one in table["metric"].tolist() if isinstance(one, str) and one))
 
 
 def _failed(table: pd.DataFrame) -> int:
-    """Count the cells that failed."""
     return len(set(table["cell"].loc[table["error"].notna()]))
 
 
@@ -197,7 +193,6 @@ def _few(table: pd.DataFrame) -> str:
 
 
 def _effect(row: Mapping[Any, Any]) -> str:
-    """An effect with its interval as text, marked if it is of few sequences."""
     marked = _MARK if 0 < row.get("n", FEW) < FEW else ""
     return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
 

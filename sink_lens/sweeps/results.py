@@ -62,7 +62,6 @@ class SweepResult(Result):
         return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _of(self, metric: str | None) -> pd.DataFrame:
-        """The rows of a metric; of the first one if None."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")

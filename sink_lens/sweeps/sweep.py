@@ -301,7 +301,6 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
 
 
 def _plain(value: Any) -> Any:
-    """Return a grid's values as plain lists, ranges and tuples included."""
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
     return [_plain(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -344,7 +343,6 @@ def _compute(
 
 
 def _part(block: Block) -> str:
-    """The name of a block's file."""
     return f"block-{block.number:06d}"
 
 
@@ -373,7 +371,6 @@ def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.D
 
 
 def _join_rows(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
-    """Join the new rows of a block with the rows of ``cells`` that the run folder already has."""
     if not writer.has(_part(block)):
         return frame
     before = _read_block(writer, cells, part=_part(block))

@@ -147,10 +147,8 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
 
 
 def _first(rows: Rows, n: int) -> Rows:
-    """The first n sequences."""
     return Subset(cast("Any", rows), range(min(n, len(rows))))
 
 
 def _sha256(payload: bytes) -> str:
-    """The hash of some bytes."""
     return hashlib.sha256(payload).hexdigest()

@@ -56,7 +56,6 @@ def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> in
 
 
 def _is_model(path: Path) -> bool:
-    """True for a .gguf file, or a folder with a configuration and weights."""
     if path.is_file():
         return path.suffix == ".gguf"
     return (path / "config.json").is_file() and any(True for name in _WEIGHTS for _ in path.glob(name))

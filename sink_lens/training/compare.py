@@ -61,7 +61,6 @@ class Comparison:
         return self.tables["differences"]
 
     def _repr_html_(self) -> str:
-        """The comparison in a notebook."""
         shown = ("variant", "curve", "mean", "low", "high", "n")
         differences = self.tables["differences"]
         return display.html(self.sentences, self.figure(), differences.filter(items=shown), notes=self.notes)
@@ -145,12 +144,10 @@ def _differences(
 
 
 def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
-    """A difference as a row of the table ``differences``."""
     return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
 
 
 def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
-    """The rows of a variant's final losses on one curve."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 

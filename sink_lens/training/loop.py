@@ -149,7 +149,6 @@ class Loop(Trainer):
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        """The order in which sequences are drawn."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
@@ -221,7 +220,6 @@ class Loop(Trainer):
             raise KeyboardInterrupt
 
     def _get_output_dir(self, trial: Any) -> str:
-        """The folder of the checkpoint that is being written."""
         return str(self._part)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -280,7 +278,6 @@ class Loop(Trainer):
         self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
     def _end(self) -> None:
-        """Close the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -315,14 +312,12 @@ class Loop(Trainer):
         self._written = time.perf_counter()
 
     def _evaluated(self) -> float:
-        """Loss on the held-out sequences, in nats."""
         with random_state_kept():
             found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
         assert found.metrics is not None
         return float(found.metrics["eval_loss"])
 
     def _mean(self, value: Tensor) -> float:
-        """The mean over the processes."""
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _clock(self) -> float:
@@ -466,7 +461,6 @@ class Order(Sampler[int]):
         self._n_sequences, self._drawn, self._seed = n_sequences, drawn, seed
 
     def __len__(self) -> int:
-        """Number of draws."""
         return self._drawn
 
     def __iter__(self) -> Iterator[int]:

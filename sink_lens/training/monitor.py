@@ -138,7 +138,6 @@ class SinkMonitor:
         self._all_stopped = False
 
     def __enter__(self) -> "SinkMonitor":
-        """Open the monitor and arm it for the first step."""
         self.open()
         self.arm()
         return self
@@ -146,7 +145,6 @@ class SinkMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the monitor; an error of the training is noted."""
         self.close(error)
 
     def open(self) -> None:
@@ -285,7 +283,6 @@ class SinkMonitor:
         return int(shared)
 
     def _shared_device(self) -> torch.device:
-        """The device on which processes exchange numbers."""
         nccl = torch.distributed.get_backend() == "nccl"
         return next(self._model.parameters()).device if nccl else torch.device("cpu")
 
@@ -321,7 +318,6 @@ class SinkMonitor:
         return guarded
 
     def _warn(self, what: str, why: str) -> None:
-        """Say it once."""
         if what not in self._warned:
             self._warned.add(what)
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
@@ -329,7 +325,6 @@ class SinkMonitor:
     # --- hooks ---
 
     def _hook(self, handle: Any) -> None:
-        """Remember a hook, so that it can be removed."""
         self._handles.append(handle)
 
     def disarm(self) -> None:
@@ -554,7 +549,6 @@ def _number_calls(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Ite
 
 
 def _bare(module: nn.Module) -> nn.Module:
-    """A module without the wrappers of FSDP, checkpointing and compiling."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module
@@ -606,11 +600,9 @@ def _callable(model: nn.Module) -> Callable[..., Any]:
 
 
 def _world() -> int:
-    """Number of processes."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _rank() -> int:
-    """Number of this process."""
     return torch.distributed.get_rank() if _world() > 1 else 0

@@ -125,7 +125,6 @@ class Alarms:
         return found
 
     def _alarm(self, rule: Rule, value: float, *, before: float, step: int, layers: tuple[int, ...]) -> Alarm:
-        """An alarm with its sentence."""
         where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
         sentence = rule.sentence.format(step=step, layers=where, value=value, before=before, threshold=self.threshold)
         return Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence)
@@ -135,7 +134,6 @@ class _Earlier:
     """The earlier readings of one number: all of them in order of size, or the last few."""
 
     def __init__(self, window: int | None) -> None:
-        """Keep the last ``window`` values; all of them if None."""
         self._sorted: list[float] = []
         self._last: deque[float] | None = None if window is None else deque(maxlen=window)
         self.n = 0

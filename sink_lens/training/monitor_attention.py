@@ -167,7 +167,6 @@ class _SeenError(Exception):
     """Ends the second call of an attention module where its query and key are known."""
 
     def __init__(self, seen: _Given) -> None:
-        """Carry what was seen out of the attention."""
         super().__init__()
         self.seen = seen
 
@@ -175,7 +174,6 @@ class _SeenError(Exception):
 def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    """End the attention at once, with its queries and keys."""
     raise _SeenError(_read(query, key, attention_mask, **given))
 
 

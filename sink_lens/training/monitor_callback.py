@@ -88,7 +88,6 @@ class SinkMonitorCallback(TrainerCallback):
             self._tell(tracker, args, state, control, logs=dict(logs), **given)
 
     def _trackers(self) -> list[TrainerCallback]:
-        """The trackers of the trainer."""
         kinds = tuple(INTEGRATION_TO_CALLBACK.values())
         callbacks = [] if self._trainer is None else self._trainer.callback_handler.callbacks
         return [one for one in callbacks if isinstance(one, kinds)]
@@ -107,6 +106,5 @@ class SinkMonitorCallback(TrainerCallback):
         self._close(finished=True)
 
     def _close(self, *, finished: bool) -> None:
-        """Close the monitor if it was opened."""
         if self.monitor is not None:
             self.monitor.close(finished=finished)

@@ -257,13 +257,11 @@ class KeySums:
         self._values[name, layer] = values.detach().float()
 
     def _by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
-        """Add a layer's sum and count at each key."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self._add(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
 
     def _add(self, name: str, tensor: Tensor, layer: int) -> None:
-        """Keep a number that is added over the processes."""
         self.added[name, layer] = tensor.detach().float()
 
     def _most(self, name: str, tensor: Tensor, layer: int) -> None:
@@ -316,7 +314,6 @@ def _all_reduced(
 
 
 def _ratio(pair: Tensor) -> float:
-    """The first number over the second."""
     return float(pair[0] / pair[1])
 
 

@@ -31,7 +31,6 @@ class Readings:
     """Readings in memory."""
 
     def __init__(self) -> None:
-        """Start without readings."""
         self._names: dict[tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]] = {}
         self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
 
@@ -60,7 +59,6 @@ class ReadingLog:
     def __init__(
         self, log: RunLog, making: "functools.partial[RunWriter]", beside: "functools.partial[ReadingLog]"
     ) -> None:
-        """Write readings to this log; ``beside`` opens another one where it is taken."""
         self._log, self._making, self._beside, self._open = log, making, beside, True
 
     @classmethod

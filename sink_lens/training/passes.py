@@ -140,7 +140,6 @@ def _multiplied(config: TrainConfig, *, length: int | None = None) -> int:
 
 
 def _flops_of(config: TrainConfig, *, length: int) -> float:
-    """Operations per sequence, forward and backward."""
     return 2.0 * BACKWARD * length * _multiplied(config, length=length)
 
 

@@ -184,7 +184,6 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._see), o.register_forward_pre_hook(self._add)]
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the query that the projection gave."""
         if self.enabled:
             address = SITES["q"].address(self._family)
             assert address is not None  # every family has queries
@@ -428,7 +427,6 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
 
 
 def _sizes(config: Any) -> dict[str, int]:
-    """Heads, key-value heads and the width of a head."""
     n_heads = config.num_attention_heads
     n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
     d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads

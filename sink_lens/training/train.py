@@ -72,7 +72,6 @@ class TrainResult:
         return self.log
 
     def _repr_html_(self) -> str:
-        """The training in a notebook."""
         return display.html(self.headline, self.log.tail(5), folder=self.folder)
 
     @property
@@ -287,7 +286,6 @@ def check_trackers(config: TrainConfig) -> None:
 
 
 def _wandb_host() -> str:
-    """The host that wandb logs to."""
     return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or "api.wandb.ai"
 
 
@@ -417,7 +415,6 @@ def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: boo
 
 
 def _kept_checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints that stay, by step."""
     found = checkpoint_files.checkpoints(folder)
     return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
 

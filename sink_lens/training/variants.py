@@ -232,5 +232,4 @@ def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tu
 
 
 def _text(value: Any) -> str:
-    """A value as text."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -254,7 +254,6 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
 
 
 def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
-    """A checkpoint's measures as rows of the table ``watch``."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _typed(whole.reindex(columns=list(COLUMNS)))
 
@@ -265,7 +264,6 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _empty() -> pd.DataFrame:
-    """The table ``watch`` without rows."""
     return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
 
 

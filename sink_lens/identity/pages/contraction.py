@@ -278,7 +278,6 @@ def _by_layer(run: Run) -> tuple[str, Figure]:
 
 
 def _dots(run: Run) -> tuple[str, Figure]:
-    """Draw every seed's excess cosine between sequences."""
     see = (
         "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
     )
@@ -286,7 +285,6 @@ def _dots(run: Run) -> tuple[str, Figure]:
 
 
 def _intra_dots(run: Run) -> tuple[str, Figure]:
-    """Draw every seed's excess cosine between positions."""
     return "As in the figure above, for two positions of one sequence.", dots(*variant_tables(run), _INTRA)
 
 
@@ -301,7 +299,6 @@ def _positions(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement(run: Run) -> tuple[str, Figure]:
-    """Draw the cosines between contraction directions of pairs of models."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
     return see, agreement(pairs, run.need("models", columns=["model", "variant", "seed"]))
@@ -318,7 +315,6 @@ def _direction_course(run: Run) -> tuple[str, Figure]:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
-    """Draw the contraction along a training, beside the sink measures."""
     see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
     return see, along(run.need("summary", columns=SUMMARY), _BESIDE)
 

@@ -156,7 +156,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
-    """The table with short names in place of the models' own."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 

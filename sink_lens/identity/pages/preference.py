@@ -140,7 +140,6 @@ def _dots(run: Run) -> tuple[str, Figure]:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
-    """Draw the preference along a training."""
     return "Preference along training.", along(run.need("summary", columns=SUMMARY), _PREFERRED)
 
 

@@ -233,7 +233,6 @@ def rows_by_step(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], p
 
 
 def _of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
-    """The rows of ``summary`` of these measures."""
     summary = run.need("summary", columns=SUMMARY)
     return summary.loc[summary["measure"].isin([name for name, *_ in measures])]
 

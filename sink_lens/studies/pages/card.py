@@ -103,7 +103,6 @@ def _sinks(run: Run) -> tuple[str, Figure]:
 
 
 def _heads(run: Run) -> tuple[str, Figure]:
-    """Draw every head by its attention to the sink and its output."""
     see = (
         "One point per head. Heads below the line add almost nothing to the stream; those far right attend to the sink."
     )
@@ -154,7 +153,6 @@ def _losses(run: Run) -> tuple[str, PageTable]:
 
 
 def _has_idle(run: Run) -> bool:
-    """True if a head is idle."""
     heads = run.optional("heads", columns=["inactive"])
     return heads is not None and bool(heads["inactive"].to_numpy().any())
 

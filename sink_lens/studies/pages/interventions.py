@@ -135,7 +135,6 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
 
 
 def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
-    """The run's table ``summary``."""
     return run.need("summary", columns=columns)
 
 
@@ -155,7 +154,6 @@ def _isolated(run: Run) -> list[str]:
 
 
 def _in(row: dict[Any, Any]) -> str:
-    """The layers of an edit in words."""
     layers = row.get("layers", "all")
     return "all layers" if layers == "all" else f"layer{'s' * (not str(layers).isdecimal())} {layers}"
 
@@ -253,7 +251,6 @@ def _shift_words(centre: str) -> str:
 
 
 def _centre(centre: str) -> str:
-    """The name of a centre."""
     return visible(figures.NAMES.get(centre, centre))
 
 
@@ -269,7 +266,6 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _factor_losses(run: Run) -> tuple[str, Figure]:
-    """Draw what amplification does to the loss by factor."""
     columns = ["centre", "factor", "loss_change_nats", "loss_change_low", "loss_change_high"]
     see = "What the same edits do to the loss, with 95% intervals over sequences."
     return see, loss_by_factor(_summary(run, columns))
@@ -321,7 +317,6 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
-    """The table of every ablation."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     shown = table.assign(interval=intervals(table))

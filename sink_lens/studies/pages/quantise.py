@@ -118,7 +118,6 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _headline(run: Run) -> list[str]:
-    """The run's sentence."""
     return [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 

@@ -178,7 +178,6 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 
 def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
-    """Dimensions by their largest coverage."""
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
 
@@ -250,7 +249,6 @@ def _histogram(run: Run) -> tuple[str, Figure]:
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
-    """Draw the share of marked tokens by position."""
     table = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     return "Where in the sequence the marked tokens are.", rate_by_position(table)
 
@@ -269,7 +267,6 @@ def _coverage(run: Run) -> tuple[str, Figure]:
 
 
 def _kurtosis(run: Run) -> tuple[str, Figure]:
-    """Draw the kurtosis of each kind of token by layer."""
     table = run.need("layers", columns=["layer", "kind", "kurtosis"])
     see = "Kurtosis is 0 if a token's dimensions are Gaussian. A mean over all tokens hides which tokens raise it."
     return see, kurtosis_by_layer(table)
@@ -334,7 +331,6 @@ def _maxima(run: Run) -> tuple[str, PageTable]:
 
 
 def _agreement(run: Run) -> tuple[str, PageTable]:
-    """The table of how far sinks and massive activations agree."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
     return see, shown_table(table, AGREEMENT)

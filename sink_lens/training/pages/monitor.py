@@ -91,7 +91,6 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
 
 
 def _limits(steps: np.ndarray) -> tuple[float, float]:
-    """The ends of the axis of steps, with a margin."""
     margin = 0.02 * max(steps.max() - steps.min(), 1)
     return steps.min() - margin, steps.max() + margin
 
@@ -143,7 +142,6 @@ def _last(run: Run) -> dict[str, float]:
 
 
 def _threshold(run: Run) -> float:
-    """The run's threshold of the sink score."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
 

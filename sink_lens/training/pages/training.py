@@ -226,7 +226,6 @@ def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
-    """Draw a measure by tokens."""
     rows = rows.sort_values("tokens")
     style = {"markersize": 3.5, "linewidth": 1.5} | style
     axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"], **style)
@@ -248,7 +247,6 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
 
 
 def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
-    """Draw a measure with one line per layer; return the colours of the layers."""
     rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
     return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
 
@@ -326,7 +324,6 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str
 
 
 def _nothing(axes: Axes, why: str) -> None:
-    """Write into an empty panel why it is empty."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -340,7 +337,6 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _title(run: Run) -> str:
-    """Head the page with the attention, the value norm, and how the training ended."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
@@ -348,7 +344,6 @@ def _title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
-    """Head the page with what was watched, and how it ended."""
     return f"{visible(_source(run))}: {_end(run) or 'checkpoints watched'}"
 
 
@@ -419,7 +414,6 @@ def _course(run: Run) -> tuple[str, Figure]:
 
 
 def _loss(run: Run) -> tuple[str, Figure]:
-    """Draw the loss by tokens."""
     log = run.need("log", columns=_LOG)
     held_out = "eval_loss" in log.columns and bool(np.isfinite(log["eval_loss"].to_numpy(float)).any())
     see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * held_out
@@ -427,7 +421,6 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
-    """The rows of the whole model at each checkpoint."""
     watch, _ = _with_steps(run.tables["watch"])
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -446,7 +439,6 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
-    """The table of what was logged, newest first."""
     log = run.need("log", columns=_LOG)
     return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
 
@@ -474,7 +466,6 @@ WATCH = Page(
 
 
 def _source(run: Run) -> str:
-    """Name what was watched: the folder, or the number of checkpoints."""
     watched = run.config.get("checkpoints")
     return plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
 
@@ -586,7 +577,6 @@ def measures_side_by_side(table: pd.DataFrame) -> PageTable:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
-    """The table of measures of the last checkpoints."""
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, measures_side_by_side(table)
