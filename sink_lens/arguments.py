@@ -57,11 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments, by name, that a function's signature does not allow.
-
-    Raises:
-        InputError: which one, what was found and what is needed.
-    """
+    """Refuse arguments, by name, that a function's signature does not allow."""
     hints, parameters = _hints(function), inspect.signature(function).parameters
     name_of = re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
     for name, value in given.items():
@@ -76,11 +72,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def _check_axes(given: Mapping[str, tuple[Any, Any]], *, name_of: str) -> None:
-    """Refuse tensors whose axes have one name and different sizes.
-
-    Raises:
-        InputError: which axis of which two.
-    """
+    """Refuse tensors whose axes have one name and different sizes."""
     known: dict[str, tuple[int, str]] = {}
     for name, (value, hint) in given.items():
         for axis, size in _named_axes(value, hint):
@@ -106,11 +98,7 @@ def _named_axes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
 
 
 def check_seeds(given: Mapping[str, Any]) -> None:
-    """Refuse a seed, by its name, that not every generator takes: numpy's takes none below 0.
-
-    Raises:
-        InputError: which one, and what is needed.
-    """
+    """Refuse a seed, by its name, that not every generator takes: numpy's takes none below 0."""
     for name in ("seed", "seeds", "data_seed"):
         value = given.get(name)
         for seed in value if isinstance(value, Sequence) else (value,):

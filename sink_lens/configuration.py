@@ -83,9 +83,6 @@ def check_known(
         known: those that are known.
         where: what has the names, for the error.
         options: other names that somebody may have meant -> the known name.
-
-    Raises:
-        InputError: the first such name, with the nearest one that is known.
     """
     known, options = list(known), options or {}
     for name in given:
@@ -153,11 +150,7 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def check_types(config: Any) -> None:
-    """Refuse a value of another type than its field's, or that is none of its choices; lists become tuples.
-
-    Raises:
-        InputError: which, and what is needed.
-    """
+    """Refuse a value of another type than its field's, or that is none of its choices; lists become tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
             object.__setattr__(config, field.name, value_of(field, field.type, getattr(config, field.name)))
@@ -165,11 +158,7 @@ def check_types(config: Any) -> None:
 
 
 def check_most(config: Any, most: float, *names: str) -> None:
-    """Refuse a number that would take for ever; None and fields that the configuration lacks are passed over.
-
-    Raises:
-        InputError: which, and the largest that it may be.
-    """
+    """Refuse a number that would take for ever; None and fields that the configuration lacks are passed over."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and value > most:
@@ -177,11 +166,7 @@ def check_most(config: Any, most: float, *names: str) -> None:
 
 
 def check_least(config: Any, least: float, *names: str) -> None:
-    """Refuse a number that is too small; None and fields that the configuration lacks are passed over.
-
-    Raises:
-        InputError: which, and the smallest that it may be.
-    """
+    """Refuse a number that is too small; None and fields that the configuration lacks are passed over."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and not value >= least:
@@ -195,9 +180,6 @@ def check_unread(config: Any, *names: str, reader: str) -> None:
         config: the configuration.
         names: fields that are not read here.
         reader: what would read them.
-
-    Raises:
-        InputError: which.
     """
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:

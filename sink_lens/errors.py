@@ -71,11 +71,7 @@ def noted(whose: str) -> Iterator[None]:
 
 
 def check_name(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a text that cannot be a file name: too long, or with a character that no name can have.
-
-    Raises:
-        InputError: what is wrong with it.
-    """
+    """Refuse a text that cannot be a file name: too long, or with a character that no name can have."""
     text = os.fspath(path)
     try:
         size = len(text.encode())
@@ -92,11 +88,7 @@ def check_name(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def check_regular(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse to read what is no file: a named pipe is waited for for ever, and a device has no end.
-
-    Raises:
-        InputError: what it is.
-    """
+    """Refuse to read what is no file: a named pipe is waited for for ever, and a device has no end."""
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"
@@ -104,11 +96,7 @@ def check_regular(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def check_home(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse to write to a folder named ``~``: a shell reads it as the home folder, and Python does not.
-
-    Raises:
-        InputError: the path begins with it.
-    """
+    """Refuse to write to a folder named ``~``: a shell reads it as the home folder, and Python does not."""
     text = os.fspath(path)
     if text.startswith("~"):
         raise InputError(

@@ -286,9 +286,6 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
     """Check the fused kernel against explicit attention, once per device, type and head width.
 
     Both run with and without a mask, on a length that is no multiple of a block size.
-
-    Raises:
-        KernelError: the results differ, or the kernel does not run.
     """
     generator = torch.Generator().manual_seed(0)
     query, key, value = (

@@ -249,11 +249,7 @@ class _ReadingPass:
             del held[done]
 
     def check(self) -> None:
-        """Refuse a reading that was never shown what it asked for.
-
-        Raises:
-            SiteError: a hook point did not fire.
-        """
+        """Refuse a reading that was never shown what it asked for."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)

@@ -40,11 +40,7 @@ class LayerView:
     """How many positions a query of the layer sees, itself included; None where it has no sliding window."""
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor of a site.
-
-        Raises:
-            InputError: the reading did not ask for it.
-        """
+        """The tensor of a site."""
         if name not in self.tensors:
             raise InputError(
                 f"the reading asked for {', '.join(self.tensors)}, and reads {name!r}; need every site that is read in "

@@ -75,11 +75,6 @@ class ReadConfig:
     """Seed of every random choice: tokens, bootstrap, controls."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         check_described(self)
         check_least(self, 1, "batch_size")
@@ -117,11 +112,6 @@ class Question(ReadConfig):
     """Seed of every random choice: tokens, bootstrap, controls, and a trace's random-init baseline."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         ReadConfig.__post_init__(self)
         check_least(self, 1, "intervention_sequences", "max_outliers")
         check_most(self, MOST_CONTROLS, "controls")
@@ -173,11 +163,6 @@ class TraceConfig(Question):
     intervention must move, such as intervention=0.5; repeat for several."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         if self.quick is True:  # what is no bool is refused with the other fields
             for name, few in _QUICK.items():
                 if getattr(self, name) == type(self).__dataclass_fields__[name].default:

@@ -54,11 +54,6 @@ class FindConfig:
     """Seed of bootstraps, halves and random circuits."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be used.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         check_least(self, 1, "steps", "most_steps", "edges")
 
@@ -136,11 +131,6 @@ class CircuitConfig:
     """float32, bfloat16, float16 or float64. Default: float32."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         check_least(self, 1, "steps", "most_steps", "edges", "check_pairs")
         check_least(self, 2, "pairs", "length")
@@ -152,11 +142,7 @@ class CircuitConfig:
             raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
 
     def check_together(self) -> None:
-        """Refuse fields that do not fit each other.
-
-        Raises:
-            InputError: which, and what is needed.
-        """
+        """Refuse fields that do not fit each other."""
         if (self.pairs_file is not None) != (self.task == "file"):
             raise InputError("the task file and a pairs_file belong together; give both or neither")
         if self.choice == "threshold" and not self.threshold:
@@ -218,11 +204,7 @@ ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html
 
 
 def check_ending(path: str | Path) -> None:
-    """Refuse a file that a circuit cannot be written to; a path without an ending is a folder.
-
-    Raises:
-        InputError: the ending, and those that there are.
-    """
+    """Refuse a file that a circuit cannot be written to; a path without an ending is a folder."""
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")

@@ -128,11 +128,7 @@ def answer_id(
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
-    """Refuse the ids of a text that begins with BOS, even after white space.
-
-    Raises:
-        InputError: the text begins with BOS, which would then be doubled or counted as absent.
-    """
+    """Refuse the ids of a text that begins with BOS, even after white space."""
     bos = bos_id(tokenizer)
     if bos is None or bos not in ids:
         return

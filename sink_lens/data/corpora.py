@@ -168,11 +168,7 @@ def _hub(source: str) -> Callable[[], Iterable[str]]:
 
 
 def _datasets(source: object) -> Any:
-    """Import ``datasets``, an extra.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Import ``datasets``, an extra."""
     try:
         import datasets
     except ImportError as error:

@@ -71,11 +71,7 @@ class Described(Protocol):
 
 
 def check_described(config: Described) -> None:
-    """Refuse a configuration that cannot be run.
-
-    Raises:
-        InputError: a value is not possible, or two values contradict each other.
-    """
+    """Refuse a configuration that cannot be run."""
     if config.length < 2:
         raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
     if config.sequences < 1:

@@ -121,11 +121,7 @@ class TokenBatch:
         return repeated_tokens(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
 
     def __post_init__(self) -> None:
-        """Refuse tensors of the wrong kind.
-
-        Raises:
-            InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
-        """
+        """Refuse tensors of the wrong kind."""
         _check(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:

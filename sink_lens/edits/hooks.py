@@ -157,11 +157,7 @@ class Applied:
         return sorted(found, key=operator.attrgetter("order"))
 
     def check_shown(self, layers: range) -> None:
-        """Refuse an edit that was never shown its site, though the run went through all these layers.
-
-        Raises:
-            SiteError: a hook point did not fire.
-        """
+        """Refuse an edit that was never shown its site, though the run went through all these layers."""
         for number, one in enumerate(self.edits):
             own = [layer for layer in _layers(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:

@@ -73,11 +73,7 @@ class EditSpec:
     """Values by names of ``OPTIONS``; None for an option that the kind does not take."""
 
     def __post_init__(self) -> None:
-        """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks.
-
-        Raises:
-            InputError: which, and what is needed.
-        """
+        """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks."""
         kind = kind_of(self.kind, site=self.part.site)
         for name in OPTIONS:
             value = self.options.get(name)

@@ -30,11 +30,7 @@ class MetricSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what is no name with options.
-
-        Raises:
-            InputError: the name is no text, or the options are no mapping.
-        """
+        """Refuse what is no name with options."""
         if not isinstance(self.name, str) or not isinstance(self.options, Mapping):
             raise InputError(
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
@@ -158,11 +154,7 @@ def whole(options: Mapping[str, Any], name: str, default: int, *, where: str = "
 
 
 def texts(given: Mapping[str, Any], names: Sequence[str], *, where: str) -> None:
-    """Refuse values that are given but are not text.
-
-    Raises:
-        InputError: a value is not text; the message names it.
-    """
+    """Refuse values that are given but are not text."""
     for name in names:
         if name in given and not isinstance(given[name], str):
             raise InputError(f"{name} of {where} is {given[name]!r}; need a text")

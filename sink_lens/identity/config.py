@@ -57,11 +57,6 @@ class SurveyConfig(ModelsConfig):
     """Seed of the sequences."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         if self.switches and not self.untrained:
             raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
@@ -94,21 +89,12 @@ class ContractionConfig(SurveyConfig):
         return "contraction"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         SurveyConfig.__post_init__(self)  # with slots, super() finds no class
         check_length(self.length)
 
 
 def check_length(length: int) -> None:
-    """Refuse sequences that are too short for contraction.
-
-    Raises:
-        InputError: the length, and what is needed.
-    """
+    """Refuse sequences that are too short for contraction."""
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
 
@@ -157,11 +143,6 @@ class FingerprintConfig(ModelsConfig):
     """Seed of the inputs and of every draw."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be compared.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
@@ -197,11 +178,7 @@ MOST = 100_000_000
 
 
 def check_size(*, sequences: int, length: int) -> None:
-    """Refuse too few inputs or far too many, or none of a token.
-
-    Raises:
-        InputError: which, and what is needed.
-    """
+    """Refuse too few inputs or far too many, or none of a token."""
     if sequences < FEWEST:
         raise InputError(
             f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "

@@ -106,11 +106,7 @@ class RandomSequences:
     bos: BosCondition = "without"
 
     def check(self, lens: LensModel) -> None:
-        """Refuse what the model cannot take.
-
-        Raises:
-            InputError: too few or far too many sequences, a length over the context, or BOS where there is none.
-        """
+        """Refuse what the model cannot take."""
         if self.sequences < FEWEST:
             raise InputError(
                 f"{self.sequences} sequences were asked for; need at least {FEWEST} for shares and cosines over them"

@@ -143,11 +143,7 @@ def growth_ratio(
 
 
 def check_dimension(dimension: int, *, d_model: int) -> None:
-    """Refuse a residual dimension that the model does not have.
-
-    Raises:
-        InputError: `dimension` is outside 0 .. d_model - 1.
-    """
+    """Refuse a residual dimension that the model does not have."""
     if not 0 <= dimension < d_model:
         raise InputError(
             f"dimension {dimension} is outside the residual stream; need 0 to {d_model - 1}. "

@@ -44,11 +44,7 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
 
 
 def check_position(key: int, *, n_positions: int) -> None:
-    """Refuse a position outside the sequence; negative positions are refused too.
-
-    Raises:
-        InputError: `key` is outside 0 .. n_positions - 1.
-    """
+    """Refuse a position outside the sequence; negative positions are refused too."""
     if not 0 <= key < n_positions:
         raise InputError(
             f"key position {key} is outside the sequence; need 0 to {n_positions - 1} (0-based). "

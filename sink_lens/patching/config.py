@@ -19,11 +19,7 @@ _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
 def check_differ(differ: bool) -> None:
-    """Refuse two runs on the same tokens, between which there is nothing to put.
-
-    Raises:
-        InputError: they do not differ.
-    """
+    """Refuse two runs on the same tokens, between which there is nothing to put."""
     if not differ:
         raise InputError(
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
@@ -94,22 +90,13 @@ class PatchConfig:
     """float32, bfloat16, float16 or float64. Default: float32."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen", "controls")
 
     def check_together(self) -> None:
-        """Refuse fields that are for a gradient where none is taken.
-
-        Raises:
-            InputError: which.
-        """
+        """Refuse fields that are for a gradient where none is taken."""
         if not self.approximate:
             check_unread(self, "check", reader="approximate")
             if not self.screen:

@@ -166,11 +166,7 @@ def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int,
 
 
 def check_put(config: PatchConfig) -> None:
-    """Refuse what cannot be put into parts of the site.
-
-    Raises:
-        InputError: which, and what is needed.
-    """
+    """Refuse what cannot be put into parts of the site."""
     if config.put != "source":
         put_spec(config, Part(site=config.site))
     elif config.factor is not None:

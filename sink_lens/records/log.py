@@ -150,11 +150,7 @@ def _open_log(path: Path) -> RunLog | None:
 
 
 def check_log_begins(folder: Path) -> None:
-    """Refuse a folder whose log a run that begins would go on with, so that rows of another run no longer count.
-
-    Raises:
-        RunError: the log has rows, or this process appends to it.
-    """
+    """Refuse a folder whose log a run that begins would go on with, so that rows of another run no longer count."""
     path = folder / LOG_FILE
     if _open_log(path) is not None:
         raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")
@@ -255,11 +251,7 @@ def _is_tables(value: Any) -> bool:
 
 
 def _claim(path: Path) -> int:
-    """Lock a file for this process, and give its number.
-
-    Raises:
-        RunError: another process has it.
-    """
+    """Lock a file for this process, and give its number."""
     import fcntl  # not there on Windows, where nothing but this needs it
 
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

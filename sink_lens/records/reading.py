@@ -241,9 +241,6 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
     """Refuse numbers where texts belong, the reverse, and parts or infinities where whole numbers do.
 
     A text that is a number is read from CSV as one.
-
-    Raises:
-        ValueError: what the column holds.
     """
     cells = table[name]
     if dtype == "int" and types.is_float_dtype(cells):
@@ -273,11 +270,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _check_record(record: Any) -> None:
-    """Refuse what has not the shape of run.json.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
+    """Refuse what has not the shape of run.json."""
     if not isinstance(record, dict):
         raise ValueError("it holds no table")
     if absent := _FIELDS - set(record):

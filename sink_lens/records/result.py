@@ -71,11 +71,6 @@ class Unfinished(Mapping[str, pd.DataFrame]):
         self._folder = folder
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Refuse.
-
-        Raises:
-            RunError: the table is made when the last shard ends.
-        """
         raise RunError(
             f"{self._folder} has no table {name!r} yet; need all shards of the run: the one that ends last makes the "
             f"tables. sink-lens status {self._folder} lists them"

@@ -78,11 +78,7 @@ class Shard:
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
     def check_beside(self, run: Path) -> None:
-        """Refuse a folder in which the same run is divided otherwise.
-
-        Raises:
-            RunError: it is.
-        """
+        """Refuse a folder in which the same run is divided otherwise."""
         others = sorted({of.count for of in shards_in(run)} - {self.count})
         if others:
             raise RunError(
@@ -92,11 +88,7 @@ class Shard:
 
 
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
-    """Refuse a shard without the folder of all shards, or one that would remove what the others have.
-
-    Raises:
-        InputError: which, and what to do.
-    """
+    """Refuse a shard without the folder of all shards, or one that would remove what the others have."""
     if shard is not None and out is None:
         raise InputError("a shard was asked for without a folder; need the one that all shards share: out (--out)")
     if shard is not None and overwrite:

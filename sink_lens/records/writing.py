@@ -327,11 +327,7 @@ def create_run(
 
 
 def check_known(config: Mapping[str, Any]) -> None:
-    """Refuse code that cannot be compared with that of another process.
-
-    Raises:
-        RunError: the configuration has some.
-    """
+    """Refuse code that cannot be compared with that of another process."""
     for why in _unknown(config):
         raise RunError(
             f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "

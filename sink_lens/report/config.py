@@ -33,11 +33,7 @@ class ReportConfig:
     """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
     def __post_init__(self) -> None:
-        """Refuse fields in which compared runs may not differ, and what says how figures are written that are not.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
+        """Refuse fields in which compared runs may not differ, and what says how figures are written that are not."""
         check_types(self)
         default = ReportConfig.__dataclass_fields__["format"].default
         given = [name for name in ("width", "font", "only") if getattr(self, name)]

@@ -163,11 +163,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
 
 
 def _levels(diagram: Diagram) -> list[list[Box]]:
-    """Boxes by level: each after all that lead to it, a box that nothing leads to just before what it leads to.
-
-    Raises:
-        RunError: the arrows lead in a circle.
-    """
+    """Boxes by level: each after all that lead to it, a box that nothing leads to just before what it leads to."""
     if all(box.column is not None for box in diagram.boxes):
         columns = sorted({box.column for box in diagram.boxes if box.column is not None})
         return [[box for box in diagram.boxes if box.column == column] for column in columns]

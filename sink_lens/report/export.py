@@ -85,11 +85,7 @@ def _figure(run: Run, drawn: Drawn) -> Figure:
 
 
 def check_figures(*, formats: Sequence[str], width: str | None, font: str | None) -> float | None:
-    """Refuse what no figure can be written with; the width in inches, if there is one.
-
-    Raises:
-        InputError: a format, a width or a font that is not known.
-    """
+    """Refuse what no figure can be written with; the width in inches, if there is one."""
     for form in formats:
         if form not in FORMATS:
             raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,svg")

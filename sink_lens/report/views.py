@@ -369,11 +369,7 @@ MOST_NUMBERS = 600_000
 
 
 def _array(source: Any) -> np.ndarray:
-    """The numbers of an array, a list, or a tensor of any type and device.
-
-    Raises:
-        InputError: there are none.
-    """
+    """The numbers of an array, a list, or a tensor of any type and device."""
     try:
         return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
     except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"

@@ -95,11 +95,7 @@ def second_of(lens: LensModel, config: CardConfig, other: ModelLike | None) -> L
 
 
 def _check_alike(first: LensModel, second: LensModel, config: CardConfig) -> None:
-    """Refuse what cannot be compared, or differs by more than what is asked.
-
-    Raises:
-        InputError: in what they differ.
-    """
+    """Refuse what cannot be compared, or differs by more than what is asked."""
     for name in _WEIGHT_SIZES:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):

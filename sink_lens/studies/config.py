@@ -74,11 +74,6 @@ class AmplifyConfig(StudyConfig):
         return self.target_position
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         Question.__post_init__(self)
         if not self.factors or not self.centres:
             raise InputError("amplify was given no factor or no centre; need at least one of each")
@@ -127,11 +122,6 @@ class CardConfig(ReadConfig):
     """Format of a table."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         ReadConfig.__post_init__(self)
         if not 0 < self.threshold < 1:
             raise InputError(f"threshold is {self.threshold}; need a number between 0 and 1, both excluded")
@@ -188,11 +178,6 @@ class QuantiseConfig(ReadConfig):
     """Numbers of channels that are kept at each site, such as 1,2,4."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         ReadConfig.__post_init__(self)
         check_least(self, 0, "controls")
         check_most(self, MOST_CONTROLS, "controls")

@@ -129,11 +129,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
 
 
 def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
-    """Refuse to round weights that were read from a quantised file.
-
-    Raises:
-        InputError: they were.
-    """
+    """Refuse to round weights that were read from a quantised file."""
     quantised = getattr(lens.config, "quantization_config", None) is not None
     if config.weights and (quantised or any(".gguf" in note for note in lens.notes)):
         raise InputError(
@@ -160,11 +156,7 @@ def _targets(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedForm
 
 
 def _halves(batch: TokenBatch) -> dict[str, TokenBatch]:
-    """The first half of the sequences, to choose on, and the second, to judge on.
-
-    Raises:
-        InputError: there are too few sequences for two halves.
-    """
+    """The first half of the sequences, to choose on, and the second, to judge on."""
     if batch.n_sequences < FEWEST:
         raise InputError(
             f"{batch.n_sequences} sequences were given; need at least {FEWEST}, half to choose on and half to judge on"

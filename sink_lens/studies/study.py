@@ -74,11 +74,7 @@ def inputs(
 
 
 def _check_before(config: ReadConfig) -> None:
-    """Refuse what cannot be in any model of this size, before its weights are read.
-
-    Raises:
-        InputError: sequences, a position or a layer that cannot be.
-    """
+    """Refuse what cannot be in any model of this size, before its weights are read."""
     header = check_sequences(config)
     places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
     for place in places if not config.prompts else ():

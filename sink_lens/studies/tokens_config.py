@@ -44,11 +44,6 @@ class TokensConfig(ReadConfig):
     """Seed of random tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         ReadConfig.__post_init__(self)
         check_least(self, 1, "max_outliers")
         check_least(self, 0, "gradient_sequences")

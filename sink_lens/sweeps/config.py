@@ -69,11 +69,6 @@ class SweepConfig:
     """Seed of every generator: tokens, draws of the controls, bootstrap."""
 
     def __post_init__(self) -> None:
-        """Refuse a configuration that cannot be run.
-
-        Raises:
-            InputError: a value is not possible.
-        """
         from ..edits.named_metrics import MetricSpec
         from .grid import Grid
 

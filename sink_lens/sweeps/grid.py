@@ -52,11 +52,7 @@ class EditGrid:
     """For add: .safetensors files of one tensor each, such as a steering vector of d_model numbers."""
 
     def __post_init__(self) -> None:
-        """Check the options, and convert factors to floats, so that 2 and 2.0 are the same cell.
-
-        Raises:
-            InputError: an option is not a list, or contains a value that cannot be used.
-        """
+        """Check the options, and convert factors to floats, so that 2 and 2.0 are the same cell."""
         for name, option in OPTIONS.items():
             given = getattr(self, f"{name}s")
             if isinstance(given, str) or not isinstance(given, Sequence):
@@ -145,11 +141,7 @@ class Grid:
     """Seed of the draws."""
 
     def __post_init__(self) -> None:
-        """Refuse edits, controls or a seed that cannot be.
-
-        Raises:
-            InputError: which, and what is needed.
-        """
+        """Refuse edits, controls or a seed that cannot be."""
         for name in ("controls", "seed"):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < 0:

@@ -359,11 +359,7 @@ def _rest_of(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | 
 
 
 def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFrame:
-    """The numbers of a finished block.
-
-    Raises:
-        RunError: the file holds something else, such as other cells.
-    """
+    """The numbers of a finished block."""
     found = writer.read(part, columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(cells):
         raise damaged_file(writer.folder / f"{part}.parquet", ValueError("it holds cells of another block"))

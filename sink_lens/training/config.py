@@ -201,11 +201,7 @@ class TrainConfig:
     """Log to tensorboard or wandb too; repeat for both."""
 
     def __post_init__(self) -> None:
-        """Fill in what the size says, and refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
+        """Fill in what the size says, and refuse what cannot be run."""
         of_size = SIZES.get(self.size, {}) if isinstance(self.size, str) else {}  # another type is refused below
         for one in fields(self):
             value = getattr(self, one.name)
@@ -306,11 +302,6 @@ class WatchConfig:
     """Keep earlier measurements, or measure every checkpoint again."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
@@ -338,11 +329,6 @@ class CompareConfig:
     """Seed of the bootstrap."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be compared.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
         check_types(self)
         if not 0 < self.smooth_frac <= 1:
             raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run above 0, at most 1")

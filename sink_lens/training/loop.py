@@ -325,11 +325,7 @@ class Loop(Trainer):
         return self._seconds + time.perf_counter() - self._begun
 
     def _check_finite(self) -> None:
-        """Stop where a loss or a gradient was not finite.
-
-        Raises:
-            RunError: at which step, and what is left.
-        """
+        """Stop where a loss or a gradient was not finite."""
         if self._broken is None or math.isinf(step := float(self._broken)):
             return
         broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"

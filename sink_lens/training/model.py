@@ -37,11 +37,7 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
-    """Refuse a tokenizer with ids that a model has no embedding for.
-
-    Raises:
-        InputError: how many it has, and how many are needed.
-    """
+    """Refuse a tokenizer with ids that a model has no embedding for."""
     highest = max(len(tokenizer), *(number + 1 for number in tokenizer.get_vocab().values()))
     if highest > vocab_size:
         raise InputError(

@@ -518,11 +518,7 @@ def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch pos
 
 
 def check_options(**options: Any) -> None:
-    """Refuse options of a monitor that there are not, that are of another type, or out of their range.
-
-    Raises:
-        InputError: what was found and needed.
-    """
+    """Refuse options of a monitor that there are not, that are of another type, or out of their range."""
     known = list(inspect.signature(SinkMonitor).parameters)[1:]
     if others := sorted(set(options) - set(known)):
         raise InputError(f"SinkMonitor has no option {', '.join(others)}; need some of {', '.join(known)}")
@@ -555,11 +551,7 @@ def _bare(module: nn.Module) -> nn.Module:
 
 
 def _unwrap(model: nn.Module) -> PreTrainedModel:
-    """The Hugging Face model within the wrappers of parallel training, compiling and adapters.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The Hugging Face model within the wrappers of parallel training, compiling and adapters."""
     while not isinstance(model, PreTrainedModel):
         inner = _bare(model)
         if inner is model:

@@ -266,11 +266,7 @@ def check_device(config: TrainConfig) -> str:
 
 
 def check_trackers(config: TrainConfig) -> None:
-    """Refuse a tracker whose package is not there, and Weights & Biases without a key: it would ask in the middle.
-
-    Raises:
-        InputError: how it is installed, or where the key is looked for.
-    """
+    """Refuse a tracker whose package is not there, and Weights & Biases without a key: it would ask in the middle."""
     for tracker in config.trackers:
         if importlib.util.find_spec(tracker) is None:
             raise InputError(
@@ -307,11 +303,7 @@ def _wandb_is_ready() -> bool:
 
 
 def check_processes(config: TrainConfig, n_processes: int) -> None:
-    """Refuse a batch that the processes cannot share evenly.
-
-    Raises:
-        InputError: what it must be a multiple of.
-    """
+    """Refuse a batch that the processes cannot share evenly."""
     if config.batch % (config.accumulation * n_processes):
         raise InputError(
             f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
