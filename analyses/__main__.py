@@ -16,12 +16,12 @@ import pandas as pd
 from analyses.answers import Page, by_model, committed, cost, models, read_page, write_pages
 from analyses.claims import loaded, run_claim
 from analyses.verdicts import Claim, coverage, keep, overview, read_claim, read_coverage, show, shown
-from sink_lens.errors import SinkLensError
+from sink_lens.errors import InputError, SinkLensError
 from sink_lens.schema import DEFAULT_MODEL
 
 HERE = Path(__file__).parent
 TABLES = HERE / "by_model"
-README = """# Analyses: one claim a folder
+README = """# Analyses: one claim a folder, by paper
 
 Do the papers hold? [One page answers](../docs/claims.md), with [every number in detail](../docs/claims_in_detail.md).
 [Coverage](../docs/coverage.md) lists the papers' figures and tables.
@@ -47,12 +47,12 @@ A paper that gives no number gets no verdict. *Reproduced* says where the number
 ```
 make analyses-tiny                                 # every one on a planted model, in one process
 make analyses                                      # every one on the default model; a stopped one goes on
-python -m analyses.mask_isolation.run --model DIR  # one of them on a model of your own
+python -m analyses mask_isolation --model DIR      # one of them on a model of your own
 python -m analyses --by-model --model DIR          # your model's column of the table by model
 ```
 
-Papers: A is arXiv 2605.06611, B 2602.05927, C 2509.26404, D 2506.13674. The table shows each claim's first number; the
-others are in its `claim.md`. This file is written by `python -m analyses --list`.
+Each table shows its claims' first numbers; the others are in `claim.md`. This file is written by
+`python -m analyses --list`.
 
 """
 
@@ -70,9 +70,27 @@ all of them, and `python -m analyses --list` writes this page from `analyses/cov
 
 
 def claims(names: Sequence[str] = ()) -> list[Claim]:
-    """The claims of these names, or all, by paper."""
-    folders = [HERE / name for name in names] or [path.parent for path in HERE.glob("*/claim.md")]
-    return sorted((read_claim(folder) for folder in folders), key=lambda claim: (claim.paper[0], claim.name))
+    """The claims of these names, or all, by paper.
+
+    Raises:
+        InputError: no claim has that name.
+    """
+    folders = {path.parent.name: path.parent for path in sorted(HERE.glob("*/*/claim.md"))}
+    if unknown := [name for name in names if name not in folders]:
+        raise InputError(f"no analysis is called {', '.join(unknown)}; need some of {', '.join(folders)}")
+    return [read_claim(folder) for name, folder in folders.items() if name in names or not names]
+
+
+def list_page() -> str:
+    """The README of this folder: a table of claims for each paper."""
+    found, papers = claims(), {paper.letter.lower(): paper for paper in page().papers}
+    parts = [README.rstrip("\n")]
+    for group in dict.fromkeys(claim.folder.parent.name for claim in found):
+        paper = papers.get(group.partition("_")[0])
+        heading = f"{paper.letter}: {paper.title} (arXiv {paper.number})" if paper else "Our own"
+        table = overview([claim for claim in found if claim.folder.parent.name == group])
+        parts.append(f"## {heading}\n\nFolder: `{group}/`\n\n{table}")
+    return "\n\n".join(parts) + "\n"
 
 
 def coverage_page() -> str:
@@ -95,7 +113,7 @@ def of_model(model: str, names: Sequence[str], *, out: Path, keeps: bool) -> int
     for name in names or sorted(name for name in wanted if known.claims[name].model is None):
         began = time.monotonic()
         try:
-            frame = run_claim(HERE / name, out=out / name, model=model, one_text=True)[
+            frame = run_claim(known.claims[name].folder, out=out / name, model=model, one_text=True)[
                 ["number", "value", "low", "high", "n"]
             ]
         except SinkLensError as error:
@@ -127,7 +145,7 @@ def longest(path: Path, seconds: float) -> float:
 def main() -> int:
     """Run what is asked for; the number of claims that could not be run."""
     parser = argparse.ArgumentParser(prog="python -m analyses", description=__doc__)
-    parser.add_argument("names", nargs="*", help="folders of this one; all if none is given")
+    parser.add_argument("names", nargs="*", help="names of claims' folders; all if none is given")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, .gguf file or hub name (%(default)s)")
     parser.add_argument("--tiny", action="store_true", help="the planted model, in one process, in seconds")
     parser.add_argument("--out", type=Path, default=None, help="where the run folders go; runs/analyses if not given")
@@ -148,8 +166,12 @@ def main() -> int:
         out = asked.out or Path("runs/analyses-by-model") / Path(asked.model).stem
         return of_model(asked.model, asked.names, out=out, keeps=asked.keep)
     out = asked.out or Path("runs") / ("analyses-tiny" if asked.tiny else "analyses")
+    try:
+        asked_for = [] if asked.list else claims(asked.names)
+    except InputError as error:
+        parser.error(str(error))
     failed = 0
-    for claim in [] if asked.list else claims(asked.names):
+    for claim in asked_for:
         began = time.monotonic()
         options = {"model": asked.model, "tiny": asked.tiny, "retrain": asked.retrain}
         try:
@@ -169,7 +191,7 @@ def main() -> int:
     if asked.list or (asked.keep and not asked.tiny):
         for claim in claims():
             show(claim)
-        (HERE / "README.md").write_text(README + overview(claims()) + "\n", encoding="utf-8")
+        (HERE / "README.md").write_text(list_page(), encoding="utf-8")
         (HERE.parent / "docs" / "coverage.md").write_text(coverage_page(), encoding="utf-8")
         write_pages(page(), committed(page(), claims()), docs=HERE.parent / "docs", folder=TABLES)
     return failed

@@ -279,7 +279,7 @@ def _cell_of(part: Part, results: Results) -> str:
     rows = results.numbers(part.of)
     place = f", {where}" if where and "*" not in where else ""
     known = f"{span(*results.range_of(part))}{'†' if part.by == 'page' else ''}"
-    link = f"[{folder}](../analyses/{folder}/result.csv)"
+    link = f"[{folder}](../analyses/{results.claims[folder].place}/result.csv)"
     return f"{says}{place}: {several(rows)} [{known}] ({link})"
 
 

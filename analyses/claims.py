@@ -1,6 +1,6 @@
 """A claim of a paper: what it predicts, by which rule it is judged, and what came. The frame of ``analyses/``.
 
-One folder a claim, which can be deleted:
+One folder a claim, in the folder of its paper; each can be deleted:
 
 - ``claim.md``: question, prediction, what would refute it, written before the run; a TOML block holds the rule by
   which each number is judged; at its end stands what came.

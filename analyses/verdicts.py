@@ -100,6 +100,11 @@ class Claim:
         """Name of the folder."""
         return self.folder.name
 
+    @property
+    def place(self) -> str:
+        """Path of the folder from ``analyses/``: the paper's folder and its own."""
+        return f"{self.folder.parent.name}/{self.name}"
+
 
 def read_claim(folder: Path) -> Claim:
     """The claim of a folder.
@@ -195,9 +200,9 @@ def overview(claims: Sequence[Claim]) -> str:
     ]
     for claim in claims:
         result = read_result(claim)
-        link = f"[{claim.title}]({claim.name}/claim.md) ([figure]({claim.name}/figure.png))"
+        link = f"[{claim.title}]({claim.place}/claim.md) ([figure]({claim.place}/figure.png))"
         if result.empty:
-            lines.append(line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 5))
+            lines.append(line(f"[{claim.title}]({claim.place}/claim.md)", claim.paper, "", "not run yet", *[""] * 5))
             continue
         first, others = result.to_dict("records")[0], result.iloc[1:]
         cells = (link, claim.paper, first["model"], first["says"], shown(first), first["theirs"], first["verdict"])
@@ -257,7 +262,7 @@ def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
         result = read_result(known[row.folder])
         names = result["number"].str.partition(_AT)[0]
         found = result[names.isin(row.numbers)] if row.numbers else result
-        link = f"`analyses/{row.folder}/`: `python -m analyses {row.folder}`"
+        link = f"`analyses/{known[row.folder].place}/`: `python -m analyses {row.folder}`"
         lines.append(line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
     return "\n".join(lines)
 

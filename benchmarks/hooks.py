@@ -94,7 +94,7 @@ def claims(folder: Path) -> dict[str, Callable[[], object]]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from analyses.claims import run_claim
 
-    found = sorted(path.parent for path in (Path(__file__).parents[1] / "analyses").glob("*/claim.md"))
+    found = sorted(path.parent for path in (Path(__file__).parents[1] / "analyses").glob("*/*/claim.md"))
     return {one.name: partial(run_claim, one, out=folder / one.name, tiny=True, progress=False) for one in found}
 
 

@@ -27,7 +27,7 @@ class Gone:
 
 GONE: tuple[Gone, ...] = (
     Gone(
-        instead="analyses/calibrated_trained_model",
+        instead="analyses/b_born_biased/calibrated_trained_model",
         options=("contraction --calibrate",),
         kind="calibration",
     ),
@@ -63,7 +63,7 @@ GONE: tuple[Gone, ...] = (
     ),
     Gone(instead="the glossary of the documentation, or sink_lens.measures.MEASURES", command="measures"),
     Gone(
-        instead="python -m analyses.published_facts.run --model MODEL, in the repository",
+        instead="python -m analyses.our_own.published_facts.run --model MODEL, in the repository",
         command="verify",
         names=("verify", "VerifyConfig"),
         kind="verify",

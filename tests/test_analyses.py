@@ -11,16 +11,16 @@ import pandas as pd
 import pytest
 from tiers import first
 
-from analyses.__main__ import README, claims, coverage_page
+from analyses.__main__ import claims, coverage_page, list_page
 from analyses.claims import run_claim
-from analyses.verdicts import Covered, coverage, overview, read_claim, read_coverage, read_result, with_table
+from analyses.verdicts import Covered, coverage, read_claim, read_coverage, read_result, with_table
 from sink_lens.circuits.config import METHODS, CircuitConfig
 from sink_lens.configuration import field_docs
 from sink_lens.errors import InputError
 from sink_lens.schema import ERROR_RATES
 
 ROOT = Path(__file__).parents[1] / "analyses"
-FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
+FOLDERS = sorted((path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name)
 _MODULES = (
     *("claims", "fingerprint_baselines", "lineages", "prose_and_trigger", "rates", "texts", "trigger_training"),
     *("variance_calibrations", "zoo"),
@@ -89,7 +89,7 @@ def not_allowed(source, own="?"):
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_an_analysis_imports_no_private_name_and_no_other_analysis(folder):
     for path in folder.glob("*.py"):
-        assert not_allowed(path.read_text(encoding="utf-8"), own=folder.name) == []
+        assert not_allowed(path.read_text(encoding="utf-8"), own=f"{folder.parent.name}.{folder.name}") == []
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_an_analysis_imports_no_private_name_and_no_other_analysis(folder):
         "import sink_lens._hidden",
         "from sink_lens import stats\nstats._weights()",
         "import sink_lens.stats\nsink_lens.stats._weights()",
-        "from analyses.mediation.run import measure",
+        "from analyses.a_structural_origin.mediation.run import measure",
         "from ..mediation import run",
-        "import analyses.mediation.run",
+        "import analyses.a_structural_origin.mediation.run",
     ],
 )
 def test_a_private_name_or_another_analysis_would_be_seen(source):
@@ -137,8 +137,15 @@ def test_the_result_in_the_text_is_that_of_the_result_file(folder):
     assert (folder / "figure.png").is_file()
 
 
+def test_an_analysis_is_named_without_the_folder_of_its_paper():
+    assert [claim.place for claim in claims(["mediation"])] == ["a_structural_origin/mediation"]
+    assert {claim.name for claim in claims()} == {folder.name for folder in FOLDERS}
+    with pytest.raises(InputError, match=r"no analysis is called nowhere; need some of .*mediation"):
+        claims(["nowhere"])
+
+
 def test_the_overview_is_that_of_the_result_files():
-    assert (ROOT / "README.md").read_text(encoding="utf-8") == README + overview(claims()) + "\n"
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == list_page()
 
 
 def test_the_coverage_page_is_that_of_its_rows_and_the_result_files():
@@ -147,13 +154,14 @@ def test_the_coverage_page_is_that_of_its_rows_and_the_result_files():
 
 
 def test_every_figure_and_table_has_a_folder_or_a_reason():
-    claims = [read_claim(folder) for folder in FOLDERS]
-    rows = read_coverage(ROOT / "coverage.toml", claims=claims)
+    found = [read_claim(folder) for folder in FOLDERS]
+    rows = read_coverage(ROOT / "coverage.toml", claims=found)
     assert {row.where[0] for row in rows} == set("ABCD")
+    known = {folder.name: folder / "run.py" for folder in FOLDERS}
     for row in rows:
-        assert (ROOT / row.folder / "run.py").is_file() if row.folder else len(row.reason) > 20, row.where
+        assert known[row.folder].is_file() if row.folder else len(row.reason) > 20, row.where
         assert not row.folder or row.theirs, row.where
-    of_papers = {claim.name for claim in claims if claim.paper.startswith(("A, figure", "A, table", "C,", "D,"))}
+    of_papers = {claim.name for claim in found if claim.paper.startswith(("A, figure", "A, table", "C,", "D,"))}
     assert of_papers <= {row.folder for row in rows}
 
 
@@ -179,7 +187,7 @@ def test_what_was_not_attempted_says_why_in_the_table():
 
 
 def test_the_table_of_the_zoo_is_that_of_its_rows():
-    folder = ROOT / "verdict_calibration"
+    folder = ROOT / "our_own" / "verdict_calibration"
     functions = runpy.run_path(str(folder / "run.py"))
     rows = pd.read_csv(folder / "answers.csv", dtype={"said": str}, keep_default_na=False)
     assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
@@ -188,14 +196,16 @@ def test_the_table_of_the_zoo_is_that_of_its_rows():
 
 @pytest.fixture(scope="module")
 def circuit_truth():
-    folder = ROOT / "circuit_truth"
+    folder = ROOT / "our_own" / "circuit_truth"
     rows, circuits = (pd.read_csv(folder / f"{name}.csv") for name in ("answers", "circuits"))
     return runpy.run_path(str(folder / "run.py")), rows, circuits
 
 
 def test_the_table_of_circuits_and_the_numbers_in_the_readme_are_those_of_its_rows(circuit_truth):
     functions, rows, circuits = circuit_truth
-    assert (ROOT / "circuit_truth" / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows, circuits)
+    assert (ROOT / "our_own" / "circuit_truth" / "table.md").read_text(encoding="utf-8") == functions["markdown"](
+        rows, circuits
+    )
     assert set(zip(rows["mechanism"], rows["family"], strict=True)) == set(functions["combinations"]())
     assert set(circuits.loc[circuits["ablation"] == "core", "seeds"]) == {10}
     told = " ".join((ROOT.parent / "README.md").read_text(encoding="utf-8").split())
@@ -206,7 +216,7 @@ def test_the_table_of_circuits_and_the_numbers_in_the_readme_are_those_of_its_ro
 
 
 def test_a_circuits_sentences_on_its_nodes_follow_the_rates_that_were_measured():
-    rate = read_result(read_claim(ROOT / "circuit_nodes")).set_index("number")["value"]
+    rate = read_result(read_claim(ROOT / "our_own" / "circuit_nodes")).set_index("number")["value"]
     assert rate["detected_zero @ eap-ig, zero"] < 0.5
     assert rate["alarm_zero @ eap-ig, zero"] >= rate["detected_zero @ eap-ig, zero"]
     for ablation in ("resample", "mean_ordinary"):
@@ -222,8 +232,10 @@ def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
 
 
 def test_the_error_rates_on_every_page_are_those_of_the_table():
-    functions = runpy.run_path(str(ROOT / "verdict_calibration" / "run.py"))
-    rows = pd.read_csv(ROOT / "verdict_calibration" / "answers.csv", dtype={"said": str}, keep_default_na=False)
+    functions = runpy.run_path(str(ROOT / "our_own" / "verdict_calibration" / "run.py"))
+    rows = pd.read_csv(
+        ROOT / "our_own" / "verdict_calibration" / "answers.csv", dtype={"said": str}, keep_default_na=False
+    )
     table = functions["judge"](rows)
 
     def told(question, truth):
@@ -253,6 +265,6 @@ def test_the_error_rates_on_every_page_are_those_of_the_table():
     ],
 )
 def test_what_an_answer_about_the_zoo_is_worth(question, truth, said, answer):
-    functions = runpy.run_path(str(ROOT / "verdict_calibration" / "run.py"))
+    functions = runpy.run_path(str(ROOT / "our_own" / "verdict_calibration" / "run.py"))
     row = SimpleNamespace(question=question, truth=truth, said=said)
     assert functions["right_of"](row) == answer

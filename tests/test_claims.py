@@ -31,7 +31,7 @@ from sink_lens.schema import DEFAULT_MODEL
 ROOT = Path(__file__).parents[1]
 ANALYSES = ROOT / "analyses"
 PAGE = read_page(ANALYSES / "claims.toml")
-RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.glob("*/claim.md"))])
+RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.glob("*/*/claim.md"))])
 WRITTEN, LONG = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "claims_in_detail"))
 ROWS = {row.id: row for row in PAGE.rows}
 SPEAK = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.published_facts.facts import facts_of
+from analyses.our_own.published_facts.facts import facts_of
 from sink_lens import edits, load, measures, stream
 from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit

@@ -389,7 +389,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
 
 
 def _nodes_told(row: Mapping[str, Any]) -> str:
-    """Name the nodes whose edges gradients do not see, and say where that is no sign (``analyses/circuit_nodes``)."""
+    """Name the nodes whose edges gradients do not see, and when that is no sign (analysis ``circuit_nodes``)."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:

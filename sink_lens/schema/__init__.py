@@ -93,7 +93,7 @@ ERROR_RATES = (
     "for each model and architecture (docs/zoo.md, with the answers that are wrong more often). None of these models "
     "is larger than a few million parameters."
 )
-"""How often verdicts with default floors and 20 sequences were wrong (``analyses/verdict_calibration``)."""
+"""How often verdicts with default floors and 20 sequences were wrong (the analysis ``verdict_calibration``)."""
 TELLING_LOSS = 0.9
 """Cost is asked only of models whose baseline loss is below this share of the loss of uniform guessing."""
 

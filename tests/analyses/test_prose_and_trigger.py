@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analyses import prose_and_trigger
-from analyses.headnorm_first_gain import run as first_gain
+from analyses.a_structural_origin.headnorm_first_gain import run as first_gain
 from analyses.prose_and_trigger import Asked, training
 
 TINY = SimpleNamespace(tiny=True, progress=False, size=lambda real, tiny: tiny)

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.published_facts.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts
-from analyses.published_facts.quantities import QUANTITIES, Value
-from analyses.published_facts.quantities import measure_quantity as measure
-from analyses.published_facts.run import FactsConfig, main, sentence, verdicts
+from analyses.our_own.published_facts.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts
+from analyses.our_own.published_facts.quantities import QUANTITIES, Value
+from analyses.our_own.published_facts.quantities import measure_quantity as measure
+from analyses.our_own.published_facts.run import FactsConfig, main, sentence, verdicts
 from analyses.zoo import build
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError

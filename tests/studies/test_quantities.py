@@ -9,9 +9,9 @@ import scipy.stats
 import torch
 from lenses import speaking
 
-from analyses.published_facts.facts import read_facts
-from analyses.published_facts.quantities import QUANTITIES, attention_under
-from analyses.published_facts.quantities import measure_quantity as measure
+from analyses.our_own.published_facts.facts import read_facts
+from analyses.our_own.published_facts.quantities import QUANTITIES, attention_under
+from analyses.our_own.published_facts.quantities import measure_quantity as measure
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text, random_tokens
 from sink_lens.errors import InputError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analyses.published_facts.quantities import QUANTITIES, Value
+from analyses.our_own.published_facts.quantities import QUANTITIES, Value
 from sink_lens.configuration import check_known
 from sink_lens.errors import InputError, check_regular
 

@@ -1,8 +1,8 @@
 """Published facts about any model, each held against what is measured on it; see claim.md.
 
-    python -m analyses.published_facts.run --model ./Llama-2-7b --as meta-llama/Llama-2-7b-hf --bos with
-    python -m analyses.published_facts.run --model gpt2 --text wiki.txt --text-name wikitext --length 1024
-    python -m analyses.published_facts.run --model ./mine --facts mine.json --csv verdicts.csv
+    python -m analyses.our_own.published_facts.run --model ./Llama-2-7b --as meta-llama/Llama-2-7b-hf --bos with
+    python -m analyses.our_own.published_facts.run --model gpt2 --text wiki.txt --text-name wikitext --length 1024
+    python -m analyses.our_own.published_facts.run --model ./mine --facts mine.json --csv verdicts.csv
 
 Each fact names a quantity and the conditions of its number. What the conditions ask for is measured: BOS or none,
 random or repeated tokens, the length. Where they ask for what is not at hand (another text, another type, longer
@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 
 from analyses.claims import Measured, Work, certain
-from analyses.published_facts.facts import Fact, is_about, read_facts
-from analyses.published_facts.quantities import QUANTITIES, Value, measure_quantity
+from analyses.our_own.published_facts.facts import Fact, is_about, read_facts
+from analyses.our_own.published_facts.quantities import QUANTITIES, Value, measure_quantity
 from sink_lens.chain.config import ReadConfig
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.errors import InputError, SinkLensError
@@ -232,7 +232,9 @@ def _shown(table: pd.DataFrame) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the verdicts on a model; the exit code is 1 if a fact disagrees and 2 if something cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m analyses.published_facts.run", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m analyses.our_own.published_facts.run", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, .gguf file or hub name (%(default)s)")
     parser.add_argument("--as", dest="published_as", help="name under which the model is published")
     parser.add_argument("--facts", action="append", default=[], help="JSON file with facts of your own; repeat")

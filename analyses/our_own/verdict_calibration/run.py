@@ -74,7 +74,7 @@ def unseen() -> set[tuple[str, str]]:
 
 def answers(asked: list[tuple[str, str, int]], *, folder: Path) -> Iterator[pd.DataFrame]:
     """The answers about each model, in a process for each core; those that the folder has are read."""
-    here = importlib.import_module("analyses.verdict_calibration.run")  # it runs under a name that no worker knows
+    here = importlib.import_module("analyses.our_own.verdict_calibration.run")  # workers do not know __main__
     folder.mkdir(parents=True, exist_ok=True)
     files = {each: folder / f"{'-'.join(map(str, each))}.csv" for each in asked}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -287,7 +287,7 @@ def train_missing(arguments: Sequence[str]) -> None:
     else:
         said = [f"--device={asked.device}", *(f"--data={one}" for one in asked.data), *["--trials"] * asked.trials]
         said += [] if math.isinf(asked.minutes) else [f"--minutes={asked.minutes}"]
-        command = [sys.executable, "-m", "analyses.headnorm_first_gain.run", "train", *said]
+        command = [sys.executable, "-m", "analyses.a_structural_origin.headnorm_first_gain.run", "train", *said]
         started = [subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) for _ in range(asked.workers)]
         for one in started:
             one.wait()
