@@ -33,8 +33,8 @@ from sink_lens.studies.config import (
     QuantiseConfig,
 )
 from sink_lens.studies.study import config_of_study
-from sink_lens.studies.tokens import sink_tokens
-from sink_lens.studies.tokens_config import TokensConfig
+from sink_lens.studies.tokens.config import TokensConfig
+from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
 from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig

@@ -10,7 +10,6 @@ import pytest
 from written_tables import complaints, family_of
 
 from sink_lens.records import create_run
-from sink_lens.report.pages import PAGES
 from sink_lens.schema import TABLES, UNITS, table_of
 
 EVERY = [(kind, table) for kind, tables in TABLES.items() for table in tables]
@@ -67,10 +66,6 @@ def test_no_table_and_no_column_is_described_twice():
     for kind, table in EVERY:
         names = [column.name for column in table.columns]
         assert len(set(names)) == len(names), (kind, table.name)
-
-
-def test_every_kind_with_a_page_has_meanings_of_its_columns():
-    assert set(PAGES) <= set(TABLES)
 
 
 def test_the_parts_of_a_table_are_found_under_their_number():

@@ -14,7 +14,7 @@ import typer
 # Each module puts its commands on the app, in the order of --help.
 # isort: off
 from . import trace  # noqa: F401
-from . import studies  # noqa: F401
+from . import run_kinds  # noqa: F401
 from . import card  # noqa: F401
 from . import patch  # noqa: F401
 from . import circuit  # noqa: F401

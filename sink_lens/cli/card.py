@@ -8,7 +8,7 @@ from ..errors import InputError
 from ..studies.config import CardConfig, is_run
 from .console import app, columns_of, console, echo, hush, table_of
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
-from .studies import shown_study
+from .run_kinds import print_result
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,8 +53,8 @@ def card(
 
     study = make_card(config, out=out, overwrite=overwrite, progress=not quiet)
     if not config.compares:
-        return shown_study(study, _of_one, quiet=quiet)
-    return replace(shown_study(study, _changed, quiet=quiet), exit_code=int(not study.decision["within_bound"]))
+        return print_result(study, shown=_of_one, quiet=quiet)
+    return replace(print_result(study, shown=_changed, quiet=quiet), exit_code=int(not study.decision["within_bound"]))
 
 
 def _of_one(study: "Study") -> "Iterator[RenderableType]":

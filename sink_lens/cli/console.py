@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
 from ..gone import check_command, check_option
+from ..kinds import kinds
 from ..text import for_terminal, visible
 
 if TYPE_CHECKING:
@@ -39,15 +40,12 @@ _LONGEST = 4000
 _UsageError: Any = typer.BadParameter.__base__
 """Click's error about the words of a command line, from click or from the copy of it inside typer."""
 _PACKAGE = Path(__file__).parent.parent
-_HEADINGS = {
-    "Where the sink comes from": ("trace", "tokens", "report"),
-    "Intervene": ("isolate", "amplify", "ablate", "patch", "circuit", "sweep"),
-    "Decide": ("card", "quantise"),
-    "Train": ("train", "watch", "compare"),
-    "Whose model is it": ("preference", "contraction", "fingerprint"),
-    "The tool itself": ("status", "cache"),
+_OF_TOOLS = {
+    "report": "Where the sink comes from",
+    "status": "The tool itself",
+    "cache": "The tool itself",
 }
-"""Heading of the help -> its commands; others stand under "Commands"."""
+"""Command that is no kind of run -> its heading in the help; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
 """Name of the logger whose messages commands print."""
 
@@ -91,11 +89,12 @@ class Group(_RefusesVisibly, TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands under headings, in whole sentences."""
+        headings = {name: kind.heading for name, kind in kinds().items()} | _OF_TOOLS
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
-                heading = next((one for one, names in _HEADINGS.items() if name in names), "Commands")
+                heading = headings.get(name, "Commands")
                 panels.setdefault(heading, []).append((name, command.get_short_help_str(200)))
         for heading, rows in panels.items():
             with formatter.section(heading):

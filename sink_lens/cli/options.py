@@ -172,6 +172,7 @@ def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 def _print(found: Mapping[str, Any], *, file: Any) -> None:
     from ..records.provenance import strict
 
+    found = {name: rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}
     typer.echo(json.dumps(strict(found), allow_nan=False), file=file)
 
 

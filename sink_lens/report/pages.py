@@ -1,45 +1,21 @@
 """The page of each kind of run, found by the kind's name, and what the frame asks of it."""
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from sink_lens.errors import InputError, RunError
+from sink_lens.kinds import imported, kinds
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, about, attempt, shown_table
 from sink_lens.text import plural, visible
 
-PAGES = {
-    "trace": "chain.page.trace:TRACE",
-    "isolate": "studies.pages.interventions:ISOLATE",
-    "amplify": "studies.pages.interventions:AMPLIFY",
-    "ablate": "studies.pages.interventions:ABLATE",
-    "quantise": "studies.pages.quantise:QUANTISE",
-    "card": "studies.pages.card:CARD",
-    "diff": "studies.pages.diff:DIFF",
-    "tokens": "studies.pages.tokens:TOKENS",
-    "patch": "patching.page:PATCH",
-    "circuit": "circuits.page:CIRCUIT",
-    "sweep": "sweeps.page:SWEEP",
-    "train": "training.pages.training:TRAIN",
-    "compare": "training.pages.training:COMPARE",
-    "watch": "training.pages.training:WATCH",
-    "monitor": "training.pages.monitor:MONITOR",
-    "preference": "identity.pages.preference:PREFERENCE",
-    "contraction": "identity.pages.contraction:CONTRACTION",
-    "fingerprint": "identity.pages.fingerprint:FINGERPRINT",
-}
-"""Run kind -> module of ``sink_lens`` and name of its ``Page`` there, imported when it is asked for."""
-
 
 def page_for(kind: str) -> Page | None:
     """The page of a kind of run; None where the kind has none."""
-    if kind not in PAGES:
-        return None
-    module, _, name = PAGES[kind].partition(":")
-    return getattr(importlib.import_module(f"sink_lens.{module}"), name)
+    found = kinds().get(kind)
+    return imported(found.page) if found else None
 
 
 def page_of(run: Run) -> Page:

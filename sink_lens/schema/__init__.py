@@ -1,9 +1,9 @@
 """Names that several packages share: verdicts and thresholds, and every table's columns.
 
-Each table is described once, as data: `KIND.toml` in this folder lists the tables that a kind of run writes, what one
-row is, and the type, unit and meaning of each column. The tests refuse a table that does not match its description, and
-the reference in the documentation is generated from it. To add a column, write it where the table is made and describe
-it there; a new kind of run is a new file.
+Each table is described once, as data: a kind of run (`sink_lens.kinds`) names a TOML file that lists its tables, what
+one row is, and the type, unit and meaning of each column. The tests refuse a table that does not match its description,
+and the reference in the documentation is generated from it. To add a column, write it where the table is made and
+describe it there.
 """
 
 import functools
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
 from typing import Literal, get_args
+
+from ..kinds import kinds
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """Name of the bundled model; no model on the hub has this name."""
@@ -199,7 +201,8 @@ def _tables(kind: str) -> tuple[Table, ...]:
     A column is `name = "type, unit. Meaning."`; a name that ends in `?` is an optional column, and `low/high` makes two
     columns, the ends of an interval.
     """
-    described = tomllib.loads(resources.files(__name__).joinpath(f"{kind}.toml").read_text(encoding="utf-8"))
+    package, _, file = kinds()[kind].tables.partition(":")
+    described = tomllib.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
     tables = []
     for name, rest in described.items():
         columns = [column for line in rest.pop("columns").items() for column in _columns(*line)]
@@ -223,19 +226,15 @@ class _Tables(Mapping[str, tuple[Table, ...]]):
     """The tables of each kind, whose file is read when they are first asked for."""
 
     def __getitem__(self, kind: str) -> tuple[Table, ...]:
-        if kind not in KINDS:
-            raise KeyError(kind)
         return _tables(kind)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(KINDS)
+        return iter(sorted(kinds()))
 
     def __len__(self) -> int:
-        return len(KINDS)
+        return len(kinds())
 
 
-KINDS = tuple(sorted(file.name[:-5] for file in resources.files(__name__).iterdir() if file.name.endswith(".toml")))
-"""Kinds of run, each with a file of its tables."""
 TABLES: Mapping[str, tuple[Table, ...]] = _Tables()
 """Kind of run -> the tables that it writes."""
 NullName = Literal["analytical", "matrices", "pipeline", "shuffled", "relabelled"]

@@ -13,5 +13,5 @@ from .config import QuantiseConfig as QuantiseConfig
 from .isolate import isolate as isolate
 from .quantise import quantise as quantise
 from .study import Study as Study
-from .tokens import sink_tokens as sink_tokens
-from .tokens_config import TokensConfig as TokensConfig
+from .tokens.config import TokensConfig as TokensConfig
+from .tokens.run import sink_tokens as sink_tokens

@@ -1,9 +1,11 @@
 """Count the passes that a study makes of its models, without torch."""
 
+from dataclasses import replace
+
+from ..chain.config import ReadConfig
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
 from ..models.header import check_fits
 from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
-from .tokens_config import TokensConfig
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
@@ -12,7 +14,7 @@ _WITHOUT_OUTLIERS = 3
 _CLEAN = 4
 """Passes that read the neurons which ``ablate`` ranks."""
 
-StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig | TokensConfig
+StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig
 
 
 def passes(config: StudyConfig, sizes: Sizes) -> Passes:
@@ -21,27 +23,42 @@ def passes(config: StudyConfig, sizes: Sizes) -> Passes:
     Raises:
         InputError: sequences that the model cannot take.
     """
+    counted = study_passes(config, sizes, forwards=_forwards(config))
+    if isinstance(config, CardConfig):
+        facts = {} if config.compares else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
+        others = config.others or (config.model,) * (config.by == "dtype")
+        return replace(counted, bound="about", facts=facts, others=others)
+    return replace(counted, bound="about") if isinstance(config, AblateConfig) else counted
+
+
+def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float, backward_sequences: int = 0) -> Passes:
+    """The passes of a run that makes all of them over the same sequences.
+
+    Args:
+        config: its sequences.
+        sizes: of the model.
+        forwards: forward passes over all sequences.
+        backward_sequences: sequences of which a gradient is taken.
+
+    Raises:
+        InputError: sequences that the model cannot take.
+    """
     check_fits(sizes.header, config)
-    tokens = (len(config.prompts) or config.sequences) * config.length
-    is_card = isinstance(config, CardConfig)
+    sequences = len(config.prompts) or config.sequences
+    tokens = sequences * config.length
+    backwards = min(backward_sequences, sequences) / sequences
     return Passes(
-        parts=(Pass(forwards=_forwards(config), backwards=_backwards(config), tokens=tokens),),
-        sequences=len(config.prompts) or config.sequences,
+        parts=(Pass(forwards=forwards, backwards=backwards, tokens=tokens),),
+        sequences=sequences,
         positions=config.length,
         bytes=bytes_of_forward(sizes.header, tokens=tokens),
-        bound="about" if isinstance(config, AblateConfig | CardConfig) else "at most",
-        facts={"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
-        if is_card and not config.compares
-        else {},
-        others=(config.others or (config.model,) * (config.by == "dtype")) if is_card else (),
+        bound="at most",
     )
 
 
 def _forwards(config: StudyConfig) -> float:
     """Count the forward passes of a study over all its sequences."""
     match config:
-        case TokensConfig():
-            return 1
         case QuantiseConfig():  # sinks, clean, weights, all rounded; the channels, on half
             return 4 + 1 + 2 * len(config.channels) + 0.5 + config.controls / 2
         case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
@@ -52,10 +69,3 @@ def _forwards(config: StudyConfig) -> float:
             return 3 + len(config.factors) * len(config.centres)
         case IsolateConfig():
             return 3 + 1  # two to find the sink, the baseline run
-
-
-def _backwards(config: StudyConfig) -> float:
-    """Count the backward passes of a study, as shares of all its sequences."""
-    return (
-        min(config.gradient_sequences, config.sequences) / config.sequences if isinstance(config, TokensConfig) else 0
-    )

@@ -23,7 +23,7 @@ from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
 from sink_lens.studies.card import card
-from sink_lens.studies.tokens import sink_tokens
+from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor

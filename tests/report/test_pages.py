@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from sink_lens.cli import app
 from sink_lens.errors import InputError, RunError
+from sink_lens.kinds import kinds
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import content, page_text
 from sink_lens.report.page import csv, shown_table
-from sink_lens.report.pages import PAGES, page_for
+from sink_lens.report.pages import page_for
 from sink_lens.studies.pages.interventions import removed_shares
 
 from .circuits import traced
@@ -229,7 +230,7 @@ def test_a_kind_without_a_page_shows_its_tables(tmp_path):
 
 
 def test_every_page_that_is_listed_is_whole():
-    for kind in PAGES:
+    for kind in kinds():
         page = page_for(kind)
         keys = [one.key for one in (*page.figures, *page.tables)]
         assert len(keys) == len(set(keys)), kind

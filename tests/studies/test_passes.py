@@ -19,7 +19,8 @@ from sink_lens.studies.config import (
 )
 from sink_lens.studies.passes import passes
 from sink_lens.studies.quantise import quantise
-from sink_lens.studies.tokens_config import TokensConfig
+from sink_lens.studies.tokens.config import TokensConfig
+from sink_lens.studies.tokens.config import passes as passes_of_tokens
 
 quantisation = import_module("sink_lens.studies.quantise")
 
@@ -35,7 +36,8 @@ def folder(tmp_path_factory):
 
 
 def most_passes(config, folder):
-    (part,) = passes(config, Sizes(header=read_header(Path(folder)))).parts
+    count = passes_of_tokens if isinstance(config, TokensConfig) else passes
+    (part,) = count(config, Sizes(header=read_header(Path(folder)))).parts
     return part.count
 
 

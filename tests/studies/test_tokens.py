@@ -11,8 +11,8 @@ from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 from sink_lens.report.html import content
 from sink_lens.schema import TABLES
-from sink_lens.studies.tokens import dimension_table, is_delimiter, sink_tokens
-from sink_lens.studies.tokens_config import TokensConfig
+from sink_lens.studies.tokens.config import TokensConfig
+from sink_lens.studies.tokens.run import dimension_table, is_delimiter, sink_tokens
 
 
 @pytest.fixture(scope="module")

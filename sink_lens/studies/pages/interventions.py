@@ -1,5 +1,6 @@
 """The pages of single interventions: isolation, amplification, ablation."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.chain.page import figures
-from sink_lens.records import Run
+from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
@@ -359,3 +360,39 @@ ABLATE = Page(
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )
+
+# --- on the terminal
+
+_MASS = (
+    *("target_position", "baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome"),
+    "loss_change_nats",
+)
+
+
+def shown_isolate(found: Result) -> Iterator[pd.DataFrame]:
+    """The summary in few columns."""
+    yield found.frame.filter(items=_MASS)
+
+
+def shown_amplify(found: Result) -> Iterator[pd.DataFrame]:
+    """The summary in few columns."""
+    yield found.frame.filter(items=("centre", "factor", "times", *_MASS[1:]))
+
+
+def shown_ablate(found: Result) -> Iterator[pd.DataFrame]:
+    """The chosen sets and their neurons, in few columns; the headline says what random sets do."""
+    table = found.tables["ablations"]
+    table = table.loc[~table["kind"].str.startswith("random")]
+    what = {"column": "columns", "scalar": "outlier entries"}
+    edits = zip(table["method"], table["what"], table["where"], strict=True)
+    table = table.assign(
+        edit=[f"{method} of {what[of]}, {where}" for method, of, where in edits],
+        removed=[percent(share) for share in table["removed_share"]],
+        **{"95%": intervals(table, shown=percent)},
+    )
+    yield table.filter(items=("step", "kind", "neurons", "edit", "removed", "95%"))
+
+
+def answer(found: Result) -> dict[str, Any]:
+    """What ``--json`` prints: the headline and the study's rows."""
+    return {"sentence": found.headline, "rows": found.tables.get("ablations", found.tables["summary"])}

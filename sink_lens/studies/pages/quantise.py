@@ -1,13 +1,13 @@
 """The page of ``quantise``: what a format costs, and what keeping a small set gives back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.records import Run
+from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table
 from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
 from sink_lens.text import costs, interval, number, percent, plural, visible, words
@@ -135,3 +135,11 @@ QUANTISE = Page(
     ),
     tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),
 )
+
+_CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
+
+
+def shown(found: Result) -> Iterator[pd.DataFrame]:
+    """What the command prints: the held-out rows without random draws."""
+    held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
+    yield held_out.filter(items=("kept", "channels", *_CLOSED))

@@ -1,11 +1,15 @@
 """Configuration of ``sink-lens tokens``: a frozen record, written whole into ``run.json``; torch is not imported."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..chain.config import ReadConfig
-from ..configuration import check_least
-from ..errors import InputError
-from ..schema import KernelChoice
+from ...chain.config import ReadConfig
+from ...configuration import check_least
+from ...errors import InputError
+from ...schema import KernelChoice
+
+if TYPE_CHECKING:
+    from ... import estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +58,14 @@ class TokensConfig(ReadConfig):
             value = getattr(self, name)
             if value is not None and not value > 1:
                 raise InputError(f"{name} is {value}; need a number above 1, which is the ordinary token's")
+
+
+def passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.Passes":
+    """Count one pass over all sequences, and one with gradients over a few.
+
+    Raises:
+        InputError: sequences that the model cannot take.
+    """
+    from ..passes import study_passes
+
+    return study_passes(config, sizes, forwards=1, backward_sequences=config.gradient_sequences)

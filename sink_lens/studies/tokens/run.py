@@ -18,23 +18,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..activations.attention import choose_kernel
-from ..activations.record import stream
-from ..activations.sink_mask import LEAST, Norms, Received, Rule, gap_of, gap_text, parts
-from ..activations.views import LayerView, Reading
-from ..data.tokens import TokenBatch, decode_tokens
-from ..engine.gradients import position_gradients
-from ..measures import sink_tokens as measures
-from ..measures.sink_tokens import ScoreGap
-from ..models.inputs import default_folder, provenance_of
-from ..models.lens import LensModel
-from ..models.load import ModelLike
-from ..models.sites import SITES
-from ..progress import tqdm
-from ..records import Result, create_run
-from ..text import span
-from .study import inputs
-from .tokens_config import TokensConfig
+from ...activations.attention import choose_kernel
+from ...activations.record import stream
+from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_of, gap_text, parts
+from ...activations.views import LayerView, Reading
+from ...data.tokens import TokenBatch, decode_tokens
+from ...engine.gradients import position_gradients
+from ...measures import sink_tokens as measures
+from ...measures.sink_tokens import ScoreGap
+from ...models.inputs import default_folder, provenance_of
+from ...models.lens import LensModel
+from ...models.load import ModelLike
+from ...models.sites import SITES
+from ...progress import tqdm
+from ...records import Result, create_run
+from ...text import span
+from ..study import inputs
+from .config import TokensConfig
 
 MAXIMA = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "mlp_out", "resid_post")
 """Sites whose largest activation is read, in the order of a layer."""

@@ -1,5 +1,6 @@
 """The page of ``sink-lens tokens``: which tokens are sinks, which are massive, and which dimensions are large."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
-from sink_lens.records import Run
+from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
@@ -374,3 +375,25 @@ TOKENS = Page(
     ),
 )
 """The page of a run of kind "tokens"."""
+
+# --- on the terminal
+
+_MOST_IDS = 8
+_IDS = {"text": "after position 0", "token_id": "id", "tokens": "occurrences", "sink_rate": "sink"}
+_IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest_norm": "norm, at most"}
+"""Columns of the table of token ids, with their heads."""
+
+
+def shown(found: Result) -> Iterator[str | PageTable]:
+    """What the command prints: how far the definitions agree, the strongest token ids, the large dimensions."""
+    yield shown_table(found.tables["agreement"], AGREEMENT)
+    yield shown_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
+    yield from dimension_sentences(found.tables["dimensions"])
+
+
+def answer(found: Result) -> dict[str, Any]:
+    """What ``--json`` prints: the sentences and the short tables."""
+    ids = found.tables["token_ids"]
+    names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
+    marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
+    return {"sentence": " ".join(found.sentences), **{name: found.tables[name] for name in names}, "token_ids": marked}

@@ -1,0 +1,88 @@
+"""The kinds of run: from one object each come its command, its options and help, its tables, its page and its estimate.
+
+Somebody's own package adds a kind by the entry point ``sink_lens.kinds``, which names a ``RunKind``.
+"""
+
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module, metadata
+from typing import Any
+
+from .errors import InputError
+
+ROOMS = ("chain", "studies", "patching", "circuits", "sweeps", "training", "identity")
+"""Packages of ``sink_lens`` with kinds of run, in the order of ``--help``; each lists its own in ``kinds.py``."""
+GROUP = "sink_lens.kinds"
+"""Entry points of other packages, each with the name of its kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKind:
+    """A kind of run. What names code is ``module:name`` and imported when it is first needed."""
+
+    name: str
+    """The kind in ``run.json``, and its command."""
+    tables: str
+    """TOML file with the meaning of each column of its tables, ``package:file``; see ``sink_lens.schema``."""
+    page: str
+    """Its ``sink_lens.report.page.Page``."""
+    heading: str = ""
+    """Heading of ``sink-lens --help`` that the command stands under; empty for a kind without a command of its own."""
+    help: str = ""
+    """What the command does, in a sentence."""
+    examples: str = ""
+    """Calls of the command, one per line; ``[dim]what it does[/dim]`` may follow."""
+    config: str = ""
+    """Its configuration: a frozen dataclass with a docstring under each field, from which the options are made."""
+    run: str = ""
+    """``run(config, *, out, overwrite, progress)``, which returns a ``sink_lens.records.Result``. Without it the room
+    ``sink_lens.cli`` has a command that is written out."""
+    passes: str = ""
+    """``passes(config, sizes)``, which counts its passes of the model for ``--dry-run`` (``sink_lens.estimate``)."""
+    shown: str = ""
+    """``shown(result)``, which yields what the command prints under its headline: texts, page tables, data frames."""
+    answer: str = ""
+    """``answer(result)``, which gives what ``--json`` prints beside the folder; the result's decision if empty."""
+
+
+def imported(place: str) -> Any:
+    """The object that ``module:name`` stands for."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def places_of(kind: RunKind) -> Iterator[str]:
+    """Every ``module:name`` of a kind."""
+    for field in fields(kind):
+        place = getattr(kind, field.name)
+        if place and field.name in ("page", "config", "run", "passes", "shown", "answer"):
+            yield place
+
+
+@functools.cache
+def kinds() -> Mapping[str, RunKind]:
+    """Name -> kind, of this package and of all that are installed beside it."""
+    known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
+    for point in metadata.entry_points(group=GROUP):
+        try:
+            kind = _checked(point.load(), known)
+        except Exception as error:  # noqa: BLE001  # another's package must not take the commands of this one away
+            warnings.warn(f"the kind of run {point.name!r} ({point.value}) is left out: {error}", stacklevel=2)
+        else:
+            known[kind.name] = kind
+    return known
+
+
+def _checked(kind: object, known: Mapping[str, RunKind]) -> RunKind:
+    """Another package's kind.
+
+    Raises:
+        InputError: it is no kind, or bears a name that is taken.
+    """
+    if not isinstance(kind, RunKind):
+        raise InputError(f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind")
+    if kind.name in known:
+        raise InputError("a kind of that name is there already; give it another name")
+    return kind

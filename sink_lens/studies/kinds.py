@@ -1,0 +1,90 @@
+"""The kinds of run of this room: a study has one question, and one run folder."""
+
+from ..kinds import RunKind
+from . import tokens
+
+ISOLATE = RunKind(
+    name="isolate",
+    heading="Intervene",
+    help="Isolate tokens by the attention mask: does a sink form there, is the model's own removed or relocated?",
+    config="sink_lens.studies.config:IsolateConfig",
+    passes="sink_lens.studies.passes:passes",
+    run="sink_lens.studies.isolate:isolate",
+    tables="sink_lens.schema:isolate.toml",
+    page="sink_lens.studies.pages.interventions:ISOLATE",
+    shown="sink_lens.studies.pages.interventions:shown_isolate",
+    answer="sink_lens.studies.pages.interventions:answer",
+    examples="""\
+sink-lens isolate  [dim]a third of the length, in all layers of the default model[/dim]
+
+sink-lens isolate gpt2 --target-position 9 --target-position 20 --layers 0-5
+
+sink-lens isolate --prompt "Call me Ishmael. Some years ago, never mind how long" --target-position 5
+""",
+)
+AMPLIFY = RunKind(
+    name="amplify",
+    heading="Intervene",
+    help="Amplify the variance of a token's aggregated values, by factor and centre: does a sink form there?",
+    config="sink_lens.studies.config:AmplifyConfig",
+    passes="sink_lens.studies.passes:passes",
+    run="sink_lens.studies.amplify:amplify",
+    tables="sink_lens.schema:amplify.toml",
+    page="sink_lens.studies.pages.interventions:AMPLIFY",
+    shown="sink_lens.studies.pages.interventions:shown_amplify",
+    answer="sink_lens.studies.pages.interventions:answer",
+    examples="""\
+sink-lens amplify  [dim]a third of the length, layer 0 to the end of the first growth step[/dim]
+
+sink-lens amplify gpt2 --target-position 10 --factors 1,2,5,10 --centre values --centre none
+
+sink-lens amplify --target-position 10 --layers 0-1 --factors 0,0.5  [dim]attenuate[/dim]
+""",
+)
+ABLATE = RunKind(
+    name="ablate",
+    heading="Intervene",
+    help="Find the smallest set of neurons of each growth step whose joint ablation removes the sink.",
+    config="sink_lens.studies.config:AblateConfig",
+    passes="sink_lens.studies.passes:passes",
+    run="sink_lens.studies.ablate:ablate",
+    tables="sink_lens.schema:ablate.toml",
+    page="sink_lens.studies.pages.interventions:ABLATE",
+    shown="sink_lens.studies.pages.interventions:shown_ablate",
+    answer="sink_lens.studies.pages.interventions:answer",
+    examples="""\
+sink-lens ablate  [dim]a few minutes on two cores[/dim]
+
+sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
+""",
+)
+QUANTISE = RunKind(
+    name="quantise",
+    heading="Decide",
+    help="Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them "
+    "saves.",
+    config="sink_lens.studies.config:QuantiseConfig",
+    passes="sink_lens.studies.passes:passes",
+    run="sink_lens.studies.quantise:quantise",
+    tables="sink_lens.schema:quantise.toml",
+    page="sink_lens.studies.pages.quantise:QUANTISE",
+    shown="sink_lens.studies.pages.quantise:shown",
+    examples="""\
+sink-lens quantise  [dim]int8, one scale per sequence, at the inputs of the linear layers of the default model[/dim]
+
+sink-lens quantise ./my-model --format mxfp4 --cache int4_token --weights int8_token --text mine.txt
+
+sink-lens quantise gpt2 --site resid_post --format fp8_e4m3_tensor --json > decision.json
+""",
+)
+CARD = RunKind(
+    name="card",
+    heading="Decide",
+    config="sink_lens.studies.config:CardConfig",
+    passes="sink_lens.studies.passes:passes",
+    tables="sink_lens.schema:card.toml",
+    page="sink_lens.studies.pages.card:CARD",
+)
+DIFF = RunKind(name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF")
+"""What ``card A B`` writes."""
+KINDS = (tokens.KIND, ISOLATE, AMPLIFY, ABLATE, CARD, DIFF, QUANTISE)
