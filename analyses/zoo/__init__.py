@@ -11,6 +11,16 @@ from functools import partial
 from sink_lens.errors import ModelError
 from sink_lens.models.tiny import TINY_FAMILIES
 
+from .easily_missed import (
+    behind_bos,
+    common_beside_direction,
+    common_dimension,
+    either_embedding,
+    held_down,
+    second,
+    some,
+    two_sinks,
+)
 from .seen_in_trained import (
     beside,
     bimodal,
@@ -38,7 +48,7 @@ from .with_sink import (
     two_dimensions,
 )
 from .without_sink import sigmoid, spike, untrained
-from .writing import LATER, WRITTEN
+from .writing import LATER, NORMED_BEFORE, WRITTEN
 
 __all__ = ["LINKS", "ZOO", "Answers", "Maker", "Species", "Truth", "ZooModel", "build"]
 
@@ -86,6 +96,15 @@ ZOO: Mapping[str, Species] = {
     "elsewhere": _written("x", elsewhere, *LATER),
     "early_variance": _written("y", early_variance, "llama", "qwen2", "qwen3", "olmo2"),
     "bos_without": _written("z", bos_without, "llama", "qwen2", "qwen3", "olmo2"),
+    "half_of_sequences": _written("aa", partial(some, "half_of_sequences", 2), *NORMED_BEFORE),
+    "sixth_of_sequences": _written("ab", partial(some, "sixth_of_sequences", 6), *NORMED_BEFORE),
+    "two_sinks": _written("ac", two_sinks, *NORMED_BEFORE),
+    "second": _written("ad", second, *NORMED_BEFORE),
+    "behind_bos": _written("ae", behind_bos, *NORMED_BEFORE),
+    "either_embedding": _written("af", either_embedding, *NORMED_BEFORE),
+    "held_down": _written("ag", held_down, *NORMED_BEFORE),
+    "common_dimension": _written("ah", common_dimension, *NORMED_BEFORE),
+    "common_beside_direction": _written("ai", common_beside_direction, *NORMED_BEFORE),
     **{f"broken_{link}": _written("broken", partial(broken, link)) for link in BREAKS},
 }
 """Name -> the kind of model."""

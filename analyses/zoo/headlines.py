@@ -25,6 +25,10 @@ _VARIANCE, _OUTPUT, _NEURONS, _WRITES, _KEY, _MEETS = (
 def bound_of(zoo: ZooModel) -> str | None:
     """Name what the model's sink is bound to, in the words of the table of placements; None if BOS plays no part."""
     truth = zoo.truth
+    if truth.sink == "behind":
+        return "own position or token" if truth.alone else "own position"
+    if zoo.late_every == 1:
+        return "own token"
     if truth.sink == "first":
         return "positional, not BOS" if BOS_ID in truth.spares else "positional"
     if truth.sink == "token" and BOS_ID in truth.tokens:
@@ -47,7 +51,8 @@ def permitted(zoo: ZooModel) -> set[str]:
     truth = zoo.truth
     if truth.sink in ("none", "sink logit"):
         return {"no sink", "strongest"} | ({"sink logit"} if truth.sink == "sink logit" else set())
-    found = {"sink", "others", "elsewhere", "some", "untested"} | ({"makers"} if truth.makers else set())
+    found = {"sink", "others", "elsewhere", "untested"} | ({"makers"} if truth.makers else set())
+    found |= {"some"} if zoo.first_every > 1 else set()
     if (bound := bound_of(zoo)) is not None:
         found.add(f"bound: {bound}")
     found |= {f"by {link}" for link in carriers(zoo)} or {"nothing shown"}
@@ -64,7 +69,8 @@ def permitted(zoo: ZooModel) -> set[str]:
 def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterable[Phrase]) -> list[str]:
     """The phrases of a headline that are not true of the model on these sequences."""
     true, sinks, wrong = permitted(zoo), zoo.sinks(tokens), []
-    position = 0
+    position, phrases = 0, tuple(phrases)
+    least = 0.0 if any(phrase.key == "some" for phrase in phrases) else 0.5
     for phrase in phrases:
         keys = phrase.key.split(" + ")
         said = [int(number) for number in re.findall(r"\d+", phrase.text)]
@@ -74,7 +80,12 @@ def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterab
                 right = bool(sinks.any(1).double().mean() > 0.5) and not bool(sinks[:, 0].all())
             else:
                 position = said[0]
-                right = bool(sinks[:, position].double().mean() > 0.5)
+                right = bool(sinks[:, position].double().mean() > least)
+        if phrase.key == "some" and right:
+            right = said[:2] == [int(sinks[:, position].sum()), len(sinks)]
+        if phrase.key == "others" and right:
+            places = [int(one) for one in re.findall(r"\d+", phrase.text.partition("(")[0])]
+            right = bool(sinks[:, places].any(0).all())
         if phrase.key == "elsewhere" and right:
             right = said[0] == int((sinks.any(1) & ~sinks[:, position]).sum())
         if f"by {_KEY}" in keys and right:

@@ -177,8 +177,8 @@ def head_feeds(*, seed: int, family: str) -> ZooModel:
     head = made.pick(N_HEADS)
     fires, ballast = made.neurons(2)
     mark(made, [BOS_ID])
-    _carry(made, layer=layer, head=head, reads=made.trigger, writes=made.gathered)
-    least = 0.75 * _standing(made, BOS_ID, layer=layer, dimension=made.gathered)
+    carry(made, layer=layer, head=head, reads=made.trigger, writes=made.gathered)
+    least = 0.75 * standing(made, BOS_ID, layer=layer, dimension=made.gathered)
     reads = above(made, made.gathered, least=least)
     write_when(made, layer=layer + 1, index=fires, ballast=ballast, reads=reads, tokens=[BOS_ID])
     locked = last_layers(made, after=layer + 1)
@@ -211,7 +211,7 @@ def upstream(*, seed: int, family: str) -> ZooModel:
     for index in halves:
         given = {"layer": layer, "index": index, "token": BOS_ID, "ballast": ballast}
         fire(made, reads=made.trigger, writes={made.gathered: 1.0}, loud=5.0, **given)
-    least = 0.75 * _standing(made, BOS_ID, layer=layer, dimension=made.gathered)
+    least = 0.75 * standing(made, BOS_ID, layer=layer, dimension=made.gathered)
     reads = above(made, made.gathered, least=least)
     write_when(made, layer=layer + 1, index=fires, ballast=other, reads=reads, tokens=[BOS_ID])
     locked = last_layers(made, after=layer + 1)
@@ -255,14 +255,18 @@ def bimodal(*, seed: int, family: str) -> ZooModel:
 
 def elsewhere(*, seed: int, family: str) -> ZooModel:
     """(x) Model (b), in sequences of which every eighth has its BOS, and its sink, at position 1."""
+    return replace(bos_written("elsewhere", seed=seed, family=family), late_every=8)
+
+
+def bos_written(name: str, *, seed: int, family: str) -> ZooModel:
+    """Model (b), under a name."""
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
     fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
     locked = last_layers(made, after=layer)
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    model = _token_model("elsewhere", made, seed, _written_once(made, layer, index, locked=locked))
-    return replace(model, late_every=8)
+    return _token_model(name, made, seed, _written_once(made, layer, index, locked=locked))
 
 
 def early_variance(*, seed: int, family: str) -> ZooModel:
@@ -346,14 +350,14 @@ def _erase(
 
 
 @torch.no_grad()
-def _standing(made: Draft, token: int, *, layer: int, dimension: int) -> float:
-    """Value of a dimension after a layer, for a token at the first position."""
-    stream = made.model.model(torch.tensor([[token]]), output_hidden_states=True).hidden_states
-    return float(stream[layer + 1][0, 0, dimension])
+def standing(made: Draft, *tokens: int, layer: int, dimension: int) -> float:
+    """Value of a dimension after a layer, for the last of a few tokens at the first positions."""
+    stream = made.model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return float(stream[layer + 1][0, -1, dimension])
 
 
 @torch.no_grad()
-def _carry(made: Draft, *, layer: int, head: int, reads: int, writes: int) -> None:
+def carry(made: Draft, *, layer: int, head: int, reads: int, writes: int) -> None:
     """Write a head that attends evenly and writes the mean of one dimension into another."""
     block = made.model.model.layers[layer]
     value, output = block.self_attn.v_proj.weight, block.self_attn.o_proj.weight

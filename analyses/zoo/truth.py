@@ -20,7 +20,7 @@ FIRST_ORDINARY = 3
 
 Answer = Literal["yes", "no", "not applicable"]
 Kind = Literal["neuron", "head", "embedding", "key bias", "sink logit"]
-Place = Literal["first", "token", "sink logit", "none"]
+Place = Literal["first", "behind", "token", "sink logit", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,12 @@ class Truth:
     """The mechanism that was written into a model."""
 
     sink: Place
-    """Location of the sink: the `first` position whatever its token, a `token` at any position, a learned `sink logit`
-    (which has no position), or nowhere."""
+    """Location of the sink: the `first` position whatever its token, the position `behind` a first token whatever
+    stands there, a `token` at any position, a learned `sink logit` (which has no position), or nowhere."""
     tokens: tuple[int, ...] = ()
-    """The token ids that are sinks, if the sink is at a token."""
+    """The token ids that are sinks, if the sink is at a token; those that it stands behind, if it is behind one."""
+    alone: tuple[int, ...] = ()
+    """The token ids that are sinks anywhere, if the sink is behind a token and these need none before them."""
     spares: tuple[int, ...] = ()
     """The token ids that are no sink at the first position, if the sink is there whatever other token it has."""
     only_first: bool = False
@@ -81,6 +83,8 @@ class Truth:
     """The layers in which all heads attend to the sink."""
     feeding: tuple[int, ...] = ()
     """The layers whose attention the first two links describe."""
+    elsewhere: bool = False
+    """True if the makers work at every position but the sink's, from which they take nothing away."""
     cancels_bias: bool = False
     """True if the dimension cancels a bias that every key has."""
     grows: tuple[int, ...] = ()
@@ -117,6 +121,12 @@ class ZooModel:
     """Tokens that appear three times in each of the model's sequences, at random positions."""
     late_every: int = 0
     """Every so many sequences begin with an ordinary token, and BOS follows it; 0 is none."""
+    firsts: tuple[int, ...] = ()
+    """Tokens that stand only at the beginning of sequences."""
+    first_every: int = 1
+    """Every so many sequences begin with one of them, the first sequence among them."""
+    placed: tuple[tuple[int, int], ...] = ()
+    """Position and token of what each sequence has."""
     truth: Truth
 
     def draw(self, sequences: int, *, length: int = 32, generator: torch.Generator) -> Int[Tensor, "batch position"]:
@@ -125,7 +135,8 @@ class ZooModel:
         Raises:
             InputError: The vocabulary has too few ordinary tokens for this length.
         """
-        ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in self.delimiters]
+        special = {*self.delimiters, *self.firsts, *(token for _, token in self.placed)}
+        ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in special]
         if not 8 <= length <= len(ordinary):
             raise InputError(f"length is {length}; need 8 to {len(ordinary)}, so that no token comes twice")
         ids = torch.tensor(ordinary)
@@ -136,6 +147,11 @@ class ZooModel:
             if self.late_every:
                 late = slice(self.late_every - 1, None, self.late_every)
                 tokens[late, 1], tokens[late, 0] = self.bos_id, first[late]
+        if self.firsts:
+            having = tokens[:: self.first_every]
+            having[:, 0] = torch.tensor(self.firsts)[torch.randint(len(self.firsts), (len(having),), generator=generator)]
+        for position, token in self.placed:
+            tokens[:, position] = token
         if self.delimiters:
             for row in tokens:
                 places = 1 + torch.randperm(length - 1, generator=generator)[:3]
@@ -148,6 +164,9 @@ class ZooModel:
         found = torch.zeros_like(tokens, dtype=torch.bool)
         if self.truth.sink == "first":
             found[:, 0] = ~torch.isin(tokens[:, 0], torch.tensor(self.truth.spares, dtype=tokens.dtype))
+        elif self.truth.sink == "behind":
+            found = torch.isin(tokens, torch.tensor(self.truth.alone, dtype=tokens.dtype))
+            found[:, 1] |= torch.isin(tokens[:, 0], torch.tensor(self.truth.tokens))
         elif self.truth.sink == "token":
             found = torch.isin(tokens, torch.tensor(self.truth.tokens))
             if self.truth.only_first:

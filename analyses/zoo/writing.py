@@ -32,6 +32,8 @@ D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
 """Sizes of every model that this package writes."""
 WRITTEN = ("llama", "qwen3", "olmo2")
 """The architectures: pre-norm, pre-norm with a QK-norm, post-norm with a QK-norm."""
+NORMED_BEFORE = ("llama", "qwen3")
+"""The first two: what a layer writes is not normed."""
 LATER = ("llama", "qwen2", "qwen3", "olmo2", "gemma3")
 """The same with biases, and with norms both before a sublayer and of its output."""
 N_CODES = 32

@@ -10,6 +10,8 @@ import torch
 
 EARLIEST = 8
 """First position that counts among the other tokens in comparisons."""
+LARGE = 10.0
+"""Mean magnitude of a dimension that is large at other tokens too."""
 INTERIOR = 19
 """The position that is isolated."""
 
@@ -169,7 +171,7 @@ def without(zoo, makers):
                 bias[maker.index * size : (maker.index + 1) * size] = 0.0
             elif maker.kind == "embedding":
                 weight = keep(model.model.embed_tokens.weight)
-                weight[maker.index] = weight[3:].mean(0)
+                weight[maker.index] = weight[[row for row in range(3, len(weight)) if row != maker.index]].mean(0)
             elif maker.kind == "sink logit":
                 keep(block.self_attn.sinks)[maker.index] = -1e4
     try:
@@ -231,11 +233,13 @@ def present(zoo, tokens):
                 if not column[units].any():
                     continue
                 given = (ran.sites["neurons", layer][at][:, units] * column[units]).sum(-1)
-                of = ran.sites["written" if supers else "stream", layer][at][:, dimension]
+                whole = "written" if supers and not truth.elsewhere else "stream"
+                of = ran.sites[whole, layer][at][:, dimension]
                 shares.append(float((given / of).abs().mean()))
         found["neurons_dimension"] = min(shares) if supers else max(shares, default=0.0)
-    elif supers:  # how much larger the largest dimension is than the next
-        top = [ran.sites["stream", layer][at].abs().mean(0).topk(2).values for layer in range(len(blocks(model)))]
+    elif supers:  # how much larger the largest dimension is than the next, but for those that are as large elsewhere
+        streams = [ran.sites["stream", layer].abs() for layer in range(len(blocks(model)))]
+        top = [(x[at].mean(0) * (mean_of(x, at) < LARGE)).topk(2).values for x in streams]
         found["neurons_dimension"] = max(float(one[0] / one[1]) for one in top)
     if truth.outliers:
         found["dimension_key"] = _key_cosine(zoo, ran, at)
@@ -335,6 +339,9 @@ def shares_carried(zoo, tokens):
     if truth.sink == "token":
         ordinary = torch.tensor([i for i in range(3, 300) if i not in zoo.delimiters])
         other = torch.where(at, ordinary[: tokens.shape[1]].expand_as(tokens), tokens)
+    elif truth.sink == "behind":
+        other = tokens.clone()
+        other[:, :2] = torch.tensor([3, 4])
     elif truth.links["aggregation_variance"].carries == "yes":
         mask = isolating(tokens, INTERIOR, reach=truth.reach)
         at = torch.zeros_like(at)

@@ -13,7 +13,7 @@ from sink_lens.models.tiny import TINY_FAMILIES
 
 SEEDS, FIRST = range(20), range(4)
 NAMES = [name for name in ZOO if name != "untrained"]
-WITH_KEY = [name for name in NAMES if ZOO[name].letter in tuple("abcdefghjnpqrstuvwxyz")]
+WITH_KEY = [name for name in NAMES if len(ZOO[name].letter) == 2 or ZOO[name].letter in tuple("abcdefghjnpqrstuvwxyz")]
 """Models whose sink is a position."""
 BROKEN = [name for name in NAMES if name.startswith("broken")]
 
