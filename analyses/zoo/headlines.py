@@ -52,7 +52,7 @@ def permitted(zoo: ZooModel) -> set[str]:
     if truth.sink in ("none", "sink logit"):
         return {"no sink", "strongest"} | ({"sink logit"} if truth.sink == "sink logit" else set())
     found = {"sink", "others", "elsewhere", "untested"} | ({"makers"} if truth.makers else set())
-    found |= {"some"} if zoo.first_every > 1 else set()
+    found |= {"some", "bound: some tokens"} if zoo.first_every > 1 else set()
     if (bound := bound_of(zoo)) is not None:
         found.add(f"bound: {bound}")
     found |= {f"by {link}" for link in carriers(zoo)} or {"nothing shown"}

@@ -149,7 +149,9 @@ class ZooModel:
                 tokens[late, 1], tokens[late, 0] = self.bos_id, first[late]
         if self.firsts:
             having = tokens[:: self.first_every]
-            having[:, 0] = torch.tensor(self.firsts)[torch.randint(len(self.firsts), (len(having),), generator=generator)]
+            having[:, 0] = torch.tensor(self.firsts)[
+                torch.randint(len(self.firsts), (len(having),), generator=generator)
+            ]
         for position, token in self.placed:
             tokens[:, position] = token
         if self.delimiters:

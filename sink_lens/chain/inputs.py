@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..data.bos import bos_id as bos_id_of
@@ -76,6 +76,16 @@ def elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[
         if row[position] < least <= others.max() and least > 0:
             found[number] = int(others.argmax())
     return found if len(found) < len(of_sequence) / 2 else {}
+
+
+def has_sink(rates: Float[Tensor, " batch"], *, min_sink_rate: float) -> Bool[Tensor, " batch"]:
+    """Check which sequences have the sink: at least a quarter of the sink rate of those that pass the minimum.
+
+    Sequences that are too short to tell count as having it; all do where none passes.
+    """
+    passes = rates >= min_sink_rate
+    typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
+    return (rates >= typical / 4) | rates.isnan()
 
 
 def without(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:

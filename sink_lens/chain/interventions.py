@@ -122,6 +122,8 @@ class Studied:
     """Layer -> mask of its super neurons."""
     lacks_sink: bool = False
     """The model has no sink to remove, make at another position or mediate, so the tables have no rows."""
+    too_few: bool = False
+    """Too few sequences have the sink, so no table has rows."""
 
 
 class Keeps(Protocol):
@@ -163,7 +165,7 @@ def causal_tables(
     """
     lens, batch, lacks_sink, once = studied.lens, studied.batch, studied.lacks_sink, kept.once
     empty, frames = list(TABLES), dict[str, pd.DataFrame]()
-    able = why_no_interventions(lens, batch) is None
+    able = why_no_interventions(lens, batch) is None and not studied.too_few
 
     at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
 

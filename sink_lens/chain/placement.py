@@ -33,11 +33,12 @@ Kind = Literal[
     "own token",
     "own position or token",
     "own position and token",
+    "some tokens",
     "no sink",
     "undecided",
 ]
 """What the sink follows: the position alone (of any token, or of any but BOS), the token alone, either, or both; the
-same with *own* of a sink that is not at position 0."""
+same with *own* of a sink that is not at position 0. *Some tokens*: sequences without it say that not any token does."""
 COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1

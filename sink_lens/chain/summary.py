@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.precision import Rounding
@@ -23,7 +23,7 @@ from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
 from .measure import Panel
-from .page.words import bound_to, first_parts, views_text
+from .page.words import ANY_TOKEN, bound_to, first_parts, views_text
 from .placement import kind_of
 
 
@@ -36,6 +36,7 @@ def summary_table(
     aligned: bool = False,
     there: Occurrences | None = None,
     elsewhere: Sequence[int] = (),
+    lacking: int = 0,
     n_asked: int | None = None,
 ) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
@@ -76,13 +77,10 @@ def summary_table(
         highest = float(rates[list(location.sink_positions[1:])].max())
         add("other_sink_rate", highest, "share of layers and heads", "the highest of those positions")
     rates = panel.sink_rate(config.threshold)
-    has = has_sink(rates, min_sink_rate=config.min_sink_rate)
-    if location.sink_found and not bool(has.all()):
-        note = f"of {len(has)} sequences; the others have less than a quarter of their sink rate at this position"
-        add("sequences_with_sink", int(has.sum()), "sequences", note)
-        add("sequences_asked", len(has), "sequences")
-        note = "over the sequences that have it"
-        add("sink_rate_with_sink", float(rates[has].nanmean()), "share of layers and heads", note)
+    if lacking:
+        note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"
+        add("sequences_with_sink", panel.n_sequences, "sequences", note)
+        add("sequences_asked", n_asked, "sequences")
     rate = interval(rates.numpy(), generator=rng)
     add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
     add(
@@ -138,25 +136,21 @@ def summary_table(
         add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())
         add("rounding_elsewhere", rounded.elsewhere, "share of the logits' spread", "the same at other positions")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
-    return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
+    return pd.DataFrame(
+        [*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames, some=lacking > 0)])]
+    )
 
 
-def has_sink(rates: Float[Tensor, " batch"], *, min_sink_rate: float) -> Bool[Tensor, " batch"]:
-    """Check which sequences have the sink: at least a quarter of the sink rate of those that pass the minimum.
+def causal_rows(frames: Mapping[str, pd.DataFrame], *, some: bool = False) -> list[dict[str, object]]:
+    """Rows of ``summary.csv`` (quantity, value, unit, note); none without interventions.
 
-    Sequences that are too short to tell count as having it; all do where none passes.
+    If only ``some`` sequences have the sink, it is not that of any token.
     """
-    passes = rates >= min_sink_rate
-    typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
-    return (rates >= typical / 4) | rates.isnan()
-
-
-def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
-    """Rows of ``summary.csv`` (quantity, value, unit, note); none without interventions."""
     if not len(frames.get("effects", ())):
         return []
     placement, effects = frames["placement"], frames["effects"]
     kind = kind_of(placement)
+    kind = "some tokens" if some and kind in ANY_TOKEN else kind
     note = bound_to(kind, bos="bos" in set(placement["token"]))
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": note}]
     if "sinks_left_out" in effects:

@@ -40,7 +40,7 @@ from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .evidence import Evidence, gather
-from .inputs import align_sinks, elsewhere, other_condition, provenance, without
+from .inputs import align_sinks, elsewhere, has_sink, other_condition, provenance, without
 from .interventions import TABLES, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
@@ -56,6 +56,7 @@ from .neurons import (
     selectivity_table,
     super_neurons,
 )
+from .page.words import FEWEST
 from .passes import bytes_beside, check_room
 from .setting import check_interior, why_no_interventions
 
@@ -273,8 +274,15 @@ class _Located:
     """Each sequence was cut so that its sink stands at the same position."""
     elsewhere: tuple[int, ...]
     """Positions of the sink in the sequences that were left out."""
+    lacking: int
+    """Number of sequences that were left out since they have no sink."""
     n_asked: int
     """Sequences before some were left out."""
+
+    @property
+    def too_few(self) -> bool:
+        """Check whether only so few sequences have the sink that nothing is tested on them."""
+        return self.lacking > 0 and self.batch.n_sequences < FEWEST
 
 
 class _Kept:
@@ -324,7 +332,7 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
         _baseline_tables(asked, located, kept)
     if config.interventions:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
-        about = {"location": panel.location, "lacks_sink": panel.lacks_sink}
+        about = {"location": panel.location, "lacks_sink": panel.lacks_sink, "too_few": located.too_few}
         studied = Studied(lens=lens, batch=batch, supers=supers, **about)
         causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
@@ -337,6 +345,7 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
         aligned=located.aligned,
         there=asked.there,
         elsewhere=located.elsewhere,
+        lacking=located.lacking,
         n_asked=located.n_asked,
     )
     writer.write_csv("summary", kept.frames["summary"])
@@ -344,7 +353,7 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
 
 
 def _located(asked: _Asked) -> _Located:
-    """Measure where the sink is; again without sequences that have it elsewhere, or on sequences that are aligned."""
+    """Measure where the sink is; again on sequences that are aligned, or without those whose sink is not there."""
     batch, config, there = asked.batch, asked.config, asked.there
     given = None if there is None else there.position
     answered: list[int | None] = []  # the position of each first answer
@@ -369,7 +378,16 @@ def _located(asked: _Asked) -> _Located:
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = without(batch, others)
         panel = asked.measured(batch, label="measuring where the sink is")
-    about = {"aligned": moved is not None, "elsewhere": tuple(others.values()), "n_asked": n_asked}
+    location, rates = panel.location, panel.sink_rate(config.threshold)
+    has = has_sink(rates, min_sink_rate=config.min_sink_rate) | (not location.sink_found)
+    lacking = (~has).nonzero().flatten().tolist()
+    if lacking:
+        batch, label = without(batch, lacking), "measuring where there is a sink"
+        panel = asked.measured(batch, label=label, position=given)
+        if panel.location.sink_position != location.sink_position:
+            panel = asked.measured(batch, label=label, position=location.sink_position)
+    about = {"elsewhere": tuple(others.values()), "lacking": len(lacking), "n_asked": n_asked}
+    about["aligned"] = moved is not None
     return _Located(batch=batch, panel=panel, **about)
 
 

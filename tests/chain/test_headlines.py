@@ -8,6 +8,7 @@ import pytest
 
 from sink_lens.chain.links.words import WORDS
 from sink_lens.chain.page.words import BOUND, headline, sentence
+from sink_lens.chain.summary import causal_rows
 from sink_lens.schema import RESCALED, SPAN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -78,10 +79,7 @@ CASES = {
     "sink": ({}, False),
     "others": ({"summary": summary(other_sink_positions="1", other_sink_rate=0.3)}, {"summary": summary(loss=1)}),
     "elsewhere": ({"summary": summary(sequences_elsewhere=3)}, {"summary": summary(loss=1)}),
-    "some": (
-        {"summary": summary(sequences_with_sink=21, sequences_asked=32, sink_rate_with_sink=0.67)},
-        {"summary": summary(loss=1)},
-    ),
+    "some": ({"summary": summary(sequences_with_sink=21, sequences_asked=32)}, {"summary": summary(loss=1)}),
     "bound: positional": bound("positional", "position or token"),
     "bound: positional, not BOS": bound("positional, not BOS", "positional"),
     "bound: token": bound("token", "position or token"),
@@ -91,6 +89,7 @@ CASES = {
     "bound: own token": bound("own token", "own position or token"),
     "bound: own position or token": bound("own position or token", "own position"),
     "bound: own position and token": bound("own position and token", "own token"),
+    "bound: some tokens": bound("some tokens", "positional"),
     "untested": ({"links": links({})}, intervened({})),
     "by aggregation_variance": carried("aggregation_variance"),
     "by variance_preserved": carried("variance_preserved"),
@@ -131,12 +130,16 @@ def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
         assert key not in said(false, is_sink=is_sink)
 
 
-def test_a_sink_that_only_some_sequences_have_is_not_that_of_any_first_token():
-    some = {"sequences_with_sink": 3, "sequences_asked": 32, "sink_rate_with_sink": 0.67}
-    found = said({"summary": summary(**some, sink_bound_to="positional")}, is_sink=True)
-    assert list(found) == ["sink", "some"]
-    assert found["some"] == "It is there in 3 of 32 sequences, in 67% of their heads, too few to test"
-    assert "bound: token" in said({"summary": summary(**some, sink_bound_to="token")}, is_sink=True)
+def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_first_token():
+    found = said({"summary": summary(sequences_with_sink=3, sequences_asked=32)}, is_sink=True)
+    assert found["sink"] == "Position 0 is the attention sink"
+    assert found["some"] == "It is in 3 of 32 sequences, in 61% of their heads, too few to test"
+    placed = [{"position": 0, "token": name, "isolated": False, "is_sink": True} for name in ("ordinary", "bos")]
+    placed.append(placed[1] | {"position": 9, "is_sink": False})
+    tables = {"placement": pd.DataFrame(placed), "effects": effects()[["edit"]]}
+    tables |= {name: pd.DataFrame(columns=["centre"]) for name in ("amplification", "mediation")}
+    for some, kind in ((False, "positional"), (True, "some tokens")):
+        assert causal_rows(tables, some=some)[0]["value"] == kind
 
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():

@@ -173,17 +173,27 @@ def test_both_paths_average_over_the_queries_that_reach_the_key(path):
     assert (columns[..., key + reach :] == 0).all()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_sink_that_only_some_sequences_have_is_counted(family, tmp_path):
-    zoo, lens, batch = lens_and_tokens("bos_neuron", family=family)
-    tokens = batch.tokens.clone()
-    tokens[::3, 0] = tokens[::3, 1].roll(1)  # no BOS, and no sink, in every third
-    has = zoo.sinks(tokens)[:, 0]
-    config = replace(CONFIG, interventions=False)
-    result = trace(lens, config=config, tokens=from_tensor(tokens), out=tmp_path / "run", progress=False, report=False)
-    values = result.tables["summary"].set_index("quantity")["value"]
-    assert int(values["sequences_with_sink"]) == int(has.sum()) < int(values["sequences_asked"]) == len(has)
-    whole = float(values["sink_rate"]) * len(has) / int(has.sum())
-    assert float(values["sink_rate_with_sink"]) == pytest.approx(whole, abs=0.02)
-    said = f"It is there in {int(has.sum())} of {len(has)} sequences, in "
-    assert said in title(read_run(tmp_path / "run"))
+def test_the_chain_of_a_sink_that_some_sequences_have_is_asked_on_them_alone(tmp_path):
+    zoo, result = traced("sixth_of_sequences", tmp_path / "run", sequences=20)
+    verdicts = result.links.drop_duplicates("link").set_index("link")["verdict"]
+    for link, truth in zoo.truth.links.items():
+        assert verdicts[link] == ("holds" if truth.necessary_or_sufficient == "yes" else "fails"), link
+    (maker,) = zoo.truth.makers
+    assert result.tables["maker_sets"].set_index("set").loc["half", "parts"] == f"{maker.layer}.{maker.index}"
+    heads = result.tables["heads"].query("layer in @locked", local_dict={"locked": zoo.truth.locked})
+    assert (heads["sink_rate"] == 1).all()
+    assert (result.tables["effects"]["n"] == 4).all()
+    said = title(read_run(tmp_path / "run"))
+    rate = round(100 * len(zoo.truth.locked) / zoo.model.config.num_hidden_layers)
+    assert said.startswith(f"Position 0 is the attention sink. It is in 4 of 20 sequences, in {rate}% of their heads. ")
+    assert "Some tokens there make it, and others do not" in said
+    assert "which token comes first" not in said
+
+
+def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
+    _, result = traced("sixth_of_sequences", tmp_path / "run", sequences=18)
+    assert set(result.links["verdict"]) <= {"present, not tested", "absent"}
+    assert not any(len(result.tables[name]) for name in ("effects", "makers", "placement"))
+    said = title(read_run(tmp_path / "run"))
+    assert "It is in 3 of 18 sequences" in said
+    assert said.endswith("too few to test. What makes it was not tested")

@@ -153,8 +153,9 @@ def consequences(run: Run) -> list[str]:
 def _judged_on(run: Run) -> str:
     """Say whether other sequences chose the makers than those on which their removal is measured."""
     summary = run.need("summary", columns=["quantity", "value"])
-    left_out = summary.loc[summary["quantity"] == "sequences_elsewhere", "value"]
-    n = int(run.provenance.get("sequences") or 0) - int(float(left_out.iloc[0]) if len(left_out) else 0)
+    values = dict(zip(summary["quantity"], summary["value"], strict=True))
+    n = int(run.provenance.get("sequences") or 0) - int(float(values.get("sequences_elsewhere", 0)))
+    n = int(float(values.get("sequences_with_sink", n)))
     apart = n > int(run.config.get("intervention_sequences") or 0)
     return "sequences that were not used to choose it" if apart else "the sequences that were used to choose it"
 

@@ -28,10 +28,11 @@ BOUND = {
     "own token": "The token makes it wherever it stands",
     "own position or token": "Any token there makes it, and its own token elsewhere",
     "own position and token": "Only its own token there makes it",
+    "some tokens": "Some tokens there make it, and others do not",
 }
 """What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
 ANY_TOKEN = ("positional", "positional, not BOS", "position or token", "own position", "own position or token")
-"""Kinds that speak of any token, and are said only of a sink that every sequence has."""
+"""Kinds that speak of any token: a sink that only some sequences have is of none of them."""
 FEWEST = 4
 """A sink that fewer sequences have is not tested on them alone."""
 
@@ -48,6 +49,7 @@ _BOUND_TO = {
     "own token": "it comes where its token stands, and another token at its position brings none",
     "own position or token": "any token at its position brings it, and so does its own token elsewhere",
     "own position and token": "it needs its own token at its own position",
+    "some tokens": "some tokens at its position bring it and others do not",
     "no sink": "neither position 0 nor BOS brings one on these sequences",
     "undecided": "the sequences are too short to tell",
 }
@@ -94,7 +96,14 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
     if "aligned_position" in values:
         text = "Each sequence has its own attention sink"
         rows = ("summary: aligned_position",)
-    found = [Phrase(key="sink", text=f"{text} ({percent(rate)} of heads)", rows=rows)]
+    some = "sequences_with_sink" in values
+    share = "" if some else f" ({percent(rate)} of heads)"
+    found = [Phrase(key="sink", text=f"{text}{share}", rows=rows)]
+    if some:
+        count, whole = (_whole(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
+        few = ", too few to test" if count < FEWEST else ""
+        text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
+        found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",)))
     if "other_sink_positions" in values:
         rest = [str(_whole(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {listed(rest, most=4)}"
@@ -107,15 +116,8 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
         found.append(Phrase(key="elsewhere", text=f"{capital(count)} {have} it elsewhere", rows=rows))
-    some = "sequences_with_sink" in values
-    if some:
-        count, asked = (_whole(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
-        share = percent(float(values["sink_rate_with_sink"]))
-        few = ", too few to test" if count < FEWEST else ""
-        text = f"It is there in {count} of {asked} sequences, in {share} of their heads{few}"
-        found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink",)))
     kind = str(values.get("sink_bound_to", ""))
-    if kind in BOUND and not (some and kind in ANY_TOKEN):
+    if kind in BOUND:
         found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
     if "links" in tables and not len(tables.get("effects", ())):
         return [*found, Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",))]
