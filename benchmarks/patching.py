@@ -41,7 +41,8 @@ from sink_lens.edits.part import Part
 from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
 from sink_lens.patching.cells import cell_of_patch
-from sink_lens.patching.parts import cells, index_of
+from sink_lens.patching.parts import cells
+from sink_lens.patching.results import grid_frame
 from sink_lens.patching.run_pair import RunPair, run_for_metric
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
@@ -144,8 +145,6 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
 
 def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: Any) -> tuple[Tensor, float]:
     """Their patch of one cell, with the metric by sequence and the larger of its two logits."""
-    import pandas as pd
-
     found: list[Tensor] = []
     sizes: list[float] = []
 
@@ -164,7 +163,7 @@ def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: A
             patching_metric=metric,
             patch_setter=setter,
             activation_name=case.site,
-            index_df=pd.DataFrame([index_of(part, case.by)], columns=case.theirs),
+            index_df=grid_frame([part], case.by).set_axis(case.theirs, axis=1),
         )
     return found[-1], sizes[-1]
 

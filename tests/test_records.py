@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.records import RUN_FILE, RunLog, add_to_run, compare_runs, create_run, read_run, versions
+from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run, versions
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -459,43 +459,6 @@ def test_tensors_that_are_not_there_are_named(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"has no run\.json"):
         read_run(tmp_path)
-
-
-@pytest.mark.parametrize("field", ["weights_sha256", "tokens_sha256", "bos_condition", "dtype"])
-def test_runs_are_compared_across_a_difference_only_by_its_name(tmp_path, field):
-    a, b = finished(tmp_path / "a"), finished(tmp_path / "b", **{field: "other"})
-    with pytest.raises(RunError, match=rf"{field}: .* and other.*by=\['{field}'\]"):
-        compare_runs(a, b, by=None)
-    assert compare_runs(a, b, by=field) == {field: (PROVENANCE[field], "other")}
-
-
-def test_two_bos_arms_of_one_text_may_have_other_tokens(tmp_path):
-    a = finished(tmp_path / "a")
-    b = finished(tmp_path / "b", bos_condition="with", tokens_sha256="cc")
-    c = finished(tmp_path / "c", bos_condition="with", tokens_sha256="cc", token_source="random")
-    assert set(compare_runs(a, b, by="bos_condition")) == {"bos_condition", "tokens_sha256"}
-    with pytest.raises(RunError, match="tokens_sha256"):
-        compare_runs(a, c, by="bos_condition")
-    compare_runs(a, c, by=["bos_condition", "tokens_sha256"])
-
-
-def test_runs_that_do_not_say_what_they_are_of_are_not_compared(tmp_path):
-    a, b = finished(tmp_path / "a", dtype=None), finished(tmp_path / "b", dtype=None)
-    with pytest.raises(RunError, match="dtype: None and None"):
-        compare_runs(a, b, by=None)
-
-
-@pytest.mark.parametrize(("field", "value"), [("device", "cuda"), ("kernel", "eager"), ("versions", {})])
-def test_another_circumstance_only_warns(tmp_path, field, value):
-    a, b = finished(tmp_path / "a"), finished(tmp_path / "b", **{field: value})
-    with pytest.warns(UserWarning, match=f"differ in {field}"):
-        assert compare_runs(a, b, by=None) == {field: (PROVENANCE[field], value)}
-
-
-def test_a_comparison_by_an_unknown_field_is_refused(tmp_path):
-    run = finished(tmp_path)
-    with pytest.raises(RunError, match=r"\['model'\]; need some of weights_sha256"):
-        compare_runs(run, run, by="model")
 
 
 def test_versions_name_what_decides_numbers():

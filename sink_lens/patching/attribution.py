@@ -13,26 +13,19 @@ Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Ha
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pandas as pd
 import torch
-from torch import Tensor
 
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
-from ..edits.part import Part
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from .config import PatchConfig
 from .first_order import first_order
-from .pairs import Direction, PromptPair, Sequences
-from .parts import index_of
-from .results import AttributionResult
-from .run_pair import RunPair, patch_config, prepare_runs
-
-if TYPE_CHECKING:
-    pass
+from .pairs import Sequences
+from .results import AttributionResult, grid_frame, shared_facts
+from .run_pair import patch_config, prepare_runs
 
 
 def attribution_patch(
@@ -62,41 +55,12 @@ def attribution_patch(
         )
     runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings)
     per_sequence = first_order(runs, grid, steps=settings.steps)
-    direction = settings.direction
-    method = "gradient" if settings.steps == 1 else "integrated gradients"
-    return _result(runs, per_sequence, pair=pair, by=settings.by, direction=direction, grid=grid, method=method)
-
-
-def _result(
-    runs: RunPair,
-    per_sequence: Tensor,
-    *,
-    pair: PromptPair,
-    by: tuple[str, ...],
-    direction: Direction,
-    grid: list[Part],
-    method: str,
-) -> AttributionResult:
-    """The result from the approximation by sequence."""
     by_sequence = len(runs.baseline) == runs.run.n_sequences
-    frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
+    frame = grid_frame(grid, settings.by)
     undefined = runs.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
     kept = per_sequence.double()[:, ~undefined]
     frame["effect"] = (kept.nanmean(1) if by_sequence else kept.sum(1)).numpy()
-    frame["method"] = method
+    frame["method"] = "gradient" if settings.steps == 1 else "integrated gradients"
     frame["changed"] = [runs.differs(part) for part in grid]
     frame["n"] = (~kept.isnan()).sum(1).numpy() if by_sequence else 1 - int(runs.baseline.isnan().sum())
-    return AttributionResult(
-        frame=frame,
-        site=runs.site,
-        metric=runs.metric.name,
-        unit=runs.metric.unit,
-        direction=direction,
-        by=by,
-        baseline=float(runs.baseline.double().nanmean()),
-        source=float(runs.source.double().nanmean()),
-        differences=pair.differences,
-        labels=pair.labels,
-        runs=runs,
-        grid=tuple(grid),
-    )
+    return AttributionResult(frame=frame, runs=runs, grid=tuple(grid), **shared_facts(runs, pair, settings))

@@ -1,5 +1,6 @@
 """Configuration of ``patch``: a frozen record; torch is not imported."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,22 @@ def check_differ(differ: bool) -> None:
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
             "prompts that differ in a token at least"
         )
+
+
+def check_lengths(
+    clean: Sequence[int], corrupted: Sequence[int], told: Callable[[int], str] = lambda index: ""
+) -> None:
+    """Refuse sequences that are not one for one, or of different lengths; ``told`` is what the error says of a pair."""
+    if len(clean) != len(corrupted):
+        raise InputError(
+            f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one of each per pair"
+        )
+    for index, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
+        if one != other:
+            raise InputError(
+                f"sequence {index} has {one} clean and {other} corrupted tokens{told(index)}; need the same number, so "
+                "that each value has a position to go to. Replace words by words with as many tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +111,11 @@ class PatchConfig:
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen", "controls")
+
+    @property
+    def at(self) -> dict[str, Any]:
+        """The chosen indices of each axis, as ``parts.cells`` takes them."""
+        return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def check_together(self) -> None:
         """Refuse fields that are for a gradient where none is taken."""

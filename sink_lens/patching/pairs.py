@@ -10,9 +10,8 @@ from ..arguments import checked
 from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
 from ..data.tokens import TokenBatch, batch_of, decode_tokens
-from ..errors import InputError
 from ..models.lens import LensModel
-from .config import Direction
+from .config import Direction, check_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +51,13 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     for batch in batches:
         check_tokens(lens, batch)
     first, second = batches
-    if first.n_sequences != second.n_sequences:
-        raise InputError(
-            f"there are {first.n_sequences} clean and {second.n_sequences} corrupted sequences; need one of each "
-            "per pair"
-        )
     tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
-    for index in range(first.n_sequences):
-        long, other = int(first.lengths[index]), int(second.lengths[index])
-        if long != other:
-            texts = [" | ".join(table[table["sequence"] == index]["text"]) for table in tables]
-            raise InputError(
-                f"sequence {index} has {long} clean and {other} corrupted tokens ({texts[0]}) ({texts[1]}); need the "
-                "same number, so that each value has a position to go to. Replace words by words with as many tokens"
-            )
+
+    def told(index: int) -> str:
+        """The tokens of both sequences."""
+        return "".join(f" ({' | '.join(table[table['sequence'] == index]['text'])})" for table in tables)
+
+    check_lengths(first.lengths.tolist(), second.lengths.tolist(), told)
     joined = tables[0].merge(tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted"))
     differing = joined.query("token_id_clean != token_id_corrupted")
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}

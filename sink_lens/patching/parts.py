@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
-from ..edits.part import SPARE_DRAWS, Part, random_sets
+from ..edits.part import SPARE_DRAWS, Part, Where, random_sets
 from ..errors import InputError
 from ..models.header import Sized, sizes_of
 from ..models.sites import SITES, site_of
@@ -21,18 +21,7 @@ from ..text import span
 from .config import PatchConfig
 
 
-def cells(
-    model: Sized,
-    site: str,
-    *,
-    by: Sequence[str],
-    n_positions: int,
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
-) -> list[Part]:
+def cells(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
     """Make every part that a sweep patches, with all its indices; the last axis in ``by`` varies fastest.
 
     Raises:
@@ -40,17 +29,7 @@ def cells(
         InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
             positions, heads, keys or units do not exist.
     """
-    chosen = indices_of(
-        model,
-        site,
-        by=by,
-        n_positions=n_positions,
-        layers=layers,
-        positions=positions,
-        heads=heads,
-        keys=keys,
-        units=units,
-    )
+    chosen = indices_of(model, site, by=by, n_positions=n_positions, **at)
     parts = []
     for indices in product(*(chosen[name] for name in by)):
         fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
@@ -59,16 +38,7 @@ def cells(
 
 
 def indices_of(
-    model: Sized,
-    site: str,
-    *,
-    by: Sequence[str],
-    n_positions: int,
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
+    model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
 ) -> dict[str, tuple[int, ...]]:
     """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``cells``."""
     known = site_of(site, family=model.family)
@@ -78,7 +48,7 @@ def indices_of(
         raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
     if len(set(by)) < len(by):
         raise InputError(f"by names something twice: {', '.join(by)}; need each once")
-    given = {"position": positions, "head": heads, "key": keys, "unit": units}
+    given = {axis: at.get(f"{axis}s") for axis in ("position", "head", "key", "unit")}
     for name, indices in given.items():
         if indices is not None and name not in names:
             raise InputError(
@@ -88,6 +58,7 @@ def indices_of(
     sizes = sizes_of(model, known.axes, n_positions=n_positions)
     chosen = {name: _indices(f"{name}s", given[name], size=size) for name, size in zip(names, sizes, strict=True)}
     having = model.having(site)
+    layers = at.get("layers")
     chosen["layer"] = having if layers is None else _indices("layers", layers, size=model.n_layers)
     if not {*chosen["layer"]} <= {*having}:
         raise InputError(f"not all of the layers {span(chosen['layer'])} have {site!r}; need some of {span(having)}")
@@ -99,12 +70,6 @@ def indices_of(
 def identity_of(part: Part) -> str:
     """Text that tells a part of a site from others, whatever the sweep's axes."""
     return json.dumps([part.layers, part.index])
-
-
-def index_of(part: Part, by: Sequence[str]) -> tuple[int, ...]:
-    """The cell's index on each axis in ``by``."""
-    chosen = {axis: part.indices_on(axis) for axis in by}
-    return tuple(indices[0] for indices in chosen.values() if indices is not None)
 
 
 def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:

@@ -4,15 +4,12 @@ Which cells differ between the runs only the model can tell; before the first to
 it all are counted.
 """
 
-from typing import Any
-
-from ..errors import InputError
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
 from ..models.bundled import header_of
 from ..models.header import sizes_of
 from ..models.prompt_tokens import most_tokens
 from ..models.sites import SITES
-from .config import PatchConfig, check_differ
+from .config import PatchConfig, check_differ, check_lengths
 from .named_metric import spec_of
 from .parts import cells, check_put, drawn_parts, identity_of, indices_of
 
@@ -35,7 +32,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     if config.put == "source":
         check_differ(clean != corrupted)
-    grid = cells(header, config.site, by=config.by, n_positions=n_positions, **_chosen(config))
+    grid = cells(header, config.site, by=config.by, n_positions=n_positions, **config.at)
     site = SITES[config.site]
     made, backwards = float(_BESIDE), 0
     if config.approximate or config.screen:
@@ -75,33 +72,16 @@ def check_before(config: PatchConfig) -> None:
     header = header_of(config.model)
     if header is not None:
         longest = most_tokens([*config.clean, *config.corrupted])
-        indices_of(header, config.site, by=config.by, n_positions=longest, **_chosen(config))
+        indices_of(header, config.site, by=config.by, n_positions=longest, **config.at)
         spec_of(config).last(header)
     if config.site in SITES:
         check_put(config)
 
 
-def _chosen(config: PatchConfig) -> dict[str, Any]:
-    """The indices of each axis that is patched."""
-    return {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
-
-
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:
-    """The first position at which a clean sequence and its corrupted one differ; their length if none does.
-
-    Raises:
-        InputError: they are not one for one, or of different lengths.
-    """
-    if len(clean) != len(corrupted):
-        raise InputError(
-            f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one of each per pair"
-        )
+    """The first position at which a clean sequence and its corrupted one differ; their length if none does."""
+    check_lengths([*map(len, clean)], [*map(len, corrupted)])
     found = [max(map(len, clean))]
-    for index, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
-        if len(one) != len(other):
-            raise InputError(
-                f"sequence {index} has {len(one)} clean and {len(other)} corrupted tokens; need the same number, so "
-                "that each value has a position to go to. Replace words by words with as many tokens"
-            )
+    for one, other in zip(clean, corrupted, strict=True):
         found += [place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b][:1]
     return min(found)

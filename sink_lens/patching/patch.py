@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from ..edits.constructors import Edit
@@ -37,9 +36,9 @@ from ..records.shards import check_shard, run_in
 from .cells import MakesEdit
 from .config import PatchConfig
 from .first_order import first_order
-from .pairs import Direction, PromptPair, Sequences
-from .parts import check_put, drawn_parts, identity_of, index_of
-from .results import ADDED, EVERY, PatchResult, joined, write_result
+from .pairs import PromptPair, Sequences
+from .parts import check_put, drawn_parts, identity_of
+from .results import ADDED, EVERY, PatchResult, grid_frame, joined, shared_facts, write_result
 from .run_folder import Kept, Measured, label_of, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
 
@@ -171,20 +170,31 @@ class _Request:
 
     def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
         """Measure all patches that are not kept, and make the table."""
-        config = self.config
-        result = _result(
-            self.runs,
-            self.measure(kept, progress=progress),
-            pair=self.pair,
-            by=config.by,
-            direction=config.direction,
-            grid=self.grid,
-            controls=self.controls,
-            seed=config.seed,
+        runs, found = self.runs, self.measure(kept, progress=progress)
+        measured = [found[identity_of(part)] for part in self.grid]
+        values = torch.stack([one.values for one in measured]) if measured else runs.baseline.repeat(0, 1)
+        before = runs.baseline.double().numpy()
+        drawn = [[found[identity_of(part)].values.double().numpy() for part in some] for some in self.controls]
+        effects = effect_table(
+            values.double().numpy(),
+            before,
+            controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
+            generator=np.random.default_rng(self.config.seed),
         )
+        apart = (runs.source.double() - runs.baseline.double()).expand(values.shape)
+        spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
+        n = effects.pop("n")
+        normalised = effects["effect"] / np.where(spans == 0, np.nan, spans)
+        effects = effects.assign(normalised_effect=normalised, changed=[one.changed for one in measured], n=n)
         if self.approximations is not None:
-            result.frame["approximation"] = self.approximations
-        return result
+            effects["approximation"] = self.approximations
+        every = torch.cat([runs.baseline[None], runs.source[None], values]).double()
+        return PatchResult(
+            frame=grid_frame(self.grid, self.config.by).join(effects),
+            values=values.double(),
+            baselines=every[:2],
+            **shared_facts(runs, self.pair, self.config),
+        )
 
     def unfinished(self, folder: Path) -> PatchResult:
         """The result of a shard that is done while others are not: no patch."""
@@ -250,52 +260,3 @@ def _screen_cells(runs: RunPair, grid: Sequence[Part], *, most: int, steps: int)
     effects = found[:, ~runs.baseline.isnan()].nanmean(1) if by_sequence else found.sum(1)
     best = sorted(effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:most].tolist())
     return [grid[number] for number in best], effects[best].tolist()
-
-
-def _result(
-    runs: RunPair,
-    found: Mapping[str, Measured],
-    *,
-    pair: PromptPair,
-    by: tuple[str, ...],
-    direction: Direction,
-    grid: Sequence[Part],
-    controls: Sequence[Sequence[Part]],
-    seed: int,
-) -> PatchResult:
-    """The result from the metric of every patch and control."""
-    values = torch.stack([found[identity_of(part)].values for part in grid]) if grid else runs.baseline.repeat(0, 1)
-    before = runs.baseline.double().numpy()
-    drawn = [[found[identity_of(part)].values.double().numpy() for part in some] for some in controls]
-    effects = effect_table(
-        values.double().numpy(),
-        before,
-        controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
-        generator=np.random.default_rng(seed),
-    )
-    baseline, source = (float(one.double().nanmean()) for one in (runs.baseline, runs.source))
-    apart = (runs.source.double() - runs.baseline.double()).expand(values.shape)
-    spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
-    frame = pd.DataFrame([index_of(part, by) for part in grid], columns=list(by), index=range(len(grid)))
-    frame = frame.join(effects)
-    frame.insert(
-        frame.columns.get_loc("n"),  # type: ignore[arg-type]  # one column has this name
-        "normalised_effect",
-        frame["effect"] / np.where(spans == 0, np.nan, spans),
-    )
-    frame.insert(frame.columns.get_loc("n"), "changed", [found[identity_of(part)].changed for part in grid])  # type: ignore[arg-type]
-    every = torch.cat([runs.baseline[None], runs.source[None], values]).double()
-    return PatchResult(
-        frame=frame,
-        site=runs.site,
-        metric=runs.metric.name,
-        unit=runs.metric.unit,
-        direction=direction,
-        by=by,
-        baseline=baseline,
-        source=source,
-        values=values.double(),
-        baselines=every[:2],
-        differences=pair.differences,
-        labels=pair.labels,
-    )

@@ -236,13 +236,8 @@ def _part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
         given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
-    cells(lens, given.site, by=(), n_positions=n_positions, **_chosen(given))  # refuses a part that does not exist
+    cells(lens, given.site, by=(), n_positions=n_positions, **given.where)  # refuses a part that does not exist
     return given
-
-
-def _chosen(part: Part) -> dict[str, Any]:
-    """Where the part is, as arguments of an edit."""
-    return {**part.where}
 
 
 def _layer(part: Part) -> int:
@@ -257,7 +252,7 @@ def _place(part: Part) -> tuple[str, int]:
 def _put(part: Part, value: Tensor) -> Edit:
     """Make an edit that replaces a part by the same part of a given tensor."""
     _, layer = _place(part)
-    where = _chosen(part) | {"layers": (layer,), "label": f"path through {part.site}"}
+    where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.of(value)}, **where)
 
 

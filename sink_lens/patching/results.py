@@ -1,7 +1,7 @@
 """Results of patches and of their approximation: tables, figures, and what their run folder holds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from ..errors import InputError
 from ..models.sites import SITES
 from ..records import RunWriter, display
 from ..stats import strongest
-from .pairs import Direction, label_table
+from .config import PatchConfig
+from .pairs import Direction, PromptPair, label_table
 from .parts import identity_of
 from .run_pair import RunPair
 
@@ -41,15 +42,10 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchResult:
-    """The effect of every patch of a sweep on the metric."""
+class Swept:
+    """What the patches of a sweep and their approximation have in common."""
 
     frame: pd.DataFrame
-    """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
-    (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
-    standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
-    interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
-    ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
     site: str
     metric: str
     unit: str
@@ -60,18 +56,10 @@ class PatchResult:
     """The metric of the patched run before it is patched."""
     source: float
     """The metric of the source run, from which the patched-in values come."""
-    values: Float[Tensor, "sample batch"] = field(repr=False)
-    """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
-    baselines: Float[Tensor, "2 batch"] = field(repr=False)
-    """The metric of the baseline run and of the source run, by sequence as in ``values``."""
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
     """Position -> the label of its token; * marks positions where the tokens differ."""
-    folder: Path | None = None
-    """The run folder, if one was written."""
-    finished: bool = True
-    """False from a shard if others are still to be computed: the frame has no rows."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest effects, positive or negative."""
@@ -79,10 +67,52 @@ class PatchResult:
 
     def heatmap(self, value: str = "effect") -> "Figure":
         """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""
-        title = f"{self.direction}: {self.site} patched, {self.metric}"
         from .page import patch_map
 
+        how = ", to first order" if isinstance(self, AttributionResult) else ""
+        title = f"{self.direction}{how}: {self.site} patched, {self.metric}"
         return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
+
+
+def grid_frame(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
+    """Each part's index on each axis in ``by``."""
+    indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid]
+    return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
+
+
+def shared_facts(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
+    """The fields of ``Swept`` but its table."""
+    return {
+        "site": runs.site,
+        "metric": runs.metric.name,
+        "unit": runs.metric.unit,
+        "direction": config.direction,
+        "by": config.by,
+        "baseline": float(runs.baseline.double().nanmean()),
+        "source": float(runs.source.double().nanmean()),
+        "differences": pair.differences,
+        "labels": pair.labels,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchResult(Swept):
+    """The effect of every patch of a sweep on the metric."""
+
+    frame: pd.DataFrame
+    """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
+    (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
+    standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
+    interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
+    ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
+    values: Float[Tensor, "sample batch"] = field(repr=False)
+    """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
+    baselines: Float[Tensor, "2 batch"] = field(repr=False)
+    """The metric of the baseline run and of the source run, by sequence as in ``values``."""
+    folder: Path | None = None
+    """The run folder, if one was written."""
+    finished: bool = True
+    """False from a shard if others are still to be computed: the frame has no rows."""
 
     def circuit(self) -> "PatchCircuit":
         """The patches as a circuit, to draw."""
@@ -170,36 +200,14 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttributionResult:
+class AttributionResult(Swept):
     """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
     """One row per patch: the swept columns, ``effect`` (approximates that of ``patch``), ``method`` (gradient, or
     integrated gradients), ``changed``, ``n``."""
-    site: str
-    metric: str
-    unit: str
-    direction: Direction
-    by: tuple[str, ...]
-    baseline: float
-    """The metric of the baseline run."""
-    source: float
-    """The metric of the source run, from which the patched-in values come."""
-    differences: pd.DataFrame = field(repr=False)
-    labels: Mapping[int, str] = field(repr=False)
     runs: RunPair = field(repr=False)
     grid: tuple[Part, ...] = field(repr=False)
-
-    def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The rows with the largest approximations, positive or negative."""
-        return strongest(self.frame, "effect", n=n)
-
-    def heatmap(self, value: str = "effect") -> "Figure":
-        """The approximation as a heat map; with three axes, it shows the strongest value along the third."""
-        title = f"{self.direction}, to first order: {self.site} patched, {self.metric}"
-        from .page import patch_map
-
-        return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -30,9 +30,6 @@ from .named_metric import named_metric
 from .pairs import PromptPair, Sequences, pair_prompts
 from .parts import cells, identity_of, open_whole_axes, put_spec
 from .run_folder import Kept, Measured, Row
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +264,7 @@ def prepare_runs(
     read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
-    chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
-    grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
+    grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **config.at)
     return (
         RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits, is_source=is_source),
         grid,

@@ -7,7 +7,7 @@ reused. Nothing in this package loads torch.
 """
 
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
-from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
+from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run, read_table
 from sink_lens.records.result import Result
 from sink_lens.records.writing import (
@@ -37,7 +37,6 @@ __all__ = [
     "check_free",
     "check_known",
     "check_not_of_run",
-    "compare_runs",
     "create_run",
     "log_lines",
     "read_log",

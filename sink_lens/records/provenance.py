@@ -1,9 +1,8 @@
-"""Provenance: what a run was made from, as strict JSON, and whether two runs may be compared."""
+"""Provenance: what a run was made from, as strict JSON."""
 
 import math
 import os
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from sink_lens.errors import RunError
-from sink_lens.records.reading import RUN_FILE, Run
+from sink_lens.records.reading import RUN_FILE
 
 IDENTITY = ("weights_sha256", "tokens_sha256", "bos_condition", "dtype")
-"""Provenance fields that must be equal in two runs, except the field that is being compared."""
+"""Provenance fields by which a run is told from another."""
 CIRCUMSTANCE = ("versions", "device", "kernel")
-"""Provenance fields that may differ between two runs; a difference only causes a warning."""
+"""Provenance fields that are where a run was made, not what it is of."""
 
 
 def versions() -> dict[str, str | None]:
@@ -52,40 +51,3 @@ def strict(value: Any) -> Any:
         f"{RUN_FILE} cannot hold {value!r} of type {type(value).__name__}; need text, numbers, lists and "
         "mappings. Convert it first."
     )
-
-
-def compare_runs(a: Run, b: Run, *, by: str | Sequence[str] | None) -> dict[str, tuple[Any, Any]]:
-    """Check that two runs may be compared; return the fields that differ: field -> (value in a, value in b).
-
-    Args:
-        a: The first run.
-        b: The second run.
-        by: The field or fields that are being compared, such as "weights_sha256"; None allows no difference. Another
-            BOS condition has other tokens, so "bos_condition" also allows another token hash of the same source.
-
-    Raises:
-        RunError: A field of IDENTITY that `by` does not name differs, or is missing from both runs.
-    """
-    named = {by} if isinstance(by, str) else set(by or ())
-    if unknown := named - set(IDENTITY):
-        raise RunError(f"runs cannot be compared by {sorted(unknown)}; need some of {', '.join(IDENTITY)}.")
-    pairs = {field: (a.provenance.get(field), b.provenance.get(field)) for field in IDENTITY + CIRCUMSTANCE}
-    admitted = set(named)
-    if "bos_condition" in named and a.provenance.get("token_source") == b.provenance.get("token_source"):
-        admitted.add("tokens_sha256")
-    refused = [
-        field
-        for field in IDENTITY
-        if field not in admitted and (pairs[field][0] != pairs[field][1] or pairs[field][0] is None)
-    ]
-    if refused:
-        listed = "; ".join(f"{field}: {pairs[field][0]} and {pairs[field][1]}" for field in refused)
-        raise RunError(
-            f"{a.folder} and {b.folder} have {listed}; need equal values. To compare by them, pass by={refused!r}."
-        )
-    differing = {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
-    for field in CIRCUMSTANCE:
-        if field in differing:
-            was, now = differing[field]
-            warnings.warn(f"{a.folder} and {b.folder} differ in {field}: {was} and {now}", stacklevel=2)
-    return differing
