@@ -64,7 +64,6 @@ def exported(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[]
         return vars(sys.modules[package]).setdefault(name, value)
 
     def known() -> list[str]:
-        """The names of the package."""
         return sorted({*vars(sys.modules[package]), *names})
 
     sys.modules[package].__class__ = _Package

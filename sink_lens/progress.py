@@ -13,7 +13,6 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
     """A bar of plain text: in a notebook one line that changes, in a log one line when the outermost bar ends."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Find out who watches."""
         self._line: Any = None
         self._watched = watched()
         if not self._watched:

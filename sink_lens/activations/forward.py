@@ -149,7 +149,6 @@ def _check_no_hook(lens: LensModel) -> None:
 
 
 def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Any:
-    """A module hook of the plain model that reads a site."""
     site, family = SITES[name], lens.row(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
@@ -163,13 +162,11 @@ def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Pu
     if address.side == "output":
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            """Take a module's output."""
             take(output[0] if isinstance(output, tuple) else output)
 
         return module.register_forward_hook(after)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take a module's input."""
         take(args[0] if args else kwargs["hidden_states"])
 
     return module.register_forward_pre_hook(before, with_kwargs=True)

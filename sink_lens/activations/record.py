@@ -159,7 +159,6 @@ def capture(
     kept: dict[tuple[str, int], list[Tensor]] = {}
 
     def put(layer: int, name: str, tensor: Tensor) -> None:
-        """Keep a site's tensor of a layer."""
         if positions is not None:
             index = torch.tensor(list(positions), dtype=torch.int64, device=tensor.device)
             tensor = tensor.index_select(SITES[name].position_axis, index)

@@ -290,7 +290,6 @@ class Received:
         """The reading that adds each layer and keeps nothing else."""
 
         def take(view: LayerView) -> None:
-            """Add a layer."""
             self.add(view)
 
         return Reading(name="received", sites=("rows",), function=take)
@@ -325,7 +324,6 @@ class Norms:
         """The reading that adds each layer and keeps nothing else."""
 
         def take(view: LayerView) -> None:
-            """Add a layer."""
             self.add(view)
 
         return Reading(name="norms", sites=("resid_post",), function=take)

@@ -52,7 +52,6 @@ def main() -> None:
 
 
 def _show_version(asked: bool) -> bool:
-    """Print the version and end."""
     if asked:
         from importlib.metadata import version
 

@@ -58,7 +58,6 @@ def card(
 
 
 def _of_one(study: "Study") -> "Iterator[RenderableType]":
-    """The rows of a card."""
     from rich.table import Table
 
     from ..studies.card import rows_of_card

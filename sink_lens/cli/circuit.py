@@ -72,7 +72,6 @@ def circuit(
 
 
 def _table(edges: "pd.DataFrame", *, core: "pd.DataFrame | None") -> "Table":
-    """The largest edges for the terminal."""
     from ..text import edge_name, number
 
     heads = ("edge", "score", "95% interval", "in bootstraps", *(() if core is None else ("over all settings",)))

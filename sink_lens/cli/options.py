@@ -69,14 +69,12 @@ def configured(
     """
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
-        """Give a command the options of its configuration."""
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
         docs = field_docs(kind)
         shown = [_parameter(field, docs.get(name, "")) for name, field in known.items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
-            """Read the configuration and run the command."""
             asked = {name: given.pop(name) for name in known}
             settings, file, pairs = {}, given.pop("config_file"), given.pop("pairs", ())
             if given.get("file") is not None and file is not None:
@@ -104,7 +102,6 @@ def configured(
 
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
-            """Run the command and print its answer."""
             as_json = bool(given.pop("as_json"))
             answering(ctx, functools.partial(answer, ctx, given), as_json=as_json)
 
@@ -274,7 +271,6 @@ def example_of(text: str) -> Any:
     """``--example``: print a file to begin with, and stop."""
 
     def printed(asked: bool) -> None:
-        """Print the example and end."""
         if asked:
             typer.echo(text, nl=False)
             raise typer.Exit

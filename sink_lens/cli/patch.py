@@ -131,7 +131,6 @@ def _print_approximation(
 
 
 def _differences(differences: "pd.DataFrame") -> "Table":
-    """The tokens that differ, for the terminal."""
     from ..text import plural, token
 
     title = f"the prompts differ in {plural(len(differences), 'token')}"
@@ -144,7 +143,6 @@ def _differences(differences: "pd.DataFrame") -> "Table":
 
 
 def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table":
-    """The strongest patches for the terminal."""
     from ..text import interval, number, token
 
     heads = {"value": result.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}

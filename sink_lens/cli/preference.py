@@ -116,7 +116,6 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
 
 
 def _cost(frame: "pd.DataFrame") -> None:
-    """Print what it would take."""
     from ..text import duration, short
 
     lines = [

@@ -158,7 +158,6 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
     echo(str(result.folder))
 
     def found() -> dict[str, Any]:
-        """The result for ``--json``."""
         metrics = dict.fromkeys(map(str, result.frame["metric"]))
         strongest = {metric: rows(result.top(_SHOWN, metric=metric)) for metric in metrics}
         answer = {"run": result.folder, "report": page, "sentence": result.headline, "failed": len(result.failed)}
@@ -168,7 +167,6 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
 
 
 def _strongest(result: "SweepResult", metric: str) -> "Table":
-    """The cells with the largest effects on a metric."""
     from ..sweeps.results import cell_name
     from ..text import number
 

@@ -56,7 +56,6 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
             say("error" if is_error(why) else "warning", f"not drawn: {why}")
 
     def found() -> dict[str, Any]:
-        """The answer for ``--json``."""
         from ..report.html import conclusion
 
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}

@@ -143,7 +143,6 @@ def _headline(
 
 
 def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
-    """The growth steps for the terminal."""
     table = _table("Growth steps and their super neurons (share of the layer's change)")
     for name in ("layers", "norm ratio", "dimension", "super neurons"):
         table.add_column(name, no_wrap=name != "super neurons")
@@ -211,7 +210,6 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _conditions(conditions: pd.DataFrame) -> Table:
-    """The two BOS conditions for the terminal."""
     table = _table("With and without BOS (* traced): where the sink is, and the loss in nats")
     for name in ("BOS", "position", "rate", "S2 ratio", "dimensions", "growth steps", "loss"):
         table.add_column(name)

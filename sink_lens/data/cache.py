@@ -206,7 +206,6 @@ def clear_cache(*, name: str | None = None) -> int:
 
 
 def _entry(path: Path, *, kind: str) -> CacheEntry:
-    """A folder of the cache as an entry."""
     manifest = read_manifest(path)
     return CacheEntry(
         kind=kind,

@@ -228,7 +228,6 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The texts of a JSONL file."""
     # datasets would refuse rows whose other columns differ in type, and name no line.
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
@@ -247,7 +246,6 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _rows(path: Path) -> Iterator[str]:
-    """The texts of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 

@@ -39,7 +39,6 @@ class Packed(Dataset[dict[str, Tensor]]):
     """Sequences of one split, read from disk: ``data[i]`` has ``input_ids`` and ``labels``, both int64."""
 
     def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
-        """Map one split of a pack."""
         self.folder = folder
         """Folder in the cache."""
         self.split = split

@@ -72,7 +72,6 @@ def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     """
 
     def make(nouns: Sequence[str]) -> Example:
-        """Draw an example from these nouns."""
         head, *others = (nouns[at].split() for at in _draw(nouns, 3, generator))
         plural = _draw_one((0, 1), generator)
         between = (f"{_draw_one(_BETWEEN.split('|'), generator)} the {_draw_one(other, generator)}" for other in others)
@@ -93,7 +92,6 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     names, things = _parts(_NAMES, generator), _parts(_THINGS, generator)
 
     def make(words: tuple[list[str], list[str]]) -> Example:
-        """Draw an example from these names and things."""
         who, what = ([each[at] for at in _draw(each, 2, generator)] for each in words)
         asked = _draw_one((0, 1), generator)
         told = " ".join(f"{name} has the {thing}." for name, thing in zip(who, what, strict=True))
@@ -125,7 +123,6 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     choices = tuple(f" {genre}" for genre in texts)
 
     def make(cut: dict[str, list[list[str]]]) -> Example:
-        """Draw an example from these documents."""
         genre = _draw_one(list(cut), generator)
         words = _draw_one(cut[genre], generator)
         start = int(torch.randint(len(words) - _WORDS, (1,), generator=generator))

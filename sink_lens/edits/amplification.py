@@ -85,11 +85,9 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
     )
 
     def values(view: LayerView) -> Tensor:
-        """Mean value vector of each query head."""
         return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
 
     def aggregated(view: LayerView) -> Tensor:
-        """Mean aggregated value of each head."""
         return view["z_raw"].float().mean(1)
 
     streamed = stream(
@@ -141,7 +139,6 @@ def amplify(
     chosen = None if heads is None else list(heads)
 
     def change(z: Tensor, at: At) -> Tensor:
-        """Move z away from the mean by the factor."""
         if means is None or centre == "none":
             return z * factor
         mu = means.of(centre)[at.layer].to(z.device, z.dtype)

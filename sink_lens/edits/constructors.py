@@ -138,7 +138,6 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
     where.setdefault("label", f"{site} + {factor:g} x vector" if added.dim() else f"{site} + {float(added):g}")
 
     def change(x: Tensor, at: At) -> Tensor:
-        """The values with the vector."""
         if any(own not in (1, size) for own, size in zip(reversed(added.shape), reversed(x.shape), strict=False)) or (
             added.dim() > x.dim()
         ):
@@ -188,7 +187,6 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
     where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
-        """The given values of these sequences."""
         new = sent(values[at.layer], x.device, x.dtype)
         whole = (at.n_sequences, *x.shape[1:])
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):

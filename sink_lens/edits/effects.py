@@ -33,7 +33,6 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
     rows = []
 
     def add(quantity: str, layer: int | None, position: int | None, before: Tensor, after: Tensor) -> None:
-        """Add a row with its paired difference."""
         found = paired_difference(after.numpy(), before.numpy(), generator=generator)
         numbers = (float(before.nanmean()), float(after.nanmean()), found.estimate, found.low, found.high, found.n)
         rows.append((quantity, layer, position, *numbers))

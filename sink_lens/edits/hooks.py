@@ -88,7 +88,6 @@ def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = Non
     point.name = name
 
     def change(x: Tensor, at: At) -> Tensor:
-        """Return what the hook function makes of a copy."""
         own = x.clone()
         new = function(own, hook=point)
         return own if new is None else new
@@ -129,7 +128,6 @@ class Applied:
         """
 
         def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
-            """Edit the tensor."""
             return act(tensor)
 
         return [

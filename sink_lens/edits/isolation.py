@@ -36,7 +36,6 @@ def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, la
         )
 
     def change(scores: Tensor, at: At) -> Tensor:
-        """Mask all earlier keys."""
         keys = torch.arange(scores.shape[-1], device=scores.device)
         earlier = keys < at.positions.to(scores.device)[:, None]
         return scores.masked_fill(earlier, torch.finfo(scores.dtype).min)

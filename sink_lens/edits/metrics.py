@@ -130,7 +130,6 @@ def logit_difference(
     plus, minus = (one if isinstance(one, int) else [int(each) for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
-        """The difference of the two logits."""
         found = run.logits_at(_at(run, position)).float()
         rows = torch.arange(len(found))
         return found[rows, _ids(plus, run, found)] - found[rows, _ids(minus, run, found)]
@@ -211,7 +210,6 @@ def loss() -> Metric:
     """
 
     def function(run: Outcome) -> Tensor:
-        """The loss by sequence."""
         assert run.loss is not None
         return run.loss
 
@@ -229,7 +227,6 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
     given = _log_probabilities(logits.detach().float().cpu())
 
     def function(run: Outcome) -> Tensor:
-        """The divergence by sequence."""
         assert run.logits is not None
         found = _log_probabilities(run.logits.float())
         wanted = given[run.sequences]
@@ -259,7 +256,6 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
         raise InputError(f"there is no norm of a position at {site!r}; need one of {fit}")
 
     def function(run: Outcome) -> Tensor:
-        """The norm at the position."""
         _check_real(run, sink_position)
         return run.tensors[site, layer][:, sink_position].flatten(1).float().norm(dim=-1)
 
@@ -277,7 +273,6 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
     """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
 
     def function(run: Outcome) -> Tensor:
-        """The ratio at the position."""
         _check_real(run, sink_position)
         return dominance_ratio(run.state_at(sink_position)[run.layers.index(layer)])
 

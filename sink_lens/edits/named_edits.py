@@ -226,7 +226,6 @@ def _hash_of(file: Path, changed: int, size: int) -> str:
 
 
 def _mean(spec: EditSpec, refs: "References") -> "Edit":
-    """Set to a mean of the baseline run."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -235,7 +234,6 @@ def _mean(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _resample(spec: EditSpec, refs: "References") -> "Edit":
-    """Set to another sequence's values."""
     from torch import Generator
 
     from .constructors import resample
@@ -259,7 +257,6 @@ def _isolate(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _amplify(spec: EditSpec, refs: "References") -> "Edit":
-    """Move aggregated values away from a mean."""
     from .amplification import amplify
 
     assert spec.part.positions is not None

@@ -95,7 +95,6 @@ def _loss(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictio
 
 
 def _logit_difference(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """The right token's logit minus the wrong one's."""
     from .metrics import logit_difference
 
     position = whole(options, "position", -1)
@@ -106,7 +105,6 @@ def _logit_difference(lens: "LensModel", options: Mapping[str, Any], predictions
 
 
 def _norm(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """The norm of a site at a position."""
     from .metrics import norm
 
     texts(options, ("site",), where="a metric")
@@ -121,7 +119,6 @@ def _dominance(lens: "LensModel", options: Mapping[str, Any], predictions: "Pred
 
 
 def _kl(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Divergence from the predictions of the baseline run."""
     from .metrics import kl_to
 
     if predictions is None:

@@ -59,7 +59,6 @@ def variance_calibration(
         layers = _layers_of(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        """Scale z's distance from the centre."""
         by_head = (
             given if given.dim() == 0 else _numbers_at(given[:, None], at=at, heads=heads, what="factor").to(z.device)
         )
@@ -105,7 +104,6 @@ def head_rms_norm(
         raise InputError(f"the target is {target}; need a finite number, or layer -> tensor")
 
     def change(z: Tensor, at: At) -> Tensor:
-        """Give each head's z the target's size."""
         wide = widen(z)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):

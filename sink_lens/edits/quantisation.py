@@ -175,7 +175,6 @@ def quantisation(
             raise InputError(f"layer {layer} keeps a channel of {site!r} twice: {list(units)}; need each once")
 
     def change(x: Tensor, at: At) -> Tensor:
-        """Round all but what is kept."""
         flat = x.flatten(2)
         keep = _keep(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return round_to(flat, chosen, keep=keep).view(x.shape)

@@ -22,7 +22,6 @@ class References:
     def __init__(
         self, lens: LensModel, tokens: TokenBatch, *, known: Mapping[tuple[str, int], Tensor] | None = None
     ) -> None:
-        """Compute what edits refer to when it is asked for, and keep it."""
         self.lens = lens
         self.tokens = tokens
         self._known = known or {}

@@ -205,7 +205,6 @@ def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.Data
 
 
 def _by_position(sums: CosineSums) -> pd.DataFrame:
-    """The table ``positions``."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:

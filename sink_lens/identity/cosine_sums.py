@@ -30,7 +30,6 @@ class CosineSums:
     """CosineSums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
 
     def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
-        """Start with empty sums for every place."""
         self.places: list[Place] = [(-1, "embedding")]
         self.places += [(layer, name) for layer in range(n_layers) for name in ("attention", "mlp")]
         self.places.append((n_layers, "final"))
@@ -57,7 +56,6 @@ class CosineSums:
         """Readings for ``stream``; each adds to its own sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
-            """A reading that adds states at a place."""
             layers = None if layer is None else frozenset({layer})
             function = partial(self._read, name=name, states=states)
             return Reading(name=name, sites=sites, function=function, layers=layers)

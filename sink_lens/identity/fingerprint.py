@@ -226,7 +226,6 @@ def _result(
     was_cached: dict[str, bool],
     config: FingerprintConfig,
 ) -> Fingerprint:
-    """The tables of all pairs."""
     models = pd.DataFrame(
         [
             {
@@ -267,7 +266,6 @@ def _wide(pair: ModelPair) -> dict[str, float]:
 
 
 def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintConfig) -> list[str]:
-    """The warnings that belong to these pairs."""
     said = []
     if config.inputs != "tokens":
         said.append(
@@ -297,7 +295,6 @@ def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintC
 
 
 def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
-    """A run folder of kind "fingerprint"."""
     provenance: dict[str, Any] = {
         "models": found.models["model"].tolist(),
         "weights_sha256": found.models["weights_sha256"].tolist(),

@@ -48,7 +48,6 @@ class Votes:
         return cls(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
 
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
-        """Start with empty counts."""
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
         self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
         self.probability = torch.zeros(n_vocab, dtype=torch.float64)

@@ -167,7 +167,6 @@ def write_survey(
 
 
 def _draw_figures(folder: Path) -> Result:
-    """The result of a finished folder, with its page."""
     run = read_run(folder)
     display.page(folder)
     errors = run.tables["models"]["error"].tolist()

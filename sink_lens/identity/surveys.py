@@ -111,7 +111,6 @@ def estimate(config: SurveyConfig) -> pd.DataFrame:
 
 
 def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
-    """The configuration of a survey that may be given by its name."""
     if not isinstance(config, str):
         return with_fields(type(config), config, fields)
     kinds: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}

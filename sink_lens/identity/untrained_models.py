@@ -154,7 +154,6 @@ def read_untrained(text: str) -> UntrainedConfig:
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
-    """The value of a field from text."""
     kinds = get_args(kind) or (kind,)
     if bool in kinds:
         words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}

@@ -36,7 +36,6 @@ def tau_b(
     found = np.empty(len(rows))
 
     def fill(part: slice) -> None:
-        """Compute some rows."""
         (order, plain), (order_by, plain_by) = _sort(rows[part]), _sort(by[part])
         found[part] = _without_ties(np.take_along_axis(_ranks(order_by), order, -1))
         if (tied := ~(plain & plain_by)).any():
@@ -56,7 +55,6 @@ def tau_b_matrix(
     ranks, found = _ranks(order), np.empty((len(rows), len(others)))
 
     def fill(part: slice) -> None:
-        """Compute some columns."""
         for index, row in enumerate(rows):
             found[index, part] = _without_ties(ranks[index][order_others[part]])
             if (tied := ~(plain[index] & plain_others[part])).any():

@@ -91,7 +91,6 @@ class Moments:
         n = added.clamp(min=1)[:, None]
 
         def sums(values: Tensor) -> Tensor:
-            """Sums over the sequences that count."""
             return (values if whole else torch.where(kept, values, 0.0)).sum(0).double()
 
         # Compute in the type of x, about ten times faster than float64. The rounding error of the mean is the mean

@@ -52,7 +52,6 @@ def cell_of_patch(
     own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
 
     def change(values: Tensor, at: At) -> Tensor:
-        """The source run's values of these sequences."""
         return sent(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, change, **{**own.where, "label": f"patch {site}"})

@@ -172,7 +172,6 @@ def _changed(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
-    """Head the page with the place where the metric is decided."""
     title = (
         f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
     )
@@ -252,7 +251,6 @@ def _prompts(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
-    """The prompts, the largest effect, and how many patches were made."""
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
     prompts = "; ".join(_prompts(run))
     sentences = [f"{capital(prompts)}."] if prompts else []
@@ -273,7 +271,6 @@ def _put_words(run: Run) -> str:
 
 
 def _map(run: Run) -> tuple[str, Figure]:
-    """Draw the effects by the axes that were swept."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
@@ -291,7 +288,6 @@ def _map(run: Run) -> tuple[str, Figure]:
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
-    """The table of patches with their intervals and controls."""
     table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
@@ -305,7 +301,6 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
-    """The table of tokens that differ between the prompts."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(
         clean=[token(text) for text in table["clean"]], corrupted=[token(text) for text in table["corrupted"]]

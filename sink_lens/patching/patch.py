@@ -118,7 +118,6 @@ def patch(
         return kept.sizes
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
-        """Compute these blocks."""
         request.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
 
     found = run_in(

@@ -158,7 +158,6 @@ class PatchResult(Swept):
         )
 
     def _repr_html_(self) -> str:
-        """The patches in a notebook."""
         said = [
             f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
             f"{self.source:.4g} in the source run."
@@ -215,7 +214,6 @@ class AttributionResult(Swept):
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
-        """The approximation in a notebook."""
         said = (
             f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
         )

@@ -39,7 +39,6 @@ class Kept:
     """The blocks of patches in a run folder, so that an interrupted run goes on where it was, by the same plan."""
 
     def __init__(self, writer: RunWriter, *, planned: Plan | None = None, only: Collection[str] | None = None) -> None:
-        """Keep blocks of patches in a folder."""
         self._writer = writer
         self._planned = planned
         self._only = only

@@ -123,7 +123,6 @@ class RunPair:
         references = References(self.lens, self.run, known=self.held)
 
         def make(site: str, **where: Unpack[Where]) -> Edit:
-            """The edit of a part."""
             return put_spec(config, Part.at(site, where)).edit(references)
 
         return make
@@ -164,7 +163,6 @@ class RunPair:
         rows: list[Row] = []
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
-            """Keep a patch's metric by sequence."""
             values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
             first = 0 if self._is_whole else outcome.sequences.start
             rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))

@@ -97,7 +97,6 @@ class Tables(Mapping[str, pd.DataFrame]):
         return self._kept[name]
 
     def _read(self, name: str) -> pd.DataFrame:
-        """Read a table, and check it against the run's record and the schema."""
         path = self._paths[name]
         try:
             if not whole(path, self._files[path.name]):

@@ -164,7 +164,6 @@ class RunWriter:
         self._write_record()
 
     def _close(self, error: BaseException | None) -> None:
-        """Write how the run ended."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
@@ -424,7 +423,6 @@ def _release(lock: FileLock) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Refuse a folder that holds other files."""
     held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
     if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
@@ -435,7 +433,6 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
-    """Refuse a folder that holds another run."""
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (

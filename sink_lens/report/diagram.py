@@ -393,7 +393,6 @@ def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[li
 
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
-    """Draw a diagram whose boxes have their places."""
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}

@@ -73,7 +73,6 @@ def _least(make: Callable[[], Figure], *, width: float, font: str | None) -> flo
 
 
 def _fit(figure: Figure, *, width: float, font: str | None) -> tuple[Figure, list[str]]:
-    """The figure in a width and font, and what cannot be read in it then."""
     again = figure.at_width if isinstance(figure, Picture) else None
     if again is not None:
         try:

@@ -108,7 +108,6 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
     key = f"{prefix}{of.key}"
 
     def make() -> Shown:
-        """Draw the figure, with its numbers as CSV."""
         see, figure = of.make(run)
         see += thinned(figure)
         wide = bool(figure.get_figwidth() > 6)
@@ -160,7 +159,6 @@ def _incomplete(run: Run) -> str:
 
 
 def _provenance(run: Run) -> dict[str, str]:
-    """Return what the run was made from, as text by name."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
     rows = [*_flat(run_itself), *_flat(run.provenance), *_flat(run.config, "config.")]
     shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}

@@ -39,7 +39,6 @@ def result(
 
 
 def _part(part: object) -> str:
-    """A text, table, mapping or figure as HTML."""
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):

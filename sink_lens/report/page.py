@@ -212,7 +212,6 @@ def listed_table(
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
-        """The caption and the table of this run."""
         frame = run.need(name, columns=need or list(heads))
         shortened = run.tables.shortened.get(name)
         return see + more(len(frame) if shortened is None else shortened.rows, name, most=most), shown_table(

@@ -117,7 +117,6 @@ class Beside:
         )
 
     def _table(self, rows: Sequence[Row]) -> PageTable:
-        """Rows of the comparison as a table of the page."""
         heads = ("", *self.names)
         return PageTable(
             heads=heads,
@@ -228,7 +227,6 @@ def _verdicts(key: str, parts: Sequence[Content], *, name: str) -> Row:
 
 
 def _summary(run: Run) -> dict[str, str]:
-    """The run's summary as text by quantity."""
     table = run.need("summary", columns=["quantity", "value"])
     shown = {}
     for row in table.to_dict("records"):

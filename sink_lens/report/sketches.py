@@ -111,7 +111,6 @@ def of_chain(circuit: Any) -> Diagram:
 
 
 def _node_words(nodes: pd.DataFrame) -> str:
-    """Nodes of one kind in a few words."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     layers = _layers(nodes["layers"].tolist())
@@ -145,7 +144,6 @@ def _all(labels: Sequence[str]) -> str:
 
 
 def _layers(said: Sequence[str]) -> str:
-    """Layers of the growth steps; nothing where there is none."""
     spans = [one.partition(" ")[2] for one in said if one.startswith("layer")]
     if not spans or len(spans) > 3:
         return ""

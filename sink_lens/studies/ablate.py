@@ -31,7 +31,6 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
-    """One growth step's set as a row of ``summary``."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 
@@ -54,7 +53,6 @@ def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _set_sentence(row: Mapping[Any, Any]) -> str:
-    """Say what a growth step's set removes, beside random sets."""
     random = f"random sets of the same size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
     layers, removed = row["read_layers"], percent(row["removed_share"])
     if not row["removes"]:

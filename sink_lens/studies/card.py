@@ -238,7 +238,6 @@ def token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch tar
 
 
 def _outliers(seen: Observed) -> list[dict[str, Any]]:
-    """The outlier dimensions with their layers and largest values."""
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
@@ -258,7 +257,6 @@ def _outliers(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _largest(seen: Observed) -> list[dict[str, Any]]:
-    """The largest entry of each site."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
@@ -281,7 +279,6 @@ def _largest(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
-    """A loss with its change from the clean run."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
@@ -524,7 +521,6 @@ _LOSSES = {
 
 
 def _loss_cell(row: Mapping[str, Any]) -> str:
-    """A loss with its change as text."""
     change = row["change"]
     text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
     return (
@@ -539,7 +535,6 @@ def _cell(text: Any) -> str:
 
 
 def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """The tables behind the card."""
     heads, n_layers = seen.heads, seen.lens.n_layers
     largest = seen.core.stacked("largest:resid_post")[..., 0]
     layers = pd.DataFrame(
@@ -614,7 +609,6 @@ def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the table ``writers``."""
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}

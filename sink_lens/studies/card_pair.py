@@ -180,7 +180,6 @@ def _pair(a: Tensor, b: Tensor, *, seed: int) -> Interval:
 
 
 def _indices(a: Observed, b: Observed) -> list[dict[str, Any]]:
-    """Positions, dimensions and neurons of both."""
     quantities = {
         "sink_positions": sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
@@ -249,7 +248,6 @@ def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
 
 
 def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool) -> tuple[str, str]:
-    """The names of the two that are compared."""
     names = (shown_name(first.name), shown_name(second.name))
     if config.by == "dtype":
         return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"
@@ -304,7 +302,6 @@ def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], te
 
 
 def _change(row: Mapping[str, Any]) -> str:
-    """A change in words."""
     name = row["quantity"].replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):

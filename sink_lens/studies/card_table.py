@@ -123,7 +123,6 @@ def row_of(run: Run) -> dict[str, Cell]:
 
 
 def _of_trace(run: Run) -> dict[str, Cell]:
-    """One model's row from the summary of a trace."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row = {}
     for one in table.to_dict("records"):
@@ -142,7 +141,6 @@ def _of_trace(run: Run) -> dict[str, Cell]:
 
 
 def _of_card(run: Run) -> dict[str, Cell]:
-    """One model's row from its card."""
     try:
         card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]

@@ -162,7 +162,6 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
     def row(
         kind: str, neurons: Sequence[Neuron], *, method: str, what: str, where: str, loss: bool
     ) -> dict[str, object]:
-        """Ablate neurons in one way, as a row."""
         positions = [setting.sink_position] if where == "sink" else None
         edits = _edits(setting, neurons, method=method, what=what, positions=positions, step=step)
         run = setting.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
@@ -237,7 +236,6 @@ def _edits(
     positions: list[int] | None,
     step: GrowthStep,
 ) -> Edits:
-    """The edits of one way to ablate neurons."""
     chosen = _by_layer(neurons)
     if what == "scalar":
         return tuple(

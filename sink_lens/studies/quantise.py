@@ -216,7 +216,6 @@ def _magnitude_reading(site: str, *, sinks: Bool[Tensor, "batch position"]) -> R
     """A reading of each channel's largest magnitude, over all tokens and over those that are no sinks."""
 
     def read(view: LayerView) -> Tensor:
-        """The largest magnitudes, sequence by kind by channel."""
         x = view[site].flatten(2)
         sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
         ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)
@@ -410,7 +409,6 @@ def _decision(
 
 
 def _sentence(found: Mapping[str, Any]) -> str:
-    """The decision in a sentence."""
     cost = (
         f"{found['format']} {costs(found['cost_nats'], found['cost_low'], found['cost_high'])} on held-out text "
         f"({number(found['clean_loss_nats'])} → {number(found['quantised_loss_nats'])})"

@@ -112,7 +112,6 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _controls_of(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """The numbers of a cell's controls."""
     axis = drawn_axis(spec)
     if axis is None or not most:
         return []
@@ -122,7 +121,6 @@ def _controls_of(
 
 
 def _cell(spec: EditSpec) -> Cell:
-    """The cell that the engine runs."""
     return Cell(
         touches=((spec.part.site, spec.part.layers),),
         begin=min(spec.part.positions or (0,)),

@@ -127,7 +127,6 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
-    """A table of a file as a kind of edit."""
     from ..edits.named_metrics import texts
     from .grid import EditGrid
 
@@ -137,7 +136,6 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
 
 
 def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
-    """A table of a file as a metric."""
     from ..edits.named_metrics import METRICS, MetricSpec
 
     if not isinstance(row.get("name"), str):
@@ -146,7 +144,6 @@ def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
 
 
 def _tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
-    """The tables of a list; refuses anything else."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

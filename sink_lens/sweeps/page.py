@@ -117,7 +117,6 @@ def _height(rows: pd.DataFrame, axes: list[str]) -> float:
 
 
 def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
-    """Draw a value along one swept axis."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -154,7 +153,6 @@ def _failed(table: pd.DataFrame) -> int:
 
 
 def _title(run: Run) -> str:
-    """Head the page with the strongest cell of the first metric."""
     table = run.optional("cells", columns=_CELLS)
     if table is None:
         return "A sweep of edits"
@@ -307,7 +305,6 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
     """The figures of the metric of that number: every cell with its interval, and maps over what was swept."""
 
     def of(run: Run) -> pd.DataFrame:
-        """The cells of this metric."""
         table = _cells(run)
         return table.loc[table["metric"] == _metrics(table)[which]]
 
@@ -358,7 +355,6 @@ def _has_map(rows: pd.DataFrame) -> bool:
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
-    """The table of each metric's strongest cells."""
     table = _cells(run)
     rows = pd.concat(
         [
@@ -383,7 +379,6 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
-    """The table of cells that failed."""
     table = _cells(run)
     rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(

@@ -111,7 +111,6 @@ def sweep(
         return {_part(block): len(block.cells) for block in made[0][1].blocks}
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
-        """Compute these blocks."""
         job, own = made[0]
         blocks = [block for block in own.blocks if _part(block) in parts]
         _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, **where)

@@ -152,7 +152,6 @@ def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
 
 
 def _opening(variants: Variants, finals: pd.DataFrame) -> str:
-    """Say what is compared, over how many seeds and tokens."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(variants.others)
     same = "" if "data_seed" in variants.by else ", same data in the same order"
@@ -229,7 +228,6 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
-    """Give each variant's dominance ratio and effective rank."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]

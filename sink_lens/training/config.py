@@ -233,7 +233,6 @@ class TrainConfig:
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
     def _check_texts(self) -> None:
-        """Refuse choices that do not go together, and empty names."""
         if self.fsdp and self.optimizer == "muon":
             raise InputError("fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw")
         if self.fsdp and self.device in ("cpu", "mps"):
@@ -243,7 +242,6 @@ class TrainConfig:
                 raise InputError(f"{name} is empty; need a name or a path")
 
     def _check_numbers(self) -> None:
-        """Refuse numbers out of range, or that do not fit each other."""
         for least, names in _LEAST.items():
             check_least(self, least, *names)
         for most, names in _MOST.items():

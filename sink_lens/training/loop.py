@@ -234,7 +234,6 @@ class Loop(Trainer):
             self._tokenizer.save_pretrained(str(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Read the weights of a checkpoint."""
         weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         if self.is_fsdp_enabled or not weights.is_file():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -283,7 +282,6 @@ class Loop(Trainer):
             self._bar = None
 
     def _row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
-        """Log one row, and begin the next mean of the loss."""
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
         row: dict[str, Any] = {
@@ -386,7 +384,6 @@ class Loop(Trainer):
             raise self._unwritten(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _unwritten(self, path: Path, reason: str) -> RunError:
-        """The error for a checkpoint that cannot be written."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "

@@ -393,28 +393,20 @@ class SinkMonitor:
                     self._replay(inputs, call=self._model.forward)
 
     def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
-        """A hook that reads the stream before a layer."""
-
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            """Take the layer's input."""
             if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
                 self._take_state(args[0] if args else kwargs["hidden_states"], layer=layer)
 
         return hook
 
     def _stream_after(self, numbers: Iterator[int]) -> Callable[..., None]:
-        """A hook that reads the stream after a layer."""
-
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            """Take the layer's output."""
             if not torch.compiler.is_compiling():
                 self._take_state(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
 
         return hook
 
     def _attention_after(self, numbers: Iterator[int]) -> Callable[..., None]:
-        """A hook that reads a layer's queries and keys."""
-
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             """Take queries and keys from what the attention was given."""
             if not torch.compiler.is_compiling() and self._valid is not None:
@@ -433,7 +425,6 @@ class SinkMonitor:
         return hook
 
     def _take_state(self, h: Tensor, *, layer: int) -> None:
-        """Add the stream at one place to the sums."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _aside(h.device):
@@ -444,7 +435,6 @@ class SinkMonitor:
             self._sums.take_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _take_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a layer's attention to the sums."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen

@@ -134,7 +134,6 @@ def bridge_hooks(
     held: list[Tensor] = []
 
     def see(q: Tensor, hook: object) -> None:
-        """Keep the query."""
         held[:] = [q]
 
     def add(z: Tensor, hook: object) -> Tensor:

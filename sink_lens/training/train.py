@@ -350,7 +350,6 @@ def _open_run(
 def _writer(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> RunWriter:
-    """The run folder of a training, new or to go on with."""
     asked = asdict(config)
     variant = "with" if config.bos else "without"
     provenance = {
@@ -412,10 +411,7 @@ def _kept_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
-    """Return what measures the chain on every kept checkpoint."""
-
     def measure() -> object:
-        """Measure the checkpoints that were not measured yet."""
         from .watch import watch  # with the chain, which nothing else here needs
 
         return watch(folder, writer=writer, device=config.device, progress=False)

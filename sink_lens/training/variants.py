@@ -115,7 +115,6 @@ def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
 
 
 def _check_finished(run: Run) -> Run:
-    """The run, if it is a finished training with a log."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
     if run.status != "finished":
@@ -177,7 +176,6 @@ _VARIANTS = (
 def _what_differs(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str], *, need: str = _VARIANTS
 ) -> str:
-    """Say in which fields the runs differ, and what is needed instead."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -198,7 +196,6 @@ def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...]
 
 
 def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
-    """Refuse variants with different seeds."""
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
         listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
@@ -209,7 +206,6 @@ def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
 
 
 def _check_data(runs: Sequence[Run]) -> None:
-    """Refuse runs on different data."""
     for name in DATA:
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
@@ -218,7 +214,6 @@ def _check_data(runs: Sequence[Run]) -> None:
 
 
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Other differences between the runs: software, device, data."""
     sentences = []
     for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED

@@ -168,7 +168,6 @@ def _first_that_opens(checkpoints: Sequence[Any], *, device: str | None) -> Lens
 def _watch_others(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
-    """``watch`` of checkpoints that are no run."""
     checkpoints = checkpoints_in(source)
     if tokens is None:
         lens = _first_that_opens(list(checkpoints.values()), device=config.device)
@@ -206,7 +205,6 @@ def _measure_all(
     config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
-    """The rows of all checkpoints, those that were measured before among them."""
     frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
     have = set(frame["step"].tolist())
     missing = {step: path for step, path in found.items() if step not in have}

@@ -204,7 +204,6 @@ _BESIDE = (
 
 
 def _title(run: Run) -> str:
-    """Head the page with the variant that makes different sequences most alike."""
     variants, summary = variant_tables(run)
     if not len(variants):
         rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
@@ -267,7 +266,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _by_layer(run: Run) -> tuple[str, Figure]:
-    """Draw the excess cosine by layer, between sequences and between positions."""
     layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
@@ -289,7 +287,6 @@ def _intra_dots(run: Run) -> tuple[str, Figure]:
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
-    """Draw cosine and norm by position after the last layer."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
@@ -305,7 +302,6 @@ def _agreement(run: Run) -> tuple[str, Figure]:
 
 
 def _direction_course(run: Run) -> tuple[str, Figure]:
-    """Draw how far the contraction direction stays that of the first checkpoint."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = (
         "Cosine of each checkpoint's contraction direction with the first checkpoint's. Grey: the cosine of "
@@ -320,7 +316,6 @@ def _course(run: Run) -> tuple[str, Figure]:
 
 
 def _beside(run: Run) -> tuple[str, PageTable]:
-    """The table of contraction and sink measures, model by model."""
     summary = run.need("summary", columns=SUMMARY)
     wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
     wide = with_short_names(wide.reset_index())
@@ -332,7 +327,6 @@ def _beside(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment(run: Run) -> tuple[str, PageTable]:
-    """The table of tokens and dimensions that the contraction direction is compared with."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

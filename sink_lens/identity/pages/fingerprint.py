@@ -45,7 +45,6 @@ def sentences(pairs: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _pair(row: dict) -> str:
-    """The verdict on a pair in a sentence."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == _NO_ANSWER:
         return f"{pair}: no answer ({row['why']})"
@@ -160,7 +159,6 @@ def _renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
 
 
 def _figure(run: Run) -> tuple[str, Figure]:
-    """Draw the pairs' effects beside their nulls."""
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
@@ -181,7 +179,6 @@ def _against_nulls(run: Run) -> pd.DataFrame:
 
 
 def _pairs(run: Run) -> tuple[str, PageTable]:
-    """The table of pairs."""
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
@@ -205,7 +202,6 @@ def _pairs(run: Run) -> tuple[str, PageTable]:
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
-    """The table of pairs under every null."""
     nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}

@@ -70,7 +70,6 @@ _PREFERRED = (
 
 
 def _title(run: Run) -> str:
-    """Head the page with how often the most frequent prediction comes, beside chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
@@ -105,8 +104,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _preferred(rows: pd.DataFrame, name: str) -> str:
-    """The sentence of a variant, or of a checkpoint."""
-
     def mean(measure: str, column: str = "value") -> str:
         """Mean of a measure over the variant's models, as text."""
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
@@ -120,7 +117,6 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
-    """Draw the share of predictions that go to the most frequent tokens."""
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
@@ -130,7 +126,6 @@ def _coverage(run: Run) -> tuple[str, Figure]:
 
 
 def _dots(run: Run) -> tuple[str, Figure]:
-    """Draw every seed's measures of preference."""
     variants, summary = variant_tables(run)
     see = (
         "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
@@ -144,7 +139,6 @@ def _course(run: Run) -> tuple[str, Figure]:
 
 
 def _tokens(run: Run) -> tuple[str, PageTable]:
-    """The table of the tokens that each model predicts most often."""
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )

@@ -183,7 +183,6 @@ def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
-    """The table of variants with their intervals and differences."""
     variants = run.need("variants", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}

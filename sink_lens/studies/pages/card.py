@@ -55,7 +55,6 @@ def head_outputs(heads: pd.DataFrame) -> Figure:
 
 
 def _title(run: Run) -> str:
-    """Head the page with the sink and the outlier dimension, or the lack of them."""
     table = run.optional("summary", columns=["sink_positions", "outlier_dimensions"])
     if table is None or table.empty:
         return "A model's sinks"
@@ -94,7 +93,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _sinks(run: Run) -> tuple[str, Figure]:
-    """Draw attention to the first token and its norm by layer."""
     see = (
         "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
         "the norm jumps writes the outlier dimension."
@@ -110,7 +108,6 @@ def _heads(run: Run) -> tuple[str, Figure]:
 
 
 def _dimensions(run: Run) -> tuple[str, PageTable]:
-    """The table of outlier and residual dimensions."""
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
         "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
@@ -122,7 +119,6 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
 
 
 def _writers(run: Run) -> tuple[str, PageTable]:
-    """The table of the parts that write the outlier dimensions."""
     table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
     see = (
         "What writes the dimension in the layers where the token's norm grows. A share is a share of the "
@@ -141,7 +137,6 @@ def _writers(run: Run) -> tuple[str, PageTable]:
 
 
 def _losses(run: Run) -> tuple[str, PageTable]:
-    """The table of losses with the outlier dimensions at zero and at their mean."""
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
     shown = table.assign(
         condition=[_LOSSES.get(str(name), visible(name)) for name in table["condition"]],
@@ -158,7 +153,6 @@ def _has_idle(run: Run) -> bool:
 
 
 def _idle(run: Run) -> tuple[str, PageTable]:
-    """The table of idle heads."""
     heads = run.need("heads", columns=["layer", "head", "output_ratio", "sink_mass", "inactive"])
     idle = heads.loc[heads["inactive"]].sort_values("output_ratio", kind="stable")
     see = (

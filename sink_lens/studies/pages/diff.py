@@ -23,7 +23,6 @@ def with_names(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(run: Run) -> str:
-    """Head the page with the change of the loss."""
     table = run.optional("summary", columns=["by", "loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
@@ -41,7 +40,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _numbers(run: Run) -> tuple[str, PageTable]:
-    """The table of quantities that are numbers."""
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
@@ -54,7 +52,6 @@ def _numbers(run: Run) -> tuple[str, PageTable]:
 
 
 def _texts(run: Run) -> tuple[str, PageTable]:
-    """The table of what is no number."""
     table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
     table = with_names(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])

@@ -160,7 +160,6 @@ def _in(row: dict[Any, Any]) -> str:
 
 
 def _outcomes(run: Run) -> str:
-    """Head the page with what isolation did to the sink."""
     table = run.optional("summary", columns=["target_position", "outcome"])
     if table is None:
         return "Isolation by the attention mask"
@@ -181,7 +180,6 @@ def _attention(table: pd.DataFrame) -> str:
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
-    """Draw attention to the isolated position and to the sink by layer."""
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer")
     which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
@@ -202,7 +200,6 @@ def _strongest(run: Run) -> pd.DataFrame:
 
 
 def _strongest_curves(run: Run) -> tuple[str, Figure]:
-    """Draw the same for the amplification that makes the largest sink."""
     layers = _strongest(run)
     first = layers.iloc[0]
     centre = figures.NAMES[first["centre"]]
@@ -227,7 +224,6 @@ def _amplified(run: Run) -> list[str]:
 
 
 def _most_amplified(run: Run) -> str:
-    """Head the page with what the strongest amplification did to the sink."""
     title = f"Position {run.config.get('amplify_target_position', 'unknown')} amplified"
     table = run.optional("summary", columns=["centre", "factor", *_MASSES])
     if table is None or not len(table):
@@ -256,7 +252,6 @@ def _centre(centre: str) -> str:
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:
-    """Draw the attention that amplification adds by factor."""
     table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
@@ -292,7 +287,6 @@ def _removal_sentences(run: Run) -> list[str]:
 
 
 def _carriers_title(run: Run) -> str:
-    """Head the page with the neurons that remove most of the sink."""
     columns = ["neurons", "size", "removed_share", "random_max"]
     table = run.optional("summary", columns=columns)
     if table is None or not len(table):
@@ -305,7 +299,6 @@ def _carriers_title(run: Run) -> str:
 
 
 def _removed_shares(run: Run) -> tuple[str, Figure]:
-    """Draw the share of the sink that every ablation removes."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
         "Each mark is one ablation (zero or mean, at the sink or everywhere) with its interval over sequences. A set "
@@ -325,7 +318,6 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
-    """The table of what each edit or set did."""
     table = _summary(run, [])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))

@@ -76,7 +76,6 @@ def _judged_rows(run: Run) -> pd.DataFrame:
 
 
 def _loss_curve(run: Run) -> tuple[str, Figure]:
-    """Draw the loss by the number of channels kept."""
     see = (
         "Loss on the half of the text that was not used to choose. Lines that fall to the dashed one give back all "
         "that the format costs; crosses are random tokens and channels of the chosen number, and should stay where "
@@ -99,7 +98,6 @@ def _what(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
-    """The table of conditions, with the random sets in a sentence."""
     judged = _judged_rows(run)
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]

@@ -184,7 +184,6 @@ def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
 
 
 def _title(run: Run) -> str:
-    """Head the page with how many sinks and massive activations there are."""
     table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
     if table is None:
         return "Sink tokens"
@@ -238,7 +237,6 @@ def _agreed(agreement: pd.DataFrame) -> list[str]:
 
 
 def _histogram(run: Run) -> tuple[str, Figure]:
-    """Draw the histogram of both scores with their thresholds."""
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
@@ -255,7 +253,6 @@ def _positions(run: Run) -> tuple[str, Figure]:
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
-    """Draw the coverage of each outlier dimension by layer."""
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if table.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
@@ -274,7 +271,6 @@ def _kurtosis(run: Run) -> tuple[str, Figure]:
 
 
 def _gradient(run: Run) -> tuple[str, Figure]:
-    """Draw the gradient's norm by layer and position."""
     table = run.need("gradients", columns=["layer", "position", "marked", "gradient_ratio"])
     see = (
         "Gradient of the mean loss with respect to each token's stream, relative to the median of its sequence; "
@@ -284,7 +280,6 @@ def _gradient(run: Run) -> tuple[str, Figure]:
 
 
 def _marked(run: Run) -> tuple[str, PageTable]:
-    """The table of marked tokens."""
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -295,7 +290,6 @@ def _marked(run: Run) -> tuple[str, PageTable]:
 
 
 def _ids(run: Run) -> tuple[str, PageTable]:
-    """The table of token ids, the most often marked first."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
@@ -310,7 +304,6 @@ def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _dimensions(run: Run) -> tuple[str, PageTable]:
-    """The table of outlier dimensions, each in the layer of its largest coverage."""
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage", "value", "ratio"])
     best = table.loc[table.groupby(["kind", "dimension"])["coverage"].idxmax()]
     best = best.sort_values(["kind", "coverage"], ascending=[True, False], kind="stable")
@@ -321,7 +314,6 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
 
 
 def _maxima(run: Run) -> tuple[str, PageTable]:
-    """The table of each site's largest value."""
     table = run.need("maxima", columns=["layer", "site", "max_abs", "position", "text"])
     best = table.loc[table.groupby("site", sort=False)["max_abs"].idxmax()]
     heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}

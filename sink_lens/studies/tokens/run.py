@@ -198,7 +198,6 @@ class _Pass:
         """A reading of the largest entry of a site."""
 
         def largest(view: LayerView) -> None:
-            """Keep the largest entry of each sequence."""
             x = view[site]
             flat = x.flatten(2).abs().masked_fill(~view.valid[..., None], -1.0)
             value, place = flat.flatten(1).max(1)

@@ -96,12 +96,10 @@ def _limits(steps: np.ndarray) -> tuple[float, float]:
 
 
 def _alarms(run: Run) -> pd.DataFrame | None:
-    """The run's alarms; None if it has no such table."""
     return run.optional("alarms", columns=["step", "rule", "sentence"])
 
 
 def _title(run: Run) -> str:
-    """Head the page with the birth of the sink."""
     alarms = _alarms(run)
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
@@ -147,7 +145,6 @@ def _threshold(run: Run) -> float:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
-    """Draw the monitor's measures along the training."""
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "
@@ -162,7 +159,6 @@ def _has_alarms(run: Run) -> bool:
 
 
 def _reading_table(run: Run) -> tuple[str, PageTable]:
-    """The table of readings of the whole model, newest first."""
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()

@@ -58,7 +58,6 @@ def course(
     places = iter(range(1, 9))
 
     def add(ylabel: str) -> Axes:
-        """Add the next panel."""
         place = next(places)
         return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
@@ -219,7 +218,6 @@ class _Tokens:
 
 
 def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """The rows of a measure of the whole model, by tokens."""
     rows = frame.loc[frame["measure"] == measure]
     rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
@@ -232,7 +230,6 @@ def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
 
 
 def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
-    """Draw the training and the held-out loss."""
     if log is not None and "loss" in log.columns:
         tokens, loss = log["tokens"].to_numpy(float), log["loss"].to_numpy(float)
         there = np.isfinite(loss)
@@ -252,7 +249,6 @@ def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -
 
 
 def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
-    """Draw the effective rank with and without token 0."""
     for measure, label, colour, mark in (
         ("effective_rank", "with token 0", BLUE, "o"),
         ("effective_rank_without", "without", ORANGE, "s"),
@@ -263,7 +259,6 @@ def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
 
 
 def _counts(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
-    """Draw the numbers of growth steps and super neurons."""
     for measure, label, colour, mark in (
         ("growth_steps", "growth steps", GREEN, "^"),
         ("super_neurons", "super neurons", PURPLE, "D"),
@@ -292,7 +287,6 @@ def _band(
 
 
 def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
-    """Draw each seed's difference to the baseline."""
     rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
         own = rows.loc[rows["seed"] == seed]
@@ -400,7 +394,6 @@ def _sink(watch: pd.DataFrame) -> str:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
-    """Draw the measures of the chain at the checkpoints."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     watch = run.need("watch", columns=_WATCH)
@@ -427,7 +420,6 @@ def _watched_rows(run: Run) -> pd.DataFrame:
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the whole model at each checkpoint."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     rows = _watched_rows(run)
@@ -478,7 +470,6 @@ def _variants(run: Run) -> list[str]:
 
 
 def _compare_title(run: Run) -> str:
-    """Head the page with the difference of the final loss."""
     names = ["learning rate" if name == "lr" else words(str(name)) for name in run.config.get("by") or ["variants"]]
     title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variants(run))))}"
     table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
@@ -516,7 +507,6 @@ def _findings(run: Run) -> list[str]:
 
 
 def _comparison(run: Run) -> tuple[str, Figure]:
-    """Draw the variants' curves, differences and attention side by side."""
     tables = {
         "curves": run.need("curves", columns=["variant", "seed", "curve", "tokens", "difference"]),
         "bands": run.need("bands", columns=["variant", "curve", "quantity", "tokens", "mean", "low", "high"]),
@@ -536,7 +526,6 @@ def _comparison(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
-    """The table of every run's final loss."""
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
