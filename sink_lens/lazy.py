@@ -41,12 +41,7 @@ class _Package(ModuleType):
 
 
 def exported(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """A package's ``__getattr__``, ``__dir__`` and ``__all__``.
-
-    Args:
-        package: the package, ``__name__``.
-        init: its ``__init__.py``, ``__file__``.
-    """
+    """A package's ``__getattr__``, ``__dir__`` and ``__all__``."""
     names = names_of(init)
 
     def get(name: str) -> Any:

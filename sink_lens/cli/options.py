@@ -124,11 +124,6 @@ def configured(
 def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool) -> None:
     """Run a command; with ``--json`` print one object on stdout, and everything else, an error too, on stderr.
 
-    Args:
-        ctx: names the command.
-        command: runs it.
-        as_json: whether ``--json`` was given.
-
     Raises:
         typer.Exit: the command ends with another exit code than 0.
     """

@@ -65,9 +65,6 @@ def bundled_text() -> str:
 def read_text(path: str | Path) -> str:
     """Read a UTF-8 text file. A byte order mark is dropped, and every line ending becomes a line feed.
 
-    Args:
-        path: a plain text file.
-
     Raises:
         InputError: the file is missing, is a folder, cannot be read, is not UTF-8 text, or is only white space.
     """

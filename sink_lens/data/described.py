@@ -96,10 +96,6 @@ _MOST_DOTS = 5_000
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     """Read the table in a TOML or JSON file.
 
-    Args:
-        path: the file.
-        what: what the file describes, for error messages, such as "a sweep".
-
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.
     """

@@ -82,13 +82,7 @@ def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
 
 
 def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
-    """Make two sentences of who has what and a question about one of them.
-
-    Args:
-        train: examples to train on.
-        held_out: examples with other names and other things.
-        generator: draws names, things and which is asked for.
-    """
+    """Make two sentences of who has what and a question about one of them."""
     names, things = _parts(_NAMES, generator), _parts(_THINGS, generator)
 
     def make(words: tuple[list[str], list[str]]) -> Example:

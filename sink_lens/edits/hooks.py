@@ -231,14 +231,7 @@ def _layers(one: Edit, lens: LensModel) -> list[int]:
 def warn_of_unchanged(
     edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
 ) -> None:
-    """Warn about every edit that changed nothing.
-
-    Args:
-        edits: all edits of a run.
-        changed: the numbers of those that changed something.
-        late: those of layers that the run did not reach.
-        stacklevel: of the warning.
-    """
+    """Warn about every edit that changed nothing."""
     for number, one in enumerate(edits):
         if number not in changed:
             ended = "the run ended before the layers that it edits"

@@ -173,12 +173,6 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
 
     One forward pass of the body; nothing but the result grows with the number of inputs.
 
-    Args:
-        lens: the model.
-        inputs: what it reads.
-        batch_size: inputs a forward; chosen by length if None.
-        progress: show a bar.
-
     Raises:
         ModelError: states that are not finite, as where half precision overflows.
 

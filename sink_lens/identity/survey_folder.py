@@ -110,19 +110,7 @@ def write_survey(
     progress: bool = False,
     keep_every: float = 30.0,
 ) -> Result:
-    """Measure every model and write what it gives; an unfinished run of the same question is continued.
-
-    Args:
-        survey: what is measured of which models.
-        out: folder of the run.
-        overwrite: replace the run that the folder holds.
-        progress: show a bar over models.
-        keep_every: seconds between two times that the sums of the model in work are kept.
-
-    Raises:
-        RunError: the folder cannot be used.
-        SinkLensError: no model could be measured: what is wrong with the first.
-    """
+    """Measure every model and write what it gives; an unfinished run of the same question is continued."""
     device, kind, found, draws = str(usable(survey.device)), survey.kind, survey.found, survey.draws
     provenance = {
         "models": [one.name for one in found],

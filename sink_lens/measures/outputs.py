@@ -137,11 +137,6 @@ def head_output_norms(
 
     In [0, inf). Over the mean of its layer it says which heads do nothing; biases of W_O are left out.
 
-    Args:
-        z: input of W_O.
-        w_o: each head's part of the output projection.
-        valid: True at real positions.
-
     Reference: arXiv 2504.03889 (scores of inactive heads; the division by the layer's mean is the score's user's).
     """
     written = einsum(

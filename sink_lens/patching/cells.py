@@ -31,14 +31,7 @@ def cell_of_patch(
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
 ) -> Cell:
-    """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ.
-
-    Args:
-        part: the part to patch, with all its indices.
-        run: values of the run that is patched, by site and layer.
-        source: values of the other run.
-        edits: what else is changed in both runs.
-    """
+    """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ."""
     site, begin = part.site, 0
     keys = [place(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
@@ -63,12 +56,6 @@ def cell_of_patch(
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
     """Any edit of a part as a cell.
-
-    Args:
-        part: the part to edit.
-        sizes: of the site's axes after the sequence axis.
-        make: called with the site and the arguments that choose the part.
-        edits: what else is changed.
 
     Raises:
         InputError: what was made is no edit of this site.

@@ -79,11 +79,7 @@ def patch_circuit(run: Run) -> PatchCircuit:
 
 
 def patch_circuit_of_result(result: Any) -> PatchCircuit:
-    """The circuit of patches in memory.
-
-    Args:
-        result: a ``PatchResult``.
-    """
+    """The circuit of patches in memory."""
     about = {
         "title": f"Where {visible(result.metric)} is decided",
         **{name: getattr(result, name) for name in ("site", "metric")},

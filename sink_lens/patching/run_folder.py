@@ -88,23 +88,7 @@ def open_run(
     part: Mapping[str, Any] | None = None,
     reopen: bool = False,
 ) -> RunWriter:
-    """Open the folder, which may hold a part of the same run.
-
-    Args:
-        out: the folder.
-        lens: the model.
-        pair: the prompts.
-        config: what is patched.
-        metric: read of every patch.
-        own: what the call says instead of the configuration, such as an edit of the caller's own.
-        overwrite: replace the run that the folder holds.
-        patience: seconds to wait for a folder that is in use.
-        part: what the configuration of a shard has beside that of the run.
-        reopen: also a run that is finished.
-
-    Raises:
-        RunError: the folder is in use, or holds another run.
-    """
+    """Open the folder, which may hold a part of the same run."""
     provenance = provenance_of(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": holder()} if part else {}

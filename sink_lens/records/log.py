@@ -216,10 +216,6 @@ def log_lines(path: Path) -> Iterator[Line]:
 def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd.DataFrame]:
     """The tables of a log, of the lines that count.
 
-    Args:
-        path: the log.
-        only: steps of the lines that are read; None reads all.
-
     Raises:
         ValueError: it is damaged.
     """

@@ -38,11 +38,6 @@ class Shortened:
 def read_some(path: Path, *, name: str, most: int) -> tuple[pd.DataFrame | None, Shortened | None]:
     """The rows of a table that a page is made from, and what was left out; None twice if it is short.
 
-    Args:
-        path: a file of Parquet or CSV, or a log.
-        name: the table's.
-        most: about the most rows.
-
     Raises:
         OSError, ValueError: it cannot be read.
     """

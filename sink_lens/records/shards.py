@@ -216,11 +216,7 @@ def remove_shards(run: Path) -> None:
 
 
 def progress_of(run: Path) -> pd.DataFrame:
-    """A row for each shard of a run, begun or not: its state, cells done and failed, and who computes it.
-
-    Args:
-        run: the run's folder.
-    """
+    """A row for each shard of a run, begun or not: its state, cells done and failed, and who computes it."""
     begun = shards_in(run)
     count = begun[0].count if begun else 0
     found = pd.DataFrame([_row(run, Shard(number, count)) for number in range(1, count + 1)])

@@ -138,15 +138,7 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
 
 
 def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: int = 8, **about: Any) -> dict[str, Any]:
-    """A trace's chain as Neuronpedia's JSON: its paths and links, and of each node's parts the largest.
-
-    Args:
-        nodes: of a ``ChainCircuit``.
-        edges: of a ``ChainCircuit``.
-        model: its name.
-        most: parts of a node.
-        **about: title, unit and the like.
-    """
+    """A trace's chain as Neuronpedia's JSON: its paths and links, and of each node's parts the largest."""
     parts = nodes.loc[nodes["group"].ne("")].sort_values("value", key=abs, ascending=False, kind="stable")
     kept = [*nodes.loc[nodes["group"].eq(""), "id"], *parts.groupby("group").head(most)["id"]]
     paths = edges.loc[edges["source"].isin(kept) & edges["target"].isin(kept) & edges["value"].notna()]

@@ -37,11 +37,6 @@ _FALLBACK = "DejaVu Sans"
 def fit_figure(make: Callable[[], Figure], *, inches: float | None, font: str | None) -> Figure:
     """The figure in a width and a font, all of it legible.
 
-    Args:
-        make: draws the figure anew.
-        inches: its width; as drawn if None.
-        font: family of its text; as drawn if None.
-
     Raises:
         InputError: it does not fit; the error says the least width.
     """

@@ -157,10 +157,6 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     Models may differ; kind, tokens (or the text that they were made of), BOS, type and thresholds may not, unless they
     are what the runs are compared by.
 
-    Args:
-        runs: the runs.
-        by: what they may differ by, some of ``COMPARED_BY``.
-
     Raises:
         RunError: In what they differ, and what each has.
         InputError: Too few or too many of them.

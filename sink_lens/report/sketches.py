@@ -35,11 +35,7 @@ _WAYS = {"raises": "towards the other prompt's value", "lowers": "away from it"}
 
 
 def of_chain(circuit: Any) -> Diagram:
-    """A trace's circuit: its nodes and their arrows, a number each; growth steps are one where no number parts them.
-
-    Args:
-        circuit: nodes, edges and about, as in ``ChainCircuit``.
-    """
+    """A trace's circuit: its nodes and their arrows, a number each; growth steps are one where no number parts them."""
     nodes = circuit.nodes.loc[circuit.nodes["group"].eq("") & ~circuit.nodes["kind"].isin(["early", "mlps"])]
     steps = sorted(set(nodes["step"].dropna()))
     nodes = nodes.loc[~nodes["step"].isin(steps[_MOST_STEPS:])]

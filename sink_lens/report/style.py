@@ -119,14 +119,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def file_of(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
-    """The content of a figure's file, the same at each drawing.
-
-    Args:
-        figure: what is drawn.
-        form: one of ``FORMATS``.
-        salt: of the ids in an SVG.
-        dpi: of pixels; the figure's own if None.
-    """
+    """The content of a figure's file, the same at each drawing."""
     buffer = io.BytesIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():

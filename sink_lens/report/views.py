@@ -297,13 +297,7 @@ def bundle() -> str:
 
 
 def unpacking(bundle: str, *, name: str, then: str) -> str:
-    """A script that unpacks a component unless the page already has it, and then runs some statements.
-
-    Args:
-        bundle: the component's JavaScript, which sets one global variable.
-        name: that variable.
-        then: the statements that follow.
-    """
+    """A script that unpacks a component unless the page already has it, and then runs some statements."""
     return _LOADER % (name, _packed(bundle), then)
 
 
@@ -383,12 +377,6 @@ def _harmless(text: object, *, limit: int = 24) -> str:
 
 def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = None) -> list[str]:
     """Return the tokens of some positions, harmless; their numbers if there are no tokens.
-
-    Args:
-        tokens: texts, or a token batch.
-        length: how many positions.
-        sequence: of a batch.
-        tokenizer: what reads a batch.
 
     Raises:
         InputError: a batch without a tokenizer, or another number of tokens.

@@ -49,20 +49,7 @@ def compare(
     out: str | Path | None,
     overwrite: bool,
 ) -> Study:
-    """Compare two models on the same tokens.
-
-    Args:
-        lens: the first model.
-        sequences: the tokens.
-        config: names the second model, and says by what the two may differ.
-        other: the second model itself; the one that the configuration names if None.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
-        overwrite: replace the run that the folder holds.
-
-    Raises:
-        InputError: models of different shapes, or that differ by more than ``by`` names.
-        RunError: the folder is in use, or holds another run.
-    """
+    """Compare two models on the same tokens."""
     second = second_of(lens, config, other)
     _check_alike(lens, second, config)
     thresholds = Thresholds(threshold=config.threshold)

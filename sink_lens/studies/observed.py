@@ -72,15 +72,7 @@ class Observed:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> None:
-        """Check that the model takes the tokens; nothing is run yet.
-
-        Args:
-            lens: the model.
-            tokens: the sequences.
-            thresholds: of the sink and of outlier dimensions; by default those of a trace.
-            seed: of every bootstrap.
-            batch_size: sequences a forward pass; None chooses it by their length.
-        """
+        """Check that the model takes the tokens; nothing is run yet."""
         self.lens: LensModel = as_lens(lens)
         check_every_layer(self.lens)
         check_tokens(self.lens, tokens)

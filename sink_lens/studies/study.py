@@ -263,17 +263,7 @@ def write_study(
     out: str | Path | None,
     overwrite: bool,
 ) -> Study:
-    """Write the run folder and return the study.
-
-    Args:
-        kind: of the run.
-        lens: the model.
-        batch: the sequences.
-        config: what was asked, as ``run.json`` keeps it.
-        found: what was measured.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
-        overwrite: replace the run that the folder holds.
-    """
+    """Write the run folder and return the study."""
     folder = Path(out) if out is not None else default_folder(lens.name)
     if isinstance(config, TraceConfig):
         record = provenance(lens, batch, config=config, kernel=found.kernel)

@@ -121,15 +121,7 @@ def tables(
     metrics: Sequence[Metric],
     generator: np.random.Generator,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table of the cells and that of the controls.
-
-    Args:
-        cells: by number.
-        values: what the blocks gave.
-        baseline: the baseline run.
-        metrics: in the order of the table.
-        generator: of the bootstrap.
-    """
+    """The table of the cells and that of the controls."""
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
     errors: list[str | None] = [None] * n

@@ -64,12 +64,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """The newest checkpoint to go on from; one that is damaged is passed over with a warning.
-
-    Args:
-        folder: of the checkpoints.
-        before: only those of earlier steps than this.
-    """
+    """The newest checkpoint to go on from; one that is damaged is passed over with a warning."""
     for step, path in checkpoints(folder).items():
         if step >= before:
             continue

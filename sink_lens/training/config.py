@@ -397,10 +397,6 @@ def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str,
 def read_train(path: str | Path, **changes: Any) -> TrainConfig:
     """The configuration in a TOML or JSON file.
 
-    Args:
-        path: the file.
-        **changes: fields of ``TrainConfig`` that replace the file's.
-
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """

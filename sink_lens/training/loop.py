@@ -74,21 +74,7 @@ class Loop(Trainer):
         watch: Callable[[], object] | None = None,
         progress: bool = False,
     ) -> None:
-        """Set the Trainer up.
-
-        Args:
-            config: everything that decides the numbers.
-            model: what is trained.
-            tokenizer: saved in every checkpoint.
-            train: rows of input_ids and labels, of one length.
-            evaluation: the same, held out.
-            args: of the Trainer.
-            undecayed: names of the parameters without weight decay.
-            folder: of the checkpoints.
-            writer: of the log; None on every process but the first.
-            watch: called on the first process when a checkpoint that is kept has been written.
-            progress: show a bar.
-        """
+        """Set the Trainer up."""
         self.config = config
         self.rows: list[dict[str, Any]] = []
         self.stopping = False

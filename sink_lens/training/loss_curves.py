@@ -111,12 +111,7 @@ def band_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Means over seeds with their t intervals: the known columns, then tokens, mean, low, high, n.
-
-    Args:
-        table: tokens by seed.
-        known: column -> its one value.
-    """
+    """Means over seeds with their t intervals: the known columns, then tokens, mean, low, high, n."""
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(
         {

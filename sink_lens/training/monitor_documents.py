@@ -68,12 +68,6 @@ def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int
 
     A document of a single token is left out: no later token attends to it, and some trainers pad with such. Where a
     model is given several of these, the block mask counts before ``cu_seq_lens_q``, and that before ``position_ids``.
-
-    Args:
-        named: what the model was given.
-        batch: number of rows.
-        length: tokens of each.
-        most: the most documents.
     """
     starts, real = _starts(named, batch=batch, length=length)
     if starts is None or real is None or not starts.any():

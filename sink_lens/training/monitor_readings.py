@@ -69,15 +69,6 @@ class ReadingLog:
 
         A training that goes on takes the folder from a monitor of this process that was not closed, as one whose
         training ended with an error. A training that begins leaves what a folder holds alone.
-
-        Args:
-            folder: the run folder.
-            first_step: over 0 for a training that goes on, which continues a finished run too.
-            config: the monitor's options.
-            provenance: what is watched.
-
-        Raises:
-            RunError: no folder can be written.
         """
         refused: RunError | None = None
         for place in _free_folders(folder):

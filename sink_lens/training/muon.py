@@ -26,15 +26,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         undecayed: Iterable[str],
     ) -> None:
-        """Share the parameters of the model out.
-
-        Args:
-            model: has its decoder layers under ``layers``.
-            lr: learning rate of both.
-            weight_decay: of both.
-            betas: AdamW's.
-            undecayed: names of the parameters without weight decay.
-        """
+        """Share the parameters of the model out."""
         kept, (matrices, decayed, plain) = frozenset(undecayed), ([], [], [])
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:

@@ -340,14 +340,7 @@ def evaluation_tokens(
 def write_course(
     run_folder: str | Path, frame: pd.DataFrame, *, born: Birth, writer: RunWriter | None = None
 ) -> "Figure":
-    """Draw ``course.png`` and ``course.svg`` of a run from what was watched, and its log where it has one.
-
-    Args:
-        run_folder: the run.
-        frame: what ``watch`` gives.
-        born: what ``births`` gives.
-        writer: the run's own, where it is open here already.
-    """
+    """Draw ``course.png`` and ``course.svg`` of a run from what was watched, and its log where it has one."""
     from .pages.training import course
 
     run = read_run(run_folder)

@@ -56,13 +56,7 @@ def _pair(row: dict) -> str:
 
 
 def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
-    """A few pairs against their nulls, or all models against each other.
-
-    Args:
-        pairs: one row per pair.
-        nulls: one row per pair and null.
-        names: the models, in order.
-    """
+    """A few pairs against their nulls, or all models against each other."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
