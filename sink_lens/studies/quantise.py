@@ -98,25 +98,24 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
 
             clean = run(None, weights=False)
             base = run(None) if config.weights else clean
-            worst = run(Kept())
-            known = {"part": name, "clean": clean, "worst": worst, "best": base, "seed": config.seed}
-            rows.append(_row("clean", clean, **known))
+            half = _Half(part=name, clean=clean, worst=run(Kept()), best=base, seed=config.seed)
+            rows.append(half.row("clean", clean))
             if config.weights:
-                rows.append(_row("weights", base, **known))
-            rows.append(_row("all", worst, **known))
-            costly = costly and is_cost(worst, base, seed=config.seed)
+                rows.append(half.row("weights", base))
+            rows.append(half.row("all", half.worst))
+            costly = costly and half.is_costly
             if not costly:
                 chosen = None
                 continue
             for what, kept in _sets(largest, sinks[name], sizes=sorted(set(config.channels))):
-                rows.append(_row(losses=run(kept), **what, **known))
+                rows.append(half.row(losses=run(kept), **what))
             if name == "choose":
                 chosen = _chosen(rows, goal=config.goal)
             elif chosen is not None:
                 drawn = _random_sets(chosen, largest=largest, sinks=sinks[name], valid=part.valid.cpu(), config=config)
                 for draw, kept in enumerate(drawn):
                     what = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"], "draw": draw}
-                    rows.append(_row("random", run(kept), **what, **known))
+                    rows.append(half.row("random", run(kept), **what))
     conditions = pd.DataFrame(rows).astype({"draw": "Int64"})
     marked = torch.cat([sinks["choose"], sinks["judge"]])
     decision = _decision(lens, config, rows, chosen, largest=largest, sinks=marked)
@@ -239,52 +238,47 @@ def _sets(
             yield what, Kept(tokens=sinks if tokens else None, channels=channels)
 
 
-def _row(
-    kept: str,
-    losses: Tensor,
-    *,
-    part: str,
-    clean: Tensor,
-    worst: Tensor,
-    best: Tensor,
-    seed: int,
-    sink_tokens: bool = False,
-    channels: int = 0,
-    draw: int | None = None,
-) -> dict[str, Any]:
-    """One condition: its loss, what it costs above the clean run, and the share of the gap that it closes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Half:
+    """One half of the sequences: the losses between which its conditions lie."""
 
-    Args:
-        kept: what is kept.
-        losses: loss of each sequence under the condition.
-        part: the half of the sequences.
-        clean: losses without rounding.
-        worst: losses at the start of the gap, where nothing is kept.
-        best: losses at its end. The share is nan where the gap is no cost, as there is nothing to close.
-        seed: seed of the bootstrap.
-        sink_tokens: whether the sink tokens, or as many random ones, are kept.
-        channels: number of channels that are kept at each site and layer.
-        draw: number of the random draw.
-    """
-    here, full, low = (one.double().numpy() for one in (losses, worst, best))
-    change = paired_difference(here, clean.double().numpy(), generator=np.random.default_rng(seed))
-    closed = share_gained(full - here, full - low, seed=seed) if is_cost(worst, best, seed=seed) else _UNDEFINED
-    return {
-        "part": part,
-        "kept": kept,
-        "sink_tokens": sink_tokens,
-        "channels": channels,
-        "draw": draw,
-        "loss_nats": float(here.mean()),
-        "perplexity": float(np.exp(here.mean())),
-        "change_nats": change.estimate,
-        "change_low": change.low,
-        "change_high": change.high,
-        "closed_share": closed.estimate,
-        "closed_low": closed.low,
-        "closed_high": closed.high,
-        "n": len(here),
-    }
+    part: str
+    clean: Tensor
+    """Loss of each sequence without rounding."""
+    worst: Tensor
+    """Losses at the start of the gap, where nothing is kept."""
+    best: Tensor
+    """Losses at its end."""
+    seed: int
+
+    @property
+    def is_costly(self) -> bool:
+        """Check whether the gap is a cost; otherwise there is nothing to close."""
+        return is_cost(self.worst, self.best, seed=self.seed)
+
+    def row(
+        self, kept: str, losses: Tensor, *, sink_tokens: bool = False, channels: int = 0, draw: int | None = None
+    ) -> dict[str, Any]:
+        """One condition: its loss, what it costs above the clean run, and the share of the gap that it closes."""
+        here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
+        change = paired_difference(here, self.clean.double().numpy(), generator=np.random.default_rng(self.seed))
+        closed = share_gained(full - here, full - low, seed=self.seed) if self.is_costly else _UNDEFINED
+        return {
+            "part": self.part,
+            "kept": kept,
+            "sink_tokens": sink_tokens,
+            "channels": channels,
+            "draw": draw,
+            "loss_nats": float(here.mean()),
+            "perplexity": float(np.exp(here.mean())),
+            "change_nats": change.estimate,
+            "change_low": change.low,
+            "change_high": change.high,
+            "closed_share": closed.estimate,
+            "closed_low": closed.low,
+            "closed_high": closed.high,
+            "n": len(here),
+        }
 
 
 _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)

@@ -6,7 +6,7 @@ A training is described by a named size and what differs from it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..configuration import check_known, check_least, check_most, check_types, value_of, with_fields
 from ..data.described import read_settings
@@ -18,79 +18,28 @@ Size = Literal["toy", "small", "medium", "paper"]
 SMOOTH_FRAC = 0.02
 """Share of a run's logged steps over which its training loss is averaged."""
 
+_BY_SIZE: dict[str, tuple[Any, ...]] = {
+    "n_layers": (6, 6, 10, 12),
+    "d_model": (192, 320, 512, 768),
+    "d_mlp": (512, 864, 1408, 3072),
+    "n_heads": (6, 5, 8, 12),
+    "vocab_size": (4096, 8192, 16384, 50304),
+    "length": (128, 512, 1024, 4096),
+    "batch": (32, 64, 128, 60),  # 12 x 5
+    "accumulation": (1, 1, 4, 5),
+    "steps": (600, 3000, 5000, 40_000),
+    "lr": (2e-3, 2e-3, 1.5e-3, 1e-3),
+    "min_lr": (2e-4, 2e-4, 1.5e-4, 1e-4),
+    "warmup": (60, 200, 500, 2000),
+    "dtype": ("float32", "float32", "bf16", "bf16"),
+    "log_every": (10, 10, 10, 20),
+    "eval_every": (100, 250, 500, 1000),
+    "save_every": (200, 500, 500, 1000),
+}
+"""Field -> its value in toy (3.4M parameters), small (10M), medium (40M) and paper (152M): arXiv 2605.06611, Tables 3
+and 4; batch and accumulation are those of the authors' README."""
 SIZES: dict[Size, dict[str, Any]] = {
-    "toy": {  # 3.4M parameters
-        "n_layers": 6,
-        "d_model": 192,
-        "d_mlp": 512,
-        "n_heads": 6,
-        "vocab_size": 4096,
-        "length": 128,
-        "batch": 32,
-        "accumulation": 1,
-        "steps": 600,
-        "lr": 2e-3,
-        "min_lr": 2e-4,
-        "warmup": 60,
-        "dtype": "float32",
-        "log_every": 10,
-        "eval_every": 100,
-        "save_every": 200,
-    },
-    "small": {  # 10M
-        "n_layers": 6,
-        "d_model": 320,
-        "d_mlp": 864,
-        "n_heads": 5,
-        "vocab_size": 8192,
-        "length": 512,
-        "batch": 64,
-        "accumulation": 1,
-        "steps": 3000,
-        "lr": 2e-3,
-        "min_lr": 2e-4,
-        "warmup": 200,
-        "dtype": "float32",
-        "log_every": 10,
-        "eval_every": 250,
-        "save_every": 500,
-    },
-    "medium": {  # 40M
-        "n_layers": 10,
-        "d_model": 512,
-        "d_mlp": 1408,
-        "n_heads": 8,
-        "vocab_size": 16384,
-        "length": 1024,
-        "batch": 128,
-        "accumulation": 4,
-        "steps": 5000,
-        "lr": 1.5e-3,
-        "min_lr": 1.5e-4,
-        "warmup": 500,
-        "dtype": "bf16",
-        "log_every": 10,
-        "eval_every": 500,
-        "save_every": 500,
-    },
-    "paper": {  # 152M: arXiv 2605.06611, Tables 3 and 4; batch and accumulation are those of the authors' README
-        "n_layers": 12,
-        "d_model": 768,
-        "d_mlp": 3072,
-        "n_heads": 12,
-        "vocab_size": 50304,
-        "length": 4096,
-        "batch": 60,  # 12 x 5
-        "accumulation": 5,
-        "steps": 40_000,
-        "lr": 1e-3,
-        "min_lr": 1e-4,
-        "warmup": 2000,
-        "dtype": "bf16",
-        "log_every": 20,
-        "eval_every": 1000,
-        "save_every": 1000,
-    },
+    size: {name: values[place] for name, values in _BY_SIZE.items()} for place, size in enumerate(get_args(Size))
 }
 """Name -> the fields of ``TrainConfig`` that go with a size."""
 
