@@ -45,6 +45,7 @@ class TokenBatch:
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
 
     @staticmethod
+    @checked
     def from_text(
         text: str,
         tokenizer: PreTrainedTokenizerBase,
@@ -54,31 +55,110 @@ class TokenBatch:
         bos: BosCondition = "auto",
         name: str = "text",
     ) -> "TokenBatch":
-        """Cut pieces of equal length from one text, spaced evenly over it; see ``sink_lens.data.tokens.from_text``."""
-        return from_text(text, tokenizer, sequences=sequences, length=length, bos=bos, name=name)
+        """Cut pieces of equal length from one text, spread evenly over it.
+
+        The text is tokenised once, without special tokens. If it has N tokens, sequence i of S takes consecutive tokens
+        from floor(i N / S) on. The sequences therefore never overlap, keep the order of the text and cover all of it,
+        not only its beginning. Most begin in the middle of a sentence. BOS, if added, counts as one of the `length`
+        tokens.
+
+        Args:
+            text: the text to cut.
+            tokenizer: the model's own.
+            sequences: number of pieces, at least 1.
+            length: tokens of each piece, at least 2.
+            bos: "auto", "with" or "without".
+            name: name of the text, recorded as `text:<name>`.
+
+        Raises:
+            InputError: the text is too short (sequences are never shortened or left out), the text begins with BOS, or
+                an argument is out of range.
+        """
+        _check_size(sequences, length)
+        first = first_ids(tokenizer, bos)
+        ids = text_ids(text, tokenizer)
+        tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
+        return _full(tokens, source=f"text:{name}", first=first, bos_condition=bos)
 
     @staticmethod
+    @checked
     def from_prompts(
         prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
     ) -> "TokenBatch":
-        """Make one sequence per prompt, padded on the right; see ``sink_lens.data.tokens.from_prompts``."""
-        return from_prompts(prompts, tokenizer, bos=bos)
+        """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
+
+        Raises:
+            InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
+                or begins with BOS itself.
+        """
+        rows = prompt_ids(prompts, tokenizer, bos=bos)
+        pad_ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        pad = next(pad for pad in pad_ids if pad is not None)
+        width = max(len(row) for row in rows)
+        return TokenBatch(
+            tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
+            lengths=torch.tensor([len(row) for row in rows]),
+            source="prompts",
+            bos=bool(first_ids(tokenizer, bos)),
+            bos_condition=bos,
+            seed=None,
+        )
 
     @staticmethod
+    @checked
     def from_dataset(
         dataset: Iterable[Any],
         tokenizer: PreTrainedTokenizerBase,
         *,
+        column: str = "text",
         sequences: int,
         length: int,
-        column: str = "text",
         bos: BosCondition = "auto",
         name: str | None = None,
     ) -> "TokenBatch":
-        """Cut pieces from the documents of a data set; see ``sink_lens.data.tokens.from_dataset``."""
-        return from_dataset(dataset, tokenizer, column=column, sequences=sequences, length=length, bos=bos, name=name)
+        """Join the documents of a data set by empty lines and cut the result as `from_text` does.
+
+        Documents are read in order until there are enough tokens; empty documents are skipped.
+
+        Args:
+            dataset: a Hugging Face `Dataset` (one split) or any iterable of mappings.
+            tokenizer: the model's own.
+            column: the column that holds the text.
+            sequences: number of pieces, at least 1.
+            length: tokens of each, BOS included, at least 2.
+            bos: "auto", "with" or "without".
+            name: recorded as `dataset:<name>`; by default the data set's own name, else "iterable".
+
+        Raises:
+            InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
+                is out of range.
+        """
+        _check_size(sequences, length)
+        first = first_ids(tokenizer, bos)
+        needed = sequences * (length - len(first))
+        documents: list[str] = []
+        ids: list[int] = []
+        count = 0
+        for index, row in enumerate(dataset):
+            document = _document(row, index, column)
+            if not document:
+                continue
+            documents.append(document)
+            count += len(text_ids(document, tokenizer))
+            if count >= needed:
+                ids = text_ids("\n\n".join(documents), tokenizer)
+                if len(ids) >= needed:
+                    break
+        else:
+            ids = text_ids("\n\n".join(documents), tokenizer)
+        name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
+        tokens = _cut_ids(
+            ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'"
+        )
+        return _full(tokens, source=f"dataset:{name}", first=first, bos_condition=bos)
 
     @staticmethod
+    @checked
     def from_tensor(
         tokens: Tensor,
         *,
@@ -87,12 +167,54 @@ class TokenBatch:
         position_ids: Tensor | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "TokenBatch":
-        """Make a batch from a copy of your own token ids; see ``sink_lens.data.tokens.from_tensor``."""
-        return from_tensor(
-            tokens, lengths=lengths, attention_mask=attention_mask, position_ids=position_ids, tokenizer=tokenizer
+        """Make a batch from a copy of the caller's token ids. No BOS is added, and the BOS condition is "auto".
+
+        Args:
+            tokens: integers of shape (sequences, positions), padded on the right or as ``attention_mask`` says.
+            lengths: number of real tokens of each sequence; by default all positions.
+            attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences
+                padded on the left are moved so that their first real token is at position 0, where the model expects
+                it.
+            position_ids: of documents that are packed into rows, as trainers give them: where they begin again, a new
+                document begins. Each document of two tokens or more becomes a sequence; none attends to another.
+            tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
+
+        Raises:
+            InputError: tokens, lengths or mask are not integers, have the wrong shape or are out of range; or the mask
+                has a gap.
+        """
+        if attention_mask is not None:
+            if lengths is not None:
+                raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
+            if position_ids is None:
+                tokens, lengths = _pad_right(tokens, attention_mask)
+        if position_ids is not None:
+            if lengths is not None:
+                raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
+            tokens, lengths = _unpack(tokens, position_ids, attention_mask)
+        if tokens.ndim != 2:
+            raise InputError(
+                f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
+            )
+        if lengths is None:
+            lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
+        for what, tensor in (("tokens", tokens), ("lengths", lengths)):
+            if tensor.dtype not in _INTEGER_DTYPES:
+                raise InputError(f"{what} are {_kind(tensor)}; need integers. Convert them with .long().")
+        tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
+        _check(tokens, lengths)
+        bos = None if tokenizer is None else bos_id(tokenizer)
+        return TokenBatch(
+            tokens=tokens,
+            lengths=lengths,
+            source="tensor",
+            bos=bos is not None and bool((tokens[:, :1] == bos).all()),
+            bos_condition="auto",
+            seed=None,
         )
 
     @staticmethod
+    @checked
     def random(
         tokenizer: PreTrainedTokenizerBase | None,
         *,
@@ -102,11 +224,23 @@ class TokenBatch:
         bos: BosCondition = "auto",
         vocab_size: int | None = None,
     ) -> "TokenBatch":
-        """Draw ordinary ids uniformly and independently; see ``sink_lens.data.tokens.random_tokens``."""
-        size = {"sequences": sequences, "length": length}
-        return random_tokens(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
+        """Draw tokens uniformly and independently from the ordinary ids (no special tokens), after BOS if it is added.
+
+        Args:
+            tokenizer: the model's own; None if the model has no tokenizer ("auto" then adds no BOS).
+            sequences: number of sequences, at least 1.
+            length: tokens per sequence, BOS included, at least 2.
+            generator: a CPU generator; its seed is recorded.
+            bos: "auto", "with" or "without".
+            vocab_size: draw only ids below this, the size of the model's vocabulary; required without a tokenizer.
+
+        Raises:
+            InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
+        """
+        return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
 
     @staticmethod
+    @checked
     def repeated(
         tokenizer: PreTrainedTokenizerBase | None,
         *,
@@ -116,9 +250,11 @@ class TokenBatch:
         bos: BosCondition = "auto",
         vocab_size: int | None = None,
     ) -> "TokenBatch":
-        """Draw one ordinary id a sequence and repeat it; see ``sink_lens.data.tokens.repeated_tokens``."""
-        size = {"sequences": sequences, "length": length}
-        return repeated_tokens(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
+        """Draw one ordinary id per sequence uniformly and repeat it, after BOS if it is added.
+
+        Arguments and errors are those of `random`.
+        """
+        return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
 
     def __post_init__(self) -> None:
         """Refuse tensors of the wrong kind."""
@@ -198,59 +334,8 @@ class TokenBatch:
         return (self[start : start + size] for start in range(0, self.n_sequences, size))
 
 
-@checked
-def from_tensor(
-    tokens: Tensor,
-    *,
-    lengths: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> TokenBatch:
-    """Make a batch from a copy of the caller's token ids. No BOS is added, and the BOS condition is "auto".
-
-    Args:
-        tokens: integers of shape (sequences, positions), padded on the right or as ``attention_mask`` says.
-        lengths: number of real tokens of each sequence; by default all positions.
-        attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences padded
-            on the left are moved so that their first real token is at position 0, where the model expects it.
-        position_ids: of documents that are packed into rows, as trainers give them: where they begin again, a new
-            document begins. Each document of two tokens or more becomes a sequence, so that none attends to another.
-        tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
-
-    Raises:
-        InputError: tokens, lengths or mask are not integers, have the wrong shape or are out of range; or the mask
-            has a gap.
-    """
-    if attention_mask is not None:
-        if lengths is not None:
-            raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
-        if position_ids is None:
-            tokens, lengths = _pad_right(tokens, attention_mask)
-    if position_ids is not None:
-        if lengths is not None:
-            raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
-        tokens, lengths = _unpack(tokens, position_ids, attention_mask)
-    if tokens.ndim != 2:
-        raise InputError(
-            f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
-        )
-    if lengths is None:
-        lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
-    for what, tensor in (("tokens", tokens), ("lengths", lengths)):
-        if tensor.dtype not in _INTEGER_DTYPES:
-            raise InputError(f"{what} are {_kind(tensor)}; need integers. Convert them with .long().")
-    tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
-    _check(tokens, lengths)
-    bos = None if tokenizer is None else bos_id(tokenizer)
-    return TokenBatch(
-        tokens=tokens,
-        lengths=lengths,
-        source="tensor",
-        bos=bos is not None and bool((tokens[:, :1] == bos).all()),
-        bos_condition="auto",
-        seed=None,
-    )
+from_text, from_prompts, from_dataset = TokenBatch.from_text, TokenBatch.from_prompts, TokenBatch.from_dataset
+from_tensor, random_tokens, repeated_tokens = TokenBatch.from_tensor, TokenBatch.random, TokenBatch.repeated
 
 
 def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
@@ -303,160 +388,6 @@ def batch_of(
     if tokenizer is None:
         raise InputError("text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)")
     return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
-
-
-@checked
-def from_text(
-    text: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    sequences: int,
-    length: int,
-    bos: BosCondition = "auto",
-    name: str = "text",
-) -> TokenBatch:
-    """Cut pieces of equal length from one text, spread evenly over it.
-
-    The text is tokenised once, without special tokens. If it has N tokens, sequence i of S takes consecutive tokens
-    from floor(i N / S) on. The sequences therefore never overlap, keep the order of the text and cover all of it,
-    not only its beginning. Most begin in the middle of a sentence. BOS, if added, counts as one of the `length`
-    tokens.
-
-    Args:
-        text: the text to cut.
-        tokenizer: the model's own.
-        sequences: number of pieces, at least 1.
-        length: tokens of each piece, at least 2.
-        bos: "auto", "with" or "without".
-        name: name of the text, recorded as `text:<name>`.
-
-    Raises:
-        InputError: the text is too short (sequences are never shortened or left out), the text begins with BOS, or
-            an argument is out of range.
-    """
-    _check_size(sequences, length)
-    first = first_ids(tokenizer, bos)
-    ids = text_ids(text, tokenizer)
-    tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
-    return _full(tokens, source=f"text:{name}", first=first, bos_condition=bos)
-
-
-@checked
-def from_prompts(
-    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
-) -> TokenBatch:
-    """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
-
-    Raises:
-        InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
-            or begins with BOS itself.
-    """
-    rows = prompt_ids(prompts, tokenizer, bos=bos)
-    pad_ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    pad = next(pad for pad in pad_ids if pad is not None)
-    width = max(len(row) for row in rows)
-    return TokenBatch(
-        tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
-        lengths=torch.tensor([len(row) for row in rows]),
-        source="prompts",
-        bos=bool(first_ids(tokenizer, bos)),
-        bos_condition=bos,
-        seed=None,
-    )
-
-
-@checked
-def random_tokens(
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    sequences: int,
-    length: int,
-    generator: Generator,
-    bos: BosCondition = "auto",
-    vocab_size: int | None = None,
-) -> TokenBatch:
-    """Draw tokens uniformly and independently from the ordinary ids (no special tokens), after BOS if it is added.
-
-    Args:
-        tokenizer: the model's own; None if the model has no tokenizer ("auto" then adds no BOS).
-        sequences: number of sequences, at least 1.
-        length: tokens per sequence, BOS included, at least 2.
-        generator: a CPU generator; its seed is recorded.
-        bos: "auto", "with" or "without".
-        vocab_size: draw only ids below this, the size of the model's vocabulary; required without a tokenizer.
-
-    Raises:
-        InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
-    """
-    return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
-
-
-@checked
-def repeated_tokens(
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    sequences: int,
-    length: int,
-    generator: Generator,
-    bos: BosCondition = "auto",
-    vocab_size: int | None = None,
-) -> TokenBatch:
-    """Draw one ordinary id per sequence uniformly and repeat it, after BOS if it is added.
-
-    Arguments and errors are those of `random_tokens`.
-    """
-    return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
-
-
-@checked
-def from_dataset(
-    dataset: Iterable[Any],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    column: str = "text",
-    sequences: int,
-    length: int,
-    bos: BosCondition = "auto",
-    name: str | None = None,
-) -> TokenBatch:
-    """Join the documents of a data set by empty lines and cut the result as `from_text` does.
-
-    Documents are read in order until there are enough tokens; empty documents are skipped.
-
-    Args:
-        dataset: a Hugging Face `Dataset` (one split) or any iterable of mappings.
-        tokenizer: the model's own.
-        column: the column that holds the text.
-        sequences: number of pieces, at least 1.
-        length: tokens of each, BOS included, at least 2.
-        bos: "auto", "with" or "without".
-        name: recorded as `dataset:<name>`; by default the data set's own name, else "iterable".
-
-    Raises:
-        InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
-            is out of range.
-    """
-    _check_size(sequences, length)
-    first = first_ids(tokenizer, bos)
-    needed = sequences * (length - len(first))
-    documents: list[str] = []
-    ids: list[int] = []
-    count = 0
-    for index, row in enumerate(dataset):
-        document = _document(row, index, column)
-        if not document:
-            continue
-        documents.append(document)
-        count += len(text_ids(document, tokenizer))
-        if count >= needed:
-            ids = text_ids("\n\n".join(documents), tokenizer)
-            if len(ids) >= needed:
-                break
-    else:
-        ids = text_ids("\n\n".join(documents), tokenizer)
-    name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
-    tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'")
-    return _full(tokens, source=f"dataset:{name}", first=first, bos_condition=bos)
 
 
 def _cut_ids(
