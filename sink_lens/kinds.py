@@ -41,6 +41,8 @@ class RunKind:
     ``sink_lens.cli`` has a command that is written out."""
     passes: str = ""
     """``passes(config, sizes)``, which counts its passes of the model for ``--dry-run`` (``sink_lens.estimate``)."""
+    cost: str = ""
+    """``cost(config)``, for a kind of many models: it yields what ``--dry-run`` prints, texts and page tables."""
     shown: str = ""
     """``shown(result)``, which yields what the command prints under its headline: texts, page tables, data frames."""
     answer: str = ""
@@ -57,7 +59,7 @@ def places_of(kind: RunKind) -> Iterator[str]:
     """Every ``module:name`` of a kind."""
     for field in fields(kind):
         place = getattr(kind, field.name)
-        if place and field.name in ("page", "config", "run", "passes", "shown", "answer"):
+        if place and field.name in ("page", "config", "run", "passes", "cost", "shown", "answer"):
             yield place
 
 

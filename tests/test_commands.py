@@ -780,7 +780,6 @@ DOORS = {
     "trace RANDOM": ("chain.trace", "trace"),
     "SWEEP": ("sweeps.sweep", "sweep"),
     "train train.toml": ("training.train", "train"),
-    "contraction GPT2": ("identity.surveys", "survey"),
 }
 """Commands that say how they go on -> the module and function that they call."""
 

@@ -430,7 +430,9 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
         raise KeyboardInterrupt
     assert "what is finished is in" in added.value.__notes__[0]
     assert not hasattr(nothing.value, "__notes__")
-    assert some.value.__notes__ == [f"what is finished is in {tmp_path / 'some'}; the same command goes on from there"]
+    assert some.value.__notes__ == [
+        f"what is finished is in {tmp_path / 'some'}; the same command with --out {tmp_path / 'some'} goes on"
+    ]
 
 
 def test_a_damaged_table_is_named_when_it_is_read(tmp_path):

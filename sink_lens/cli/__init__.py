@@ -22,7 +22,6 @@ from . import sweep  # noqa: F401
 from . import train  # noqa: F401
 from . import watch  # noqa: F401
 from . import compare  # noqa: F401
-from . import preference  # noqa: F401
 from . import fingerprint  # noqa: F401
 from . import tools  # noqa: F401
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kinds import RunKind, imported, kinds
 from .console import app, columns_of, console, echo, hush, printed, render_report
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
 
 if TYPE_CHECKING:
     from ..records import Result
@@ -20,7 +20,7 @@ def add_command(kind: RunKind) -> None:
         """Run it, draw its page, and print its headline and tables."""
         hush(quiet)
         if dry_run:
-            return print_cost(config, imported(kind.passes))
+            return _print_parts(imported(kind.cost)(config)) if kind.cost else print_cost(config, imported(kind.passes))
         result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet)
         shown = imported(kind.shown) if kind.shown else _nothing
         answer = imported(kind.answer) if kind.answer else None
@@ -45,21 +45,30 @@ def print_result(
         answer: gives what ``--json`` prints beside the run and its page; the result's decision if None.
         quiet: print the folder alone.
     """
-    import pandas as pd
-
-    from ..report.page import PageTable
-
     page = render_report(result.folder, quiet=True)
     if quiet:
         echo(result.folder)
     else:
-        for part in (result.headline, *shown(result), f"report: {page}", f"run: {result.folder}"):
-            if isinstance(part, pd.DataFrame):
-                part = columns_of(part, list(part.columns))
-            part = printed(part) if isinstance(part, PageTable) else part
-            console().print(part, soft_wrap=isinstance(part, str))
+        _print_parts((result.headline, *shown(result), f"report: {page}", f"run: {result.folder}"))
     found = dict(result.decision if answer is None else answer(result))
     return Answer(found=lambda: {"run": result.folder, "report": page, **found})
+
+
+def _print_parts(parts: Iterable[Any]) -> Answer:
+    """Print texts, page tables and data frames; the answer has the rows of the tables, as a dry run gives them."""
+    import pandas as pd
+
+    from ..report.page import PageTable
+
+    frames = []
+    for part in parts:
+        if isinstance(part, PageTable):
+            frames.append(part.numbers)
+            part = printed(part)
+        elif isinstance(part, pd.DataFrame):
+            part = columns_of(part, list(part.columns))
+        console().print(part, soft_wrap=isinstance(part, str))
+    return Answer(found=lambda: {"dry_run": [row for frame in frames for row in rows(frame)]})
 
 
 def _nothing(_: "Result") -> Iterable[Any]:

@@ -2,26 +2,50 @@
 
 from ..kinds import RunKind
 
-KINDS = (
-    RunKind(
-        name="preference",
-        heading="Whose model is it",
-        config="sink_lens.identity.config:PreferenceConfig",
-        tables="sink_lens.schema:preference.toml",
-        page="sink_lens.identity.pages.preference:PREFERENCE",
-    ),
-    RunKind(
-        name="contraction",
-        heading="Whose model is it",
-        config="sink_lens.identity.config:ContractionConfig",
-        tables="sink_lens.schema:contraction.toml",
-        page="sink_lens.identity.pages.contraction:CONTRACTION",
-    ),
-    RunKind(
-        name="fingerprint",
-        heading="Whose model is it",
-        config="sink_lens.identity.config:FingerprintConfig",
-        tables="sink_lens.schema:fingerprint.toml",
-        page="sink_lens.identity.pages.fingerprint:FINGERPRINT",
-    ),
+PREFERENCE = RunKind(
+    name="preference",
+    heading="Whose model is it",
+    help="Which tokens does a model predict after random sequences? Against chance; trained, in training, or "
+    "untrained.",
+    config="sink_lens.identity.config:PreferenceConfig",
+    cost="sink_lens.identity.surveys:cost",
+    run="sink_lens.identity.surveys:survey",
+    tables="sink_lens.schema:preference.toml",
+    page="sink_lens.identity.pages.preference:PREFERENCE",
+    shown="sink_lens.identity.pages.preference:shown",
+    answer="sink_lens.identity.pages.survey:answer",
+    examples="""\
+sink-lens preference --untrained gpt2 --seeds 0-2 --switch activation  [dim]three seeds of each activation[/dim]
+
+sink-lens preference runs/softmax-0  [dim]every checkpoint of a training[/dim]
+
+sink-lens preference ./my-checkpoint --sequences 10000 --length 1024 --dry-run  [dim]what it would cost[/dim]
+""",
 )
+CONTRACTION = RunKind(
+    name="contraction",
+    heading="Whose model is it",
+    help="How alike does a model make unrelated sequences, and the positions of one? By sublayer, above the floor.",
+    config="sink_lens.identity.config:ContractionConfig",
+    cost="sink_lens.identity.surveys:cost",
+    run="sink_lens.identity.surveys:survey",
+    tables="sink_lens.schema:contraction.toml",
+    page="sink_lens.identity.pages.contraction:CONTRACTION",
+    shown="sink_lens.identity.pages.contraction:shown",
+    answer="sink_lens.identity.pages.survey:answer",
+    examples="""\
+sink-lens contraction --untrained gpt2 --switch activation --switch attention --switch mlp --seeds 0-4
+
+sink-lens contraction --untrained llama --untrained gpt2,activation=relu --length 256
+
+sink-lens contraction runs/softmax-0 runs/softmax-1  [dim]along two trainings, and between them[/dim]
+""",
+)
+FINGERPRINT = RunKind(
+    name="fingerprint",
+    heading="Whose model is it",
+    config="sink_lens.identity.config:FingerprintConfig",
+    tables="sink_lens.schema:fingerprint.toml",
+    page="sink_lens.identity.pages.fingerprint:FINGERPRINT",
+)
+KINDS = (PREFERENCE, CONTRACTION, FINGERPRINT)

@@ -1,8 +1,8 @@
 """``survey``: one measurement of many models, from its configuration; what each kind of survey reads and computes."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from ..models.inputs import default_folder
 from ..models.lens import LensModel
 from ..models.memory import held_bytes
 from ..records import Result
+from ..report.page import PageTable, shown_table
+from ..text import duration, short
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import agreement, contraction, passes
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
@@ -75,8 +77,8 @@ def survey(
     return write_survey(asked, out=folder, overwrite=overwrite, progress=progress, keep_every=keep_every)
 
 
-def estimate(config: SurveyConfig) -> pd.DataFrame:
-    """One row per variant: its models, parameters, and the tokens, seconds and memory (bytes, now) of all of them.
+def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
+    """Give a table with one row per variant: its models and parameters, and the tokens, seconds and bytes of memory.
 
     A few sequences of each variant's first model are timed. Memory is that of this process after a forward; the sums
     are among it, and no number of sequences changes it.
@@ -107,7 +109,17 @@ def estimate(config: SurveyConfig) -> pd.DataFrame:
                 "memory": held_bytes(),
             }
         )
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    shown = frame.assign(
+        parameters=frame["parameters"].map(short),
+        tokens=frame["tokens"].map(short),
+        seconds=frame["seconds"].map(duration),
+        memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
+    )
+    heads = {"variant": "models", "models": "how many", "seconds": "time"}
+    yield replace(shown_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)), frame=frame)
+    seconds = sum(frame["seconds"].tolist())
+    yield f"in all {duration(seconds)}; the memory does not grow with the sequences"
 
 
 def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:

@@ -132,7 +132,8 @@ class RunWriter:
             if error is not None:
                 _remove_empty(self._made)
             if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
-                error.add_note(f"what is finished is in {self.folder}; the same command goes on from there")
+                where = self.folder
+                error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
 
     def _open(self, *, overwrite: bool, reopen: bool) -> None:
         """Begin the record, or go on with an earlier one."""

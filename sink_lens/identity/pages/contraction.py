@@ -1,5 +1,6 @@
 """The page of ``contraction``: how alike models make different sequences, and where, why and along what."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
+from sink_lens.identity.pages import survey
 from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     MOST_SAID,
@@ -30,7 +32,7 @@ from sink_lens.identity.pages.survey import (
     variants_of,
     with_short_names,
 )
-from sink_lens.records import Run
+from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import COLOURS, INK, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, plural, visible
@@ -380,3 +382,20 @@ CONTRACTION = Page(
     ),
 )
 """The page of a run of kind "contraction"."""
+
+# --- on the terminal
+
+_OVER = "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention"
+_SHOWN = {
+    "inter_floor": "floor",
+    "inter_excess": "inter",
+    "inter_by_mlp": "by MLP",
+    "intra_excess": "intra",
+    "intra_by_attention": "by att.",
+}
+"""Measure -> its column."""
+
+
+def shown(found: Result) -> Iterator[str | PageTable]:
+    """What the command prints: a row per variant or checkpoint."""
+    return survey.shown(found, title=_OVER, measures=_SHOWN)

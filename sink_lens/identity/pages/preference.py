@@ -1,10 +1,12 @@
 """The page of ``preference``: which tokens models predict after random sequences, against chance."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sink_lens.identity.pages import survey
 from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     SUMMARY,
@@ -23,7 +25,7 @@ from sink_lens.identity.pages.survey import (
     variants_of,
     with_short_names,
 )
-from sink_lens.records import Run
+from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import GRID, INK, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, token
@@ -173,3 +175,20 @@ PREFERENCE = Page(
     tables=(Listed(key="tokens", title="Preferred tokens", make=_tokens), VARIANTS_LISTED),
 )
 """The page of a run of kind "preference"."""
+
+# --- on the terminal
+
+_OVER = "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
+_SHOWN = {
+    "argmax_top_ratio": "argmax",
+    "argmax_covering": "80%",
+    "argmin_top_ratio": "argmin",
+    "argmin_covering": "80% ",
+    "mean_probability_ratio": "mean p",
+}
+"""Measure -> its column."""
+
+
+def shown(found: Result) -> Iterator[str | PageTable]:
+    """What the command prints: a row per variant or checkpoint."""
+    return survey.shown(found, title=_OVER, measures=_SHOWN)

@@ -1,6 +1,6 @@
 """Surveys of models, trained and not: what their pages share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
-from sink_lens.records import Run
+from sink_lens.records import Result, Run
 from sink_lens.report.page import Listed, PageTable, more, shown_table
 from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, plural, visible, words
@@ -247,3 +247,28 @@ def has_variants(run: Run) -> bool:
 
 
 VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=has_variants)
+
+
+# --- on the terminal
+
+
+def shown(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
+    """What a survey's command prints: one row per variant with its interval over seeds, one row per checkpoint.
+
+    Args:
+        found: the survey.
+        title: what stands over the table.
+        measures: measure -> its column.
+    """
+    variants = found.tables["variants"]
+    yield f"{title} (± 95% over seeds)"
+    yield from shared(variants["variant"].tolist())
+    lines = variant_rows(variants, found.tables["summary"], measures=tuple(measures))
+    cells = [(label, *cells) for label, cells in lines]
+    heads = ("", *measures.values())
+    yield PageTable(heads=heads, numeric=(False, *(True for _ in measures)), rows=cells)
+
+
+def answer(found: Result) -> dict[str, pd.DataFrame]:
+    """What ``--json`` prints."""
+    return {name: found.tables[name] for name in ("variants", "summary")}
