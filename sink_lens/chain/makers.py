@@ -12,7 +12,9 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
    the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
    them, kind by kind, if those of a kind remove a quarter of the sink without that set; so does every one of the
    ``NEXT`` highest parts that alone removes that much.
-4. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
+4. If no such set removes half, the embedding is ablated with each of them: it is no part of the screen where others
+   write the same, and either may be enough. The sets are then searched in the same way, and all hold it.
+5. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
    sink position is *upstream* of that neuron: ablating the one or the other is the same cut. All others *write*.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To
@@ -38,7 +40,7 @@ from ..models.weights import attention_weights
 from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
-from .screen import SCREENS, Target, embeddings, screen_parts
+from .screen import SCREENS, Target, embedding_unit, embeddings, screen_parts
 from .setting import Edits, Maker, Setting, bar
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
@@ -137,6 +139,8 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     ranking = _rank(screen_parts(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
+    beside = tuple(part for part in _embedded(setting) if part not in parts) if target == "sink" else ()
+    parts += beside
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     removed = {frozenset[Maker](): 0.0}
 
@@ -165,16 +169,26 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         everything = tuple(with_effect)
         every = dict.fromkeys((*GOALS, ALL), everything)
         return Makers(target=target, ranking=ranking, sets=every, alone=alone(everything), feeds={})
-    most = min(MOST, len(with_effect))
+    most, fixed = min(MOST, len(with_effect)), tuple[Maker, ...]()
     longest = of(with_effect[:most])
+    if longest < GOALS["half"] > of(beside) and of([*beside, *with_effect[:most]]) >= GOALS["half"]:
+        fixed, longest = beside, of([*beside, *with_effect[:most]])
+        ranking = _listed_last(ranking, fixed)
+
+    def more(chosen: Sequence[Maker]) -> float:
+        """The share of the target that a set removes together with the parts that belong to every set."""
+        return of([*fixed, *chosen])
+
     goals = GOALS | {ALL: NEARLY * longest}
     sets: dict[str, tuple[Maker, ...]] = {}
     for name, goal in bar(list(goals.items()), label="makers", progress=progress):
-        length = _shortest(lambda size: of(with_effect[:size]), goal=goal, most=most) if longest >= GOALS["half"] else 0
+        length = 0
+        if longest >= GOALS["half"]:
+            length = _shortest(lambda size: more(with_effect[:size]), goal=goal, most=most)
         prefix = with_effect[:length]
-        least = max(goal, THINNED * of(prefix)) if name == ALL else goal
+        least = max(goal, THINNED * more(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
-        sets[name] = tuple(_thin_out(prefix, of, goal=least, keep=inner)) if length else ()
+        sets[name] = (*fixed, *_thin_out(prefix, more, goal=least, keep=inner)) if length else ()
         if name == ALL and length:
             for part in with_effect[length : length + NEXT]:
                 if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
@@ -183,13 +197,28 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
         for kind in dict.fromkeys(part.kind for part in upstream):
             alike = [part for part in upstream if part.kind == kind]
-            if of(alike) >= UPSTREAM:
+            if (share := more(alike)) >= UPSTREAM:
+                alike = _thin_out(alike, more, goal=THINNED * share) if fixed else alike
                 sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in alike)
-        strong = {part for part, share in alone(with_effect[:NEXT]).items() if share >= UPSTREAM}
+        measure([[*fixed, part] for part in with_effect[:NEXT]])
+        strong = {part for part in with_effect[:NEXT] if more([part]) >= UPSTREAM}
         sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in strong)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     feeds = _feeding(setting, sets[ALL], alone(listed)) if target == "sink" else {}
     return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
+
+
+def _embedded(setting: Setting) -> list[Maker]:
+    """The embeddings of the token at the sink position."""
+    return [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in embeddings(setting)]
+
+
+def _listed_last(ranking: pd.DataFrame, parts: Sequence[Maker]) -> pd.DataFrame:
+    """The ranking, with parts at its end that no screen has."""
+    rows = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in parts]
+    more = pd.DataFrame(rows).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
+    more["rank"] = range(len(ranking) + 1, len(ranking) + len(more) + 1)
+    return pd.concat([ranking, more], ignore_index=True)
 
 
 def _feeding(setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, float]) -> dict[Maker, tuple[Maker, ...]]:

@@ -91,10 +91,8 @@ def _table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
         frame = pd.DataFrame({"kind": kind, "layer": layer, "unit": range(size)})
         for name in SCREENS:
             frame[name] = columns.get(name, np.zeros(size))
-        if kind == "embedding":
-            frame["unit"] = _token(setting)
-        if kind == "position embedding":
-            frame["unit"] = setting.sink_position
+        if kind in ("embedding", "position embedding"):
+            frame["unit"] = embedding_unit(setting, kind)
         rows.append(frame)
     table = pd.concat(rows, ignore_index=True)
     for name in SCREENS:
@@ -104,8 +102,10 @@ def _table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
     return table
 
 
-def _token(setting: Setting) -> int:
-    """The token at the sink position; -1 where the sequences differ there."""
+def embedding_unit(setting: Setting, kind: Kind) -> int:
+    """The token or the position at the sink; -1 where the sequences have different tokens there."""
+    if kind == "position embedding":
+        return setting.sink_position
     ids = setting.tokens.tokens[:, setting.sink_position].unique()
     return int(ids[0]) if len(ids) == 1 else -1
 

@@ -34,6 +34,7 @@ KNOWN = [
     ("spike", "llama"),
     ("first_window", "mistral"),
     ("broken_dimension_key", "qwen3"),
+    ("either_embedding", "llama"),  # no set of neurons and heads removes anything while the embedding is there
 ]
 
 
