@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from ..setting import Edits, Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
 
 _MOST_DIRECTIONS = 32
+_LEAST_CHANGED = 0.05
+"""A step writes its dimension if it changes it by at least this share of what stands there after it."""
 _WRITES = 0.1
 """Share of a column's energy that must lie in the outlier dimensions for its neuron to write them."""
 
@@ -54,6 +55,10 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     for number, step in enumerate(panel.location.steps):
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
+        standing = panel.states()[step.last_layer + 1][:, step.dimension]
+        if float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
+            note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
+            return [undefined_statistic("contribution_share", note, absent=True)]
         supers = [super_neurons(evidence.splits, layer=split.layer) for split in splits]
 
         def share_rows(masks: list[Tensor], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
@@ -83,7 +88,10 @@ def _dominance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
-    """Zero what the neurons write into the outlier dimensions; mean ablate these, and the span of what makers write."""
+    """Zero what the neurons write into the outlier dimensions; mean ablate these, and the span of what makers write.
+
+    Weights are the same at every position: a neuron may make the sink by what it takes from all other tokens.
+    """
     setting, generator = trial.setting, trial.generator
     at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
     found = []
@@ -96,16 +104,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
 
         def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
             """Zero the super neurons' entries to these dimensions."""
-            where: dict[str, Any] = {"positions": [setting.sink_position]}
+            neurons = {layer: mask.nonzero().flatten().tolist() for layer, mask in supers.items()}
             return tuple(
-                scalar(
-                    setting.lens,
-                    layer=layer,
-                    neurons=mask.nonzero().flatten().tolist(),
-                    dimensions=dimensions[layer],
-                    **where,
-                )
-                for layer, mask in supers.items()
+                scalar(setting.lens, layer=layer, neurons=some, dimensions=dimensions[layer])
+                for layer, some in neurons.items()
             )
 
         drawn = {layer: _others(setting, dims, generator) for layer, dims in chosen.items()}
