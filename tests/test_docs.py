@@ -163,7 +163,7 @@ def test_every_example_is_listed():
 
 def test_every_model_of_the_zoo_is_drawn():
     text = (DOCS / "zoo.md").read_text(encoding="utf-8").partition("## The families")[0]
-    drawn = re.findall(r"^\| (?:(\w) \| )?`(\w+)` \|(.*)\|$", text, flags=re.M)
+    drawn = re.findall(r"^\| (?:(\w+) \| )?`(\w+)` \|(.*)\|$", text, flags=re.M)
     assert [name for _, name, _ in drawn] == list(ZOO)
     for letter, name, cells in drawn:
         assert letter == ("" if name.startswith("broken") else ZOO[name].letter)

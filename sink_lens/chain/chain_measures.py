@@ -31,6 +31,8 @@ _READ = _AT_ONCE | {
     "norm:resid_post",
     "state_pre",
     "state",
+    "typical_pre",
+    "typical",
     "effective_rank",
     "loss",
 }

@@ -19,6 +19,8 @@ from ..errors import RunError
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
+_COMMON = 0.5
+"""A dimension is every token's if it has at least this share of the token's magnitude at a typical other token."""
 _ERASED = 0.1
 """A layer erases if it takes away at least this share of the plateau's state."""
 
@@ -234,16 +236,33 @@ def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | Non
 
 
 def outliers_of(
-    state: Float[Tensor, "batch d_model"], *, dominance_threshold: float, energy_frac: float, max_outliers: int
+    state: Float[Tensor, "batch d_model"],
+    *,
+    dominance_threshold: float,
+    energy_frac: float,
+    max_outliers: int,
+    typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
     """The outlier dimensions of a token, the strongest first: the fewest that hold ``energy_frac`` of its energy.
 
     None where its mean dominance ratio over sequences does not reach the threshold, or where more than
-    ``max_outliers`` are needed.
+    ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, a dimension that is large
+    there too is no token's own: the same is asked of the state without it.
     """
-    found = outlier_dimensions(state.double().square().mean(0), energy_frac=energy_frac)
-    dominates = bool(dominance_ratio(state).mean() >= dominance_threshold)
-    return tuple(found.tolist()) if dominates and len(found) <= max_outliers else ()
+    while True:
+        found = outlier_dimensions(state.double().square().mean(0), energy_frac=energy_frac)
+        if not bool(dominance_ratio(state).mean() >= dominance_threshold) or len(found) > max_outliers:
+            return ()
+        common = [] if typical is None else found[_is_common(state, typical)[found]].tolist()
+        if not common:
+            return tuple(found.tolist())
+        state = state.clone()
+        state[:, common] = 0.0
+
+
+def _is_common(state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]) -> Bool[Tensor, " d_model"]:
+    """Mark the dimensions that are large at a typical other token too; none if there is no other token."""
+    return typical >= _COMMON * state.abs().mean(0)
 
 
 def find(
@@ -256,6 +275,7 @@ def find(
     dominance_threshold: float,
     energy_frac: float,
     max_outliers: int,
+    typical: Float[Tensor, "layer d_model"] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
     """Growth steps and outlier dimensions of the studied token.
@@ -269,15 +289,21 @@ def find(
         dominance_threshold: see ``outliers_of``, as the next two.
         energy_frac: share of energy that outlier dimensions hold.
         max_outliers: the most that they may be.
+        typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
     """
     outliers: dict[int, tuple[int, ...]] = {}
-    for index, state in enumerate(states):
+    own = [None] * len(states) if typical is None else list(typical)
+    for index, (state, usual) in enumerate(zip(states, own, strict=True)):
         if forced is not None:
             outliers[index - 1] = (_strongest(state),)
         elif dimensions := outliers_of(
-            state, dominance_threshold=dominance_threshold, energy_frac=energy_frac, max_outliers=max_outliers
+            state,
+            dominance_threshold=dominance_threshold,
+            energy_frac=energy_frac,
+            max_outliers=max_outliers,
+            typical=usual,
         ):
             outliers[index - 1] = dimensions
     if forced is None:
@@ -292,7 +318,7 @@ def find(
             last_layer=last,
             ratio_before=float(ratio[first]),
             ratio_after=float(ratio[last + 1]),
-            dimension=_strongest(states[last + 1]),
+            dimension=_strongest(states[last + 1], typical=None if forced is not None else own[last + 1]),
         )
         for first, last in spans
     )
@@ -377,9 +403,12 @@ def _written_spans(
     return [(a, b) for a, b in spans if not (ratio[b + 1] <= 1 or ratio[b + 1] < factor * ratio[a])]
 
 
-def _strongest(state: Float[Tensor, "batch d_model"]) -> int:
-    """The dimension with the most energy."""
-    return int(state.double().square().mean(0).argmax())
+def _strongest(state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None) -> int:
+    """The dimension with the most energy, of those that are not as large at other tokens if there are any."""
+    energy = state.double().square().mean(0)
+    if typical is not None and not bool((common := _is_common(state, typical)).all()):
+        energy = energy.masked_fill(common, -1.0)
+    return int(energy.argmax())
 
 
 def matched_random(

@@ -21,6 +21,7 @@ _SCOUTS, _SCOUT_LENGTH = 8, 64
 
 CONDITION_READINGS = frozenset(
     {"sink_score", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "loss", "rate_by_key"}
+    | {"typical_pre", "typical"}
 )
 """Readings that are made in the BOS condition that the trace does not study."""
 
@@ -89,6 +90,10 @@ class Panel:
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
 
+    def typical(self) -> Float[Tensor, "layer d_model"]:
+        """Magnitude of each dimension at a typical other token, mean over sequences; layers as in ``states``."""
+        return torch.cat([self["typical_pre"], self["typical"]]).nanmean(1)
+
     def sink_layers(self) -> list[int]:
         """The layers in which the studied position has at least half of the attention that it has in any."""
         mass = self.at_sink("sink_mass", self.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
@@ -144,7 +149,8 @@ def scout(
         r.norm_reading("resid_pre", positions=sites, layers=frozenset({0})),
         r.norm_reading("resid_post", positions=sites),
     ]
-    streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2]])
+    typical = r.typical_readings(sinks, positions=sites)
+    streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
     at = {"positions": sites, "rows": rows, "shortest": shortest}
     panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
@@ -166,6 +172,7 @@ def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], 
         sink_found=sink_found,
         ratio=panel.norm_ratio().nanmean(1),
         states=panel.states(),
+        typical=panel.typical(),
         growth_factor=config.growth_factor,
         dominance_threshold=config.dominance_threshold,
         energy_frac=config.energy_frac,
@@ -210,6 +217,7 @@ def measure(
         *r.position_readings(lens, positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
         *r.state_readings(sinks, positions=positions),
+        *r.typical_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(plan, positions=positions),

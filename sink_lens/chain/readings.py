@@ -212,6 +212,26 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     ]
 
 
+def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """Median magnitude of each dimension of the stream over other tokens (positions >= 8), from before layer 0 on."""
+    others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
+
+    def typical(view: LayerView, site: str) -> Tensor:
+        """The median magnitude of each dimension."""
+        x, valid = _sample(view, site, positions)
+        return median_where(x.abs().mT, where=(valid & others.to(valid.device))[:, None])
+
+    return [
+        Reading(
+            name="typical_pre",
+            sites=("resid_pre",),
+            function=functools.partial(typical, site="resid_pre"),
+            layers=frozenset({0}),
+        ),
+        Reading(name="typical", sites=("resid_post",), function=functools.partial(typical, site="resid_post")),
+    ]
+
+
 def output_readings(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> list[Reading]:

@@ -79,7 +79,7 @@ def position_table(panel: Panel) -> pd.DataFrame:
 
 def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
     """The strongest dimensions of each sink token after each layer, and which of them are outliers."""
-    rows = []
+    rows, typical = [], panel.typical()
     for layer, state in enumerate(panel["state"]):
         for position in panel.location.sink_positions:
             at_sink = state[:, panel.sink_positions.index(position)]
@@ -87,13 +87,15 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
             ratio = float(dimensions.dominance_ratio(at_sink).mean())
             outliers = outliers_of(
                 at_sink,
+                typical=typical[layer + 1],
                 dominance_threshold=config.dominance_threshold,
                 energy_frac=config.energy_frac,
                 max_outliers=config.max_outliers,
             )
             shown = max(_TOP_DIMENSIONS, len(outliers))
             strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown]
-            for dimension in strongest.tolist():
+            named = strongest.tolist()
+            for dimension in [*named, *(one for one in outliers if one not in named)]:
                 rows.append(
                     (layer, position, dimension, float(values[:, dimension].mean()), ratio, dimension in outliers)
                 )

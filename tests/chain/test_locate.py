@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from analyses.zoo import build
+from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
     Location,
@@ -15,6 +17,9 @@ from sink_lens.chain.locate import (
     outliers_of,
     slow_growth,
 )
+from sink_lens.chain.measure import scout_and_measure
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
 
 
 def step(first, last, dimension=0):
@@ -101,6 +106,27 @@ def test_energy_is_a_mean_over_sequences():
     # dimension 0: (100 + 0) / 2 = 50; dimension 1: (0 + 16) / 2 = 8
     state = torch.tensor([[10.0, 0.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]])
     assert outliers_of(state, **options(energy_frac=0.5)) == (0,)
+
+
+def test_a_dimension_that_is_as_large_at_other_tokens_is_no_outlier_of_this_one():
+    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
+    typical = torch.ones(10) / 2
+    assert outliers_of(state, typical=typical, **options()) == (1, 4)
+    # Without dimension 1, 36 of 44 are 82%; dominance 6 / (14 / 10) = 4.3.
+    typical[1] = 4.0
+    assert outliers_of(state, typical=typical, **options()) == (4,)
+    assert outliers_of(state, typical=typical, **options(dominance_threshold=4.4)) == ()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["common_dimension", "common_beside_direction", "held_down"])
+def test_outlier_dimensions_of_the_zoo_are_the_sinks_own(name, family):
+    zoo = build(name, seed=1, family=family)
+    tokens = from_tensor(zoo.draw(4, length=28, generator=torch.Generator().manual_seed(1)))
+    config = TraceConfig(model=name, random_init=False)
+    location = scout_and_measure(wrap(zoo.model), tokens, config=config).location
+    assert location.outliers == zoo.truth.outliers
+    assert location.growth_layers == zoo.truth.grows
 
 
 def found(ratio, states, forced=None):

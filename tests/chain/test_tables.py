@@ -142,7 +142,7 @@ def test_the_planted_dimension_is_the_only_outlier():
 
 
 def test_every_outlier_is_in_the_table_however_many_there_are():
-    config = replace(CONFIG, dominance_threshold=1.01, max_outliers=48, energy_frac=0.999)
+    config = replace(CONFIG, dominance_threshold=1.01, max_outliers=48, energy_frac=0.99999)
     table = tables.dimension_table(planted_panel(), config=config)
     first = table[table["layer"] == 0]
     assert first["is_outlier"].sum() > 16
