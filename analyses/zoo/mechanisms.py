@@ -23,7 +23,7 @@ from .wiring import BOS, CHANGED, LENGTH, N_CODES, Wiring, vocabulary
 Row = tuple[list[int], int, list[int], int]
 """A clean prompt and its answer, a corrupted prompt and its answer."""
 Parts = dict[str, Any]
-"""What a mechanism adds to its wiring: `put`, and where it has them `idle`, `awake`, `replaced`, `sink_layer`."""
+"""What a mechanism adds: `put`, and of `idle`, `awake`, `replaced`, `covered` and `sink_layer` what it has."""
 HALF = N_CODES // 2
 
 
@@ -44,6 +44,8 @@ class Mechanism:
     """Features that keep such a part idle: the edges that carry them to it are needed."""
     replaced: tuple[str, ...] = ()
     """Edges that carry the answer and the constant that keeps a part idle: without both, that part answers."""
+    covered: tuple[str, ...] = ()
+    """Edges without which a part that stays idle answers."""
     draw: Callable[[torch.Generator], Row]
     """One pair of prompts."""
     sink_layer: int | None = None
@@ -57,7 +59,7 @@ class Mechanism:
         """Those whose ablation alone changes the answer."""
         awake = (*self.awake, "beside")
         found = self._of(ablation, lambda edge, feature: feature in awake or not self._is_idle(edge))
-        return found - set(self.replaced if ablation in CHANGED["constant"] else ())
+        return found - set(self.covered) - set(self.replaced if ablation in CHANGED["constant"] else ())
 
     def spare(self, ablation: str) -> set[str]:
         """Those whose ablation alone changes nothing."""
@@ -252,6 +254,30 @@ def cancellation(wiring: Wiring) -> Parts:
     return {"put": _marked}
 
 
+def opposed(wiring: Wiring) -> Parts:
+    """A head copies the marked word; another does so twice as loud, and a third takes all of that away again."""
+    for layer, size in ((0, 1.0), (0, 2.0), (1, -2.0)):
+        wiring.head(layer, **_TO_MARK, v={("tok", "out"): size})
+    return {"put": _marked}
+
+
+def backup(wiring: Wiring) -> Parts:
+    """(copy), and a head that looks away from the word that is foretold, and so copies it if the first one fails."""
+    mover = wiring.head(0, **_TO_MARK, v={("tok", "out"): 1.0, ("tok", "mid"): 1.0})
+    covered = tuple(f"input->{wiring.reader(0, int(mover[-1]), kind)}" for kind in "qkv")
+    waits: Any = {"q": {"flag": {"constant": 1.0}, "code": {"mid": -2.0}, "other": {"constant": 0.6}}}
+    waits["k"] = {"flag": {"mark": 1.0}, "code": {"tok": 1.0}, "other": {"bos": 1.0}}
+    waiting = wiring.head(1, **waits, v={("tok", "out"): 1.0})
+    return {"put": _marked, "idle": (waiting,), "awake": ("mid",), "covered": covered}
+
+
+def negation(wiring: Wiring) -> Parts:
+    """(copy), and a head that attends to the word that is foretold and writes twice its opposite: "not" that word."""
+    wiring.head(0, **_TO_MARK, v={("tok", "out"): 1.0})
+    wiring.head(1, q={"code": {"out": 1.0}}, k={"code": {"tok": 1.0}}, v={("tok", "out"): -2.0})
+    return {"put": _marked}
+
+
 def hidden(wiring: Wiring) -> Parts:
     """A head says yes at a mark; two others cancel before neurons that would say no to either of them alone."""
     wiring.head(0, **_TO_SECOND, v={("second", "left"): 1.0})
@@ -317,6 +343,9 @@ MECHANISMS: Mapping[str, tuple[Callable[[Wiring], Parts], int]] = {
     "suppression": (suppression, 2),
     "redundant": (redundant, 2),
     "cancellation": (cancellation, 2),
+    "backup": (backup, 2),
+    "opposed": (opposed, 2),
+    "negation": (negation, 2),
     "hidden": (hidden, 2),
     "gate": (gate, 2),
     "either": (either, 2),
@@ -325,6 +354,8 @@ MECHANISMS: Mapping[str, tuple[Callable[[Wiring], Parts], int]] = {
     "sink_neuron": (sink_neuron, 2),
 }
 """Name -> what wires it, and its number of layers."""
+LATER = ("backup", "opposed", "negation")
+"""Those that the analyses circuit_truth and circuit_nodes were run without."""
 _KINDS: Mapping[str, dict[str, Any]] = {"ioi": {"fixed": ("mark",)}}
 _KINDS |= {name: {"changing": ("bos",)} for name in ("sink_embedding", "sink_neuron")}
 
@@ -350,6 +381,7 @@ def wire(name: str, *, seed: int = 0, family: str = "llama") -> Mechanism:
         idle=tuple(place for node in parts.get("idle", ()) for place in wiring.places_of(node)),
         awake=parts.get("awake", ()),
         replaced=parts.get("replaced", ()),
+        covered=parts.get("covered", ()),
         draw=_draw(parts["put"]),
         sink_layer=parts.get("sink_layer"),
     )

@@ -8,17 +8,17 @@ circuit.draw()
 
 import json
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from ..configuration import with_fields
@@ -31,11 +31,10 @@ from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
 from . import files, stability
-from .ablated import circuit_values
+from .checks import Check, Checks
 from .choice import chosen, connected, node_scores, outputs_of
-from .config import REST, SIZES, Choice, CircuitConfig, FindConfig, check_ending
-from .curve import Curve, curve
-from .exact import exact_node_scores, exact_scores
+from .config import EDGES, MOST_DRAWN, REST, SIZES, Choice, CircuitConfig, FindConfig, check_ending
+from .curve import Curve, Judge, Sizes, curve
 from .files import SavedCircuit
 from .graph import Graph
 from .runs import Runs
@@ -46,51 +45,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP = 2000
-CONFIRMED = 0.01
-"""Part of the metric's difference that the real patch of an edge changes at least, if it confirms the edge."""
-NODE_EFFECT, UNSEEN = 0.05, 0.1
-"""Part of that difference from which on a node does much; and of a node's real effect, what the magnitudes of its
-edges' scores sum to at most, if gradients do not see the node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """Scores beside real patches of the same edges."""
-
-    frame: pd.DataFrame
-    """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (from where)."""
-    n_pairs: int
-    weakest: float
-    """Smallest magnitude of a score in the circuit."""
-    n_outside: int
-    """Edges that are not in the circuit."""
-
-    @property
-    def rank_correlation(self) -> float:
-        """Spearman's correlation of score and exact effect; nan for fewer than 3 edges or constant values."""
-        one, other = self.frame["score"].to_numpy(), self.frame["exact"].to_numpy()
-        if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
-            return float("nan")
-        return float(cast("Any", spearmanr(one, other)).statistic)
-
-    @property
-    def outside(self) -> tuple[int, int]:
-        """Sampled edges outside the circuit that really do more than its weakest edge scores, and all sampled."""
-        other = self.frame["drawn"].to_numpy() == "other"
-        real = np.abs(self.frame["exact"].to_numpy(float)[other])
-        return int((real > self.weakest).sum()), len(real)
-
-    @property
-    def at_most(self) -> int:
-        """The most such edges that there may be outside, at 95% confidence; see ``stability.most_outside``."""
-        found, sampled = self.outside
-        return stability.most_outside(found, sampled=sampled, total=self.n_outside)
-
-    @property
-    def missed(self) -> float:
-        """Sum of |score - exact| over the sum of |exact|."""
-        total = np.abs(self.frame["exact"].to_numpy(float)).sum()
-        return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +54,12 @@ class Circuit:
     runs: Runs = field(repr=False)
     scores: Scores = field(repr=False)
     chosen: Bool[np.ndarray, " edge"] = field(repr=False)
-    """The edges of the circuit: chosen on all pairs, and on a path from the input to the metric."""
+    """The edges of the circuit: chosen, and on a path from the input to the metric."""
     choice: Choice
     size: int
     """Edges that were asked for; those that lead nowhere were dropped."""
+    rows: tuple[int, ...] = field(default=(), repr=False)
+    """Pairs whose scores chose the edges; all if empty."""
     templates: tuple[str, ...] = field(repr=False)
     """Template of each pair."""
     seed: int
@@ -126,15 +82,25 @@ class Circuit:
         )
 
     @cached_property
-    def difference(self) -> float:
-        """The metric of the model minus that with every edge replaced, mean over pairs.
+    def checks(self) -> Checks:
+        """Real patches of its edges and of others."""
+        return Checks(runs=self.runs, scores=self.scores, chosen=self.chosen, seed=self.seed)
 
-        ``runs.gap`` replaces the input alone, which under means of other tokens may change next to nothing.
+    @cached_property
+    def judge(self) -> Judge:
+        """Gives circuits their faithfulness on the half of the pairs that chooses no edge of a curve.
+
+        Raises:
+            InputError: there is one pair.
         """
-        if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
-            return float(self.runs.gap.double().mean())
-        nothing = circuit_values(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[0]
-        return float((self.runs.clean_values.double() - nothing).mean())
+        if self.runs.n_pairs < 2:
+            raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
+        return Judge(runs=self.runs.some(self.halves[1].tolist()), seed=self.seed)
+
+    @property
+    def mean(self) -> Float[np.ndarray, " edge"]:
+        """Mean score of every edge over the pairs that chose the circuit."""
+        return self.scores.values[list(self.rows)].mean(0) if self.rows else self.scores.mean
 
     @cached_property
     def weights(self) -> Float[np.ndarray, "sample pair"]:
@@ -172,7 +138,8 @@ class Circuit:
         """The edges of the circuit and the next largest, the largest first.
 
         Columns: ``edge``, ``writer``, ``reader``, ``span``, ``score`` (mean over pairs), ``low``, ``high`` (95%
-        interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``.
+        interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``, ``drawn``
+        (it is in the picture).
         """
         mean = self.scores.mean
         n = min(len(mean), max(_TOP, self.n_edges))
@@ -194,6 +161,7 @@ class Circuit:
                 "share": mean[order] / gap,
                 "inclusion": self.inclusion[order],
                 "in_circuit": self.chosen[order],
+                "drawn": self.strongest()[order],
             }
         )
 
@@ -230,30 +198,41 @@ class Circuit:
     def smaller(self, n: int) -> "Circuit":
         """The circuit of another number of edges, from the same scores."""
         choice = "top" if self.choice == "threshold" else self.choice
-        mask = pick(self.runs, self.scores, choice=choice, n=n, threshold=0.0)
+        mask = pick(self.runs, self.mean, choice=choice, n=n, threshold=0.0)
         return replace(self, chosen=mask, size=n)
+
+    def like(self, runs: Runs, scores: Scores) -> "Circuit":
+        """The circuit of the same size that other scores give."""
+        return replace(self, runs=runs, scores=scores).smaller(self.size)
+
+    def strongest(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
+        """The part of the circuit that is drawn: as many of its largest edges as make paths of at most so many edges.
+
+        Where no path has so few, the largest edges themselves.
+        """
+        inside, outputs = np.flatnonzero(self.chosen), outputs_of(self.runs.metric, self.graph)
+        order = inside[np.argsort(-np.abs(self.mean[inside]), kind="stable")]
+
+        def of(n: int) -> np.ndarray:
+            """The largest n."""
+            return np.isin(np.arange(self.graph.n_edges), order[:n])
+
+        def on_paths(n: int) -> np.ndarray:
+            """Those of the largest n that are on a path."""
+            return connected(self.graph, of(n), outputs=outputs)
+
+        fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(on_paths(n).sum()))
+        found = on_paths(fits)
+        return found if found.any() else of(most)
 
     def evaluate(
         self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
     ) -> Curve:
         """Judge circuits of several sizes: chosen on one half of the pairs, judged on the other; see ``curve``."""
-        first, second = self.halves
-        if not len(second):
-            raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
-        total = len(sizes) * (1 + nodes) + random * sum(one < 1 for one in sizes) + 1
-        with tqdm(total=total, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
-            return curve(
-                self.runs,
-                self.scores,
-                choose_on=first.tolist(),
-                judge_on=second.tolist(),
-                sizes=sizes,
-                choice="top" if self.choice == "threshold" else self.choice,
-                random=random,
-                nodes=nodes,
-                generator=np.random.default_rng([self.seed, 3]),
-                advance=bar.update,
-            )
+        choice = "top" if self.choice == "threshold" else self.choice
+        asked, judge = Sizes(sizes=sizes, choice=choice, random=random, nodes=nodes), self.judge
+        with tqdm(total=asked.n_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
+            return curve(judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update)
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
         """Compare scores with real patches: half of the edges from the circuit, half from all others.
@@ -262,24 +241,7 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        generator = np.random.default_rng([self.seed, 4])
-        scored = np.array(["<g>" not in name for name in self.graph.names])
-        inside, outside = np.flatnonzero(self.chosen & scored), np.flatnonzero(~self.chosen & scored)
-        some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
-        rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
-        numbers = np.concatenate([some, rest])
-        rows, real = self.patched(numbers, pairs=pairs, generator=generator, progress=progress)
-        found = self.scores.values[rows][:, numbers].mean(0)
-        frame = pd.DataFrame(
-            {
-                "edge": self.graph.names[numbers],
-                "score": found.astype(float),
-                "exact": real,
-                "error": found - real,
-                "drawn": ["circuit"] * len(some) + ["other"] * len(rest),
-            }
-        )
-        return self.checked(frame, n_pairs=len(rows))
+        return self.checks.edges(edges=edges, pairs=pairs, progress=progress)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
         """Compare a real patch of every node with the scores of its edges; what gradients do not see shows here.
@@ -293,42 +255,7 @@ class Circuit:
             One row a writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes), ``exact``
             and ``unseen``: its real patch does at least 5% of the metric's difference, ten times the magnitude.
         """
-        rows = self._some_pairs(pairs, np.random.default_rng([self.seed, 8]))
-        total = len(self.graph.writers)
-        with tqdm(total=total, desc="real patches", unit="node", disable=not progress, leave=False) as bar:
-            exact = exact_node_scores(self.runs.some(rows), advance=bar.update).mean(0)
-        values = self.scores.values[rows].mean(0)
-        magnitude = node_scores(self.graph, np.abs(values))
-        much = np.abs(exact) >= NODE_EFFECT * abs(self.difference)
-        return pd.DataFrame(
-            {
-                "node": [one.name for one in self.graph.writers],
-                "score": node_scores(self.graph, values),
-                "magnitude": magnitude,
-                "exact": exact,
-                "unseen": much & (magnitude <= UNSEEN * np.abs(exact)),
-            }
-        )
-
-    def _some_pairs(self, pairs: int, generator: np.random.Generator) -> list[int]:
-        """So many pairs, drawn at random."""
-        return np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
-
-    def patched(
-        self, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool = False
-    ) -> tuple[list[int], np.ndarray]:
-        """Pairs that are drawn, and the mean over them of the real effect of every edge."""
-        rows = self._some_pairs(pairs, generator)
-        with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
-            real = exact_scores(self.runs.some(rows), edges.tolist(), advance=bar.update)
-        return rows, real.mean(0)
-
-    def checked(self, frame: pd.DataFrame, *, n_pairs: int) -> Check:
-        """The check whose table this is."""
-        scores = np.abs(self.scores.mean[self.chosen])
-        weakest = float(scores.min()) if len(scores) else float("nan")
-        outside = sum("<g>" not in name for name in self.graph.names[~self.chosen])
-        return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
+        return self.checks.nodes(pairs=pairs, progress=progress)
 
     def core(self, others: Mapping[str, "Circuit"]) -> np.ndarray:
         """Core, undecided or contingent: every edge over templates and other ablations; see ``stability.verdicts``.
@@ -336,7 +263,7 @@ class Circuit:
         Args:
             others: name of an ablation -> the circuit of the same size that it gives.
         """
-        return stability.verdicts(*self.settings(others))
+        return stability.verdicts(*self.settings(others), within=self.chosen)
 
     def settings(self, others: Mapping[str, "Circuit"]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Inclusion probabilities and chosen edges by setting: each ablation, and each template under its own.
@@ -359,7 +286,7 @@ class Circuit:
             settings[template] = stability.inclusion(own, weights, n=self.size)
             by_pair = {name: getattr(self.scores, name)[rows] for name in ("values", "steps", "clean", "corrupted")}
             scores = replace(self.scores, **by_pair)
-            circuits[template] = pick(self.runs, scores, choice="top", n=self.size, threshold=0.0)
+            circuits[template] = pick(self.runs, scores.mean, choice="top", n=self.size, threshold=0.0)
         return settings, circuits
 
     @property
@@ -447,12 +374,12 @@ class Circuit:
         )
 
     def draw(
-        self, style: Literal["page", "talk", "paper"] = "page", *, most: int = 60, width: float | None = None
+        self, style: Literal["page", "talk", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
     ) -> "Figure":
         """Draw the circuit; a matplotlib figure.
 
         Args:
-            style: ``page`` draws the largest edges, nodes by layer; ``talk`` and ``paper`` the few that lead to the
+            style: ``page`` draws the strongest part, nodes by layer; ``talk`` and ``paper`` the few that lead to the
                 metric most, with a number each.
             most: edges of a page.
             width: inches, of a talk's or a paper's figure; a single column is 3.25.
@@ -464,7 +391,8 @@ class Circuit:
 
         if style == "page":
             sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
-            return edge_figure(self.edges, **sizes, title=repr(self), most=most)
+            drawn = self.edges.loc[self.edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())]
+            return edge_figure(drawn, **sizes, title=repr(self), of=self.n_edges)
         metric = self.runs.metric.name.replace("_", " ")
         outputs = [self.graph.readers[one].name for one in outputs_of(self.runs.metric, self.graph)]
         named = {"title": f"The circuit of {metric}, {self.runs.lens.name}", "unit": f"of the {metric}"}
@@ -536,22 +464,30 @@ def circuit_of_runs(
     return circuit
 
 
-def chosen_by(runs: Runs, scores: Scores, config: FindConfig | CircuitConfig, *, templates: tuple[str, ...]) -> Circuit:
-    """The circuit that scores choose."""
-    choice, size, threshold = config.choice, config.edges, config.threshold
-    mask = pick(runs, scores, choice=choice, n=size, threshold=threshold)
-    if choice == "threshold":
-        size = int((np.abs(scores.mean) >= threshold).sum())
-    return Circuit(
-        runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=templates, seed=config.seed
+def chosen_by(
+    runs: Runs, scores: Scores, config: FindConfig | CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
+) -> Circuit:
+    """The circuit that scores choose; ``halved``, those of the half of the pairs that judges none."""
+    choice, size, threshold = config.choice, config.edges or EDGES, config.threshold
+    nothing = np.zeros(scores.graph.n_edges, dtype=bool)
+    found = Circuit(
+        runs=runs, scores=scores, chosen=nothing, choice=choice, size=0, templates=templates, seed=config.seed
     )
+    if halved:
+        found = replace(found, rows=tuple(found.halves[0].tolist()))
+    if choice == "threshold":
+        size = int((np.abs(found.mean) >= threshold).sum())
+    mask = pick(runs, found.mean, choice=choice, n=size, threshold=threshold)
+    return replace(found, chosen=mask, size=size)
 
 
-def pick(runs: Runs, scores: Scores, *, choice: Choice, n: int, threshold: float) -> Bool[np.ndarray, " edge"]:
+def pick(
+    runs: Runs, mean: Float[np.ndarray, " edge"], *, choice: Choice, n: int, threshold: float
+) -> Bool[np.ndarray, " edge"]:
     """Choose edges by their mean scores, and keep those on a path from the input to the metric."""
-    outputs = outputs_of(runs.metric, scores.graph)
-    mask = chosen(scores.graph, scores.mean, choice=choice, n=n, threshold=threshold, outputs=outputs)
-    return connected(scores.graph, mask, outputs=outputs)
+    outputs = outputs_of(runs.metric, runs.graph)
+    mask = chosen(runs.graph, mean, choice=choice, n=n, threshold=threshold, outputs=outputs)
+    return connected(runs.graph, mask, outputs=outputs)
 
 
 def with_spans(runs: Runs, spans: Mapping[str, Sequence[int]]) -> Runs:

@@ -21,7 +21,8 @@ ReadyTask = Literal["ioi", "greater-than", "agreement", "capitals", "induction"]
 MetricName = Literal["logit_difference", "sink_mass", "loss"]
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's shares of all edges."""
-EDGES = 200
+EDGES, MOST_DRAWN = 200, 60
+"""Edges of a circuit whose size nothing says, and of a picture."""
 TOLERANCE = 0.01
 MOST_PAIRS = 10_000
 REST = "rest"
@@ -93,8 +94,9 @@ class CircuitConfig:
     """Maximum number of points of integrated gradients."""
     tolerance: float = TOLERANCE
     """A pair's sum is complete if its error is at most this share of the mean difference of the metric."""
-    edges: int = EDGES
-    """Number of edges of the circuit."""
+    edges: int | None = None
+    """Number of edges of the circuit. Default: the smallest size of the curve from which on every larger circuit keeps
+    at least 80% of the metric, by the lower end of its interval, and at most 120%; 200 if there is none."""
     choice: Choice = "top"
     """How edges are chosen: the largest scores (top), a connected set grown from the output (greedy), or all scores
     above a threshold (threshold)."""

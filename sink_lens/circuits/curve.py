@@ -9,10 +9,16 @@ linear axis half of either comes from circuits of more than half of the edges, s
 the share too. The edges are chosen on one half of the pairs and judged on the other. A random circuit of the same
 size, with as many edges between every two layers, stands beside each. Where the interval of m(N) - m(0) covers 0 there
 is nothing to divide by, and f is not given.
+
+A curve need not climb: where heads cancel, a circuit of one of them keeps too much and one of both nothing. So the
+share that *carries* the metric (``steady``) is the smallest from which on every larger size that was run keeps at least
+80%, by the lower end of its interval, and at most 120%. Sizes are asked from the largest downwards and the first that
+fails ends it, so that asking several does not make the 95% smaller.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -23,8 +29,72 @@ from ..stats import Interval, interval
 from .ablated import circuit_values
 from .choice import between, chosen, connected, largest, node_scores, outputs_of, random_like
 from .config import SIZES, Choice
+from .graph import Graph
 from .runs import Runs
-from .scores import Scores
+
+CARRIES, AT_MOST = 0.8, 1.2
+"""Faithfulness between which a circuit carries the metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Gives circuits their faithfulness on some pairs."""
+
+    runs: Runs = field(repr=False)
+    """The pairs that circuits are judged on."""
+    seed: int
+
+    @cached_property
+    def nothing(self) -> Float[np.ndarray, " pair"]:
+        """The metric with no edge."""
+        return circuit_values(self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool))[0].numpy()
+
+    @property
+    def whole(self) -> Float[np.ndarray, " pair"]:
+        """The metric of the whole model."""
+        return self.runs.clean_values.double().numpy()
+
+    def mean(self, values: Float[np.ndarray, " pair"]) -> Interval:
+        """The mean over pairs with its interval."""
+        return interval(values, generator=np.random.default_rng([self.seed, 3]))
+
+    @cached_property
+    def gap(self) -> Interval:
+        """The metric of all edges less that of none: what faithfulness is divided by."""
+        return self.mean(self.whole - self.nothing)
+
+    @property
+    def defined(self) -> bool:
+        """Return whether the difference that faithfulness is divided by is told from 0."""
+        return bool(self.gap.low > 0 or self.gap.high < 0)
+
+    def values(
+        self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
+    ) -> Float[np.ndarray, "circuit pair"]:
+        """The metric of every circuit by pair; equal circuits are run once."""
+        unlike: dict[bytes, int] = {}
+        at = [unlike.setdefault(np.ascontiguousarray(one).tobytes(), len(unlike)) for one in circuits]
+        different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike])
+        return circuit_values(self.runs, different, advance=advance).numpy()[at]
+
+    def judged(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
+        """``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95%; nan for one pair) of every circuit.
+
+        The pairs of numerator and denominator are drawn together, the same for every circuit.
+        """
+        n, gap = len(self.whole), self.whole - self.nothing
+        f = (values.mean(1) - self.nothing.mean()) / gap.mean()
+        low = high = np.full(len(f), np.nan)
+        if n > 1:
+            generator = np.random.default_rng([self.seed, 9])
+            drawn = generator.multinomial(n, np.full(n, 1 / n), size=1000) / n
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratios = ((values - self.nothing[None]) @ drawn.T) / (drawn @ gap)[None]
+            low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
+        frame = pd.DataFrame({"value": values.mean(1), "faithfulness": f, "low": low, "high": high})
+        if not self.defined:
+            frame[["faithfulness", "low", "high"]] = np.nan
+        return frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +113,9 @@ class Curve:
     """The metric with no edge."""
     gap: Interval
     """Their difference: what faithfulness is divided by."""
-    n_chosen: int
-    """Pairs that the edges were chosen on."""
+    defined: bool
+    """Whether that difference is told from 0."""
     n_judged: int
-
-    @property
-    def defined(self) -> bool:
-        """Return whether the difference that faithfulness is divided by is told from 0."""
-        return bool(self.gap.low > 0 or self.gap.high < 0)
 
     @property
     def areas(self) -> pd.DataFrame:
@@ -65,11 +130,17 @@ class Curve:
             rows.append({"by": by, "cpr": cpr, "cmd": cmd, "cpr_log": log_cpr, "cmd_log": log_cmd})
         return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
 
-    def smallest(self, *, at_least: float = 0.8, by: str = "edges") -> float:
-        """The smallest share whose faithfulness reaches a value; nan if none does."""
-        reached = self.frame["by"].eq(by) & self.frame["faithfulness"].ge(at_least)
-        found = self.frame.loc[reached, "share"].to_numpy(float)
-        return float(found.min()) if len(found) else float("nan")
+    def steady(self, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges") -> float:
+        """The share that carries the metric (see the module); nan if no size does."""
+        return steady(self.frame, at_least=at_least, at_most=at_most, by=by)
+
+
+def steady(frame: pd.DataFrame, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges") -> float:
+    """The same for the table of a curve."""
+    own = frame.loc[frame["by"].eq(by)].sort_values("share", ascending=False)
+    holds = own["low"].ge(at_least).to_numpy() & own["faithfulness"].le(at_most).to_numpy()
+    reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
+    return float(reached[-1]) if len(reached) else float("nan")
 
 
 def area(
@@ -83,43 +154,53 @@ def area(
     return total / float(x[-1] - x[0]) if logarithmic else total
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The circuits of a curve."""
+
+    sizes: Sequence[float] = SIZES
+    """Shares of all edges, above 0 and at most 1."""
+    choice: Choice = "top"
+    """``top`` or ``greedy``."""
+    random: int = 3
+    """Random circuits of each size below 1."""
+    nodes: bool = True
+    """Also circuits of nodes: all edges between the nodes with the largest scores."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no share.
+
+        Raises:
+            InputError: a size outside (0, 1].
+        """
+        if not self.sizes or min(self.sizes) <= 0 or max(self.sizes) > 1:
+            raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
+
+    @property
+    def n_circuits(self) -> int:
+        """Number of circuits."""
+        return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
+
+
 def curve(
-    runs: Runs,
-    scores: Scores,
+    judge: Judge,
+    mean: Float[np.ndarray, " edge"],
     *,
-    choose_on: Sequence[int],
-    judge_on: Sequence[int],
-    sizes: Sequence[float] = SIZES,
-    choice: Choice = "top",
-    random: int = 3,
-    nodes: bool = True,
-    generator: np.random.Generator,
+    asked: Sizes,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
     """Judge circuits of several sizes.
 
-    Cost: about two forwards of the judged pairs for each circuit; there are (1 + nodes + random) of each size.
+    Cost: about two forwards of the judged pairs for each circuit.
 
     Args:
-        runs: all pairs.
-        scores: by pair.
-        choose_on: pairs whose scores choose the edges.
-        judge_on: pairs on which circuits are run.
-        sizes: shares of all edges, above 0 and at most 1.
-        choice: ``top`` or ``greedy``.
-        random: random circuits of each size below 1.
-        nodes: also judge circuits of nodes: all edges between the nodes with the largest scores.
-        generator: source of the random circuits and intervals.
+        judge: the pairs on which circuits are run.
+        mean: scores that choose the edges, of other pairs.
+        asked: the circuits.
         advance: called with the number of circuits that were finished.
-
-    Raises:
-        InputError: a size outside (0, 1].
     """
-    if not sizes or min(sizes) <= 0 or max(sizes) > 1:
-        raise InputError(f"sizes are {list(sizes)}; need shares of all edges, above 0 and at most 1")
-    graph = scores.graph
-    outputs = outputs_of(runs.metric, graph)
-    mean = scores.values[list(choose_on)].mean(0)
+    graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
+    outputs = outputs_of(judge.runs.metric, graph)
     of_nodes = node_scores(graph, mean)
     rows: list[dict[str, object]] = []
     masks: list[Bool[np.ndarray, " edge"]] = []
@@ -127,58 +208,32 @@ def curve(
     def put(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
         """Add a circuit to run."""
         used = connected(graph, mask, outputs=outputs)
-        count = len(np.unique(graph.ends[1][used])) + 1
-        rows.append({"by": by, "share": share, "n": n, "connected": int(used.sum()), "nodes": count, "draw": draw})
+        rows.append(described(graph, used) | {"by": by, "share": share, "n": n, "draw": draw})
         masks.append(used)
 
-    for share in sorted(sizes):
+    for share in sorted(asked.sizes):
         n = max(1, round(share * graph.n_edges))
-        one = chosen(graph, mean, choice=choice, n=n, outputs=outputs)
+        one = chosen(graph, mean, choice=asked.choice, n=n, outputs=outputs)
         put("edges", share, n, one)
-        if nodes:
+        if asked.nodes:
             wanted = max(1, round(share * len(graph.writers)))
             put("nodes", share, wanted, between(graph, largest(of_nodes, wanted)))
         if share < 1:
-            for draw in range(random):
+            for draw in range(asked.random):
                 put("random", share, n, random_like(graph, one, generator=generator), draw)
-    judged = runs.some(judge_on)
-    unlike: dict[bytes, int] = {}
-    at = [unlike.setdefault(mask.tobytes(), len(unlike)) for mask in masks]
-    empty = np.zeros(graph.n_edges, dtype=bool)
-    different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike] + [empty])
-    found = circuit_values(judged, different, advance=advance).numpy()
-    nothing, values = found[-1], found[at]
-    whole = judged.clean_values.double().numpy()
-    gap = interval(whole - nothing, generator=generator)
-    result = Curve(
-        frame=pd.DataFrame(rows),
+    values = judge.values(np.stack(masks), advance=advance)
+    about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
+    return Curve(
+        frame=pd.concat([about, judge.judged(values)], axis=1),
         values=values,
-        whole=interval(whole, generator=generator),
-        empty=interval(nothing, generator=generator),
-        gap=gap,
-        n_chosen=len(choose_on),
-        n_judged=len(judge_on),
+        whole=judge.mean(judge.whole),
+        empty=judge.mean(judge.nothing),
+        gap=judge.gap,
+        defined=judge.defined,
+        n_judged=judge.runs.n_pairs,
     )
-    f, low, high = _faithfulness(values, whole=whole, nothing=nothing, generator=generator)
-    undefined = np.full(len(f), np.nan)
-    result.frame["value"] = values.mean(1)
-    for name, column in (("faithfulness", f), ("low", low), ("high", high)):
-        result.frame[name] = column if result.defined else undefined
-    return result
 
 
-def _faithfulness(
-    values: Float[np.ndarray, "circuit pair"],
-    *,
-    whole: Float[np.ndarray, " pair"],
-    nothing: Float[np.ndarray, " pair"],
-    generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Faithfulness with its bootstrap interval; numerator and denominator are drawn together."""
-    f = (values.mean(1) - nothing.mean()) / (whole.mean() - nothing.mean())
-    drawn = generator.multinomial(len(whole), np.full(len(whole), 1 / len(whole)), size=1000) / len(whole)
-    below = drawn @ (whole - nothing)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = ((values - nothing[None]) @ drawn.T) / below[None]
-    low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
-    return f, low, high
+def described(graph: Graph, used: Bool[np.ndarray, " edge"]) -> dict[str, object]:
+    """The edges of a circuit, and the nodes that they touch."""
+    return {"connected": int(used.sum()), "nodes": len(np.unique(graph.ends[1][used])) + 1}

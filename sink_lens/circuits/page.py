@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sink_lens.circuits.config import MOST_DRAWN
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
@@ -21,8 +22,6 @@ from sink_lens.text import capital, edge_name, listed, number, part_name, percen
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 """Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
-_MOST = 60
-"""Edges in the picture."""
 _PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
 _NODE = re.compile(r"[am](\d+)")
 _CARRIED = {
@@ -56,19 +55,24 @@ class EdgeCircuit(Drawable):
         """
         return _graph(self.run, title=self.about["title"], group=self.about["group"])
 
+    @property
+    def drawn(self) -> pd.DataFrame:
+        """Its strongest part, which the picture shows; in runs that do not say which, the 60 largest edges."""
+        return self.edges.loc[self.edges["drawn"]] if "drawn" in self.edges else self.edges.head(MOST_DRAWN)
+
     def explore(self) -> Explorer:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
         return Explorer(graphs=[self.graph])
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """The circuit as a figure: ``page`` with up to 60 edges, ``talk`` or ``paper`` with the strongest few.
+        """The circuit as a figure: ``page`` with its strongest part, up to 60 edges, ``talk`` and ``paper`` with fewer.
 
         Raises:
             InputError: another style, or more than fits into the width.
         """
         if style == "page":
             sizes = {name: self.about[name] for name in ("n_layers", "group")}
-            return edge_figure(self.edges, **sizes, title=self.about["title"])
+            return edge_figure(self.drawn, **sizes, title=self.about["title"], of=len(self.edges))
         named = {name: self.about[name] for name in ("group", "title", "unit", "outputs", "end")}
         return sketch(self.edges, **named, style=style, width=width)
 
@@ -119,7 +123,7 @@ def _outputs(run: Run, edges: pd.DataFrame) -> list[str]:
 
 def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
     """The largest edges of a run, and what its other tables say of them."""
-    edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score"])
+    edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
@@ -135,7 +139,7 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
         n_edges=len(edges),
-        size=config.get("edges"),
+        size=config.get("edges") or int(edges["in_circuit"].to_numpy(bool).sum()),
         choice=config.get("choice"),
         method=config.get("method"),
         outputs=_outputs(run, largest),
@@ -162,7 +166,9 @@ def _attention(run: Run) -> dict[str, Any]:
     return by_head
 
 
-def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", most: int = _MOST) -> Figure:
+def edge_figure(
+    edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None
+) -> Figure:
     """Edges with their scores; the width of a line is the magnitude of the score.
 
     Args:
@@ -171,11 +177,11 @@ def edge_figure(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: st
         group: heads that share a key-value head; an edge into one is divided among those of its heads that are in the
             picture.
         title: above the figure.
-        most: edges in the picture, the largest.
+        of: edges of the circuit, of which these are the strongest part.
     """
-    if len(edges) > most:
-        title = "\n".join([*([title] if title else []), f"The {most} largest of {len(edges):,} edges"])
-    ends = _ends(edges.head(most), group=group)
+    if of is not None and of > len(edges):
+        title = "\n".join([*([title] if title else []), f"The strongest {len(edges)} of {of:,} edges"])
+    ends = _ends(edges, group=group)
     nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=_order)
     rows = sorted({_order(one)[:2] for one in nodes})
     level = {row: at for at, row in enumerate(rows)}
@@ -290,6 +296,9 @@ def curve_figure(curve: pd.DataFrame) -> Figure:
             markersize=5,
             label="random, same size and depth",
         )
+    own = curve[curve["by"] == "circuit"]
+    if len(own):
+        axes.plot(own["share"], own["faithfulness"], "*", color=_LOWERS, markersize=13, label="this circuit", zorder=4)
     axes.axhline(1.0, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.axhline(0.0, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
@@ -347,21 +356,11 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         f"halves of the pairs have {percent(row['jaccard_halves'])} of all their edges in common."
     )
     if row["core_edges"] >= 0:
-        real = (
-            f"; a real patch confirms {row['confirmed_edges']} of them (at least 1% of what all edges do)"
-            if "confirmed_edges" in row
-            else ""
-        )
-        sentences.append(
-            f"{row['core_edges']} edges are core: they are in at least 95% of the bootstraps under every ablation "
-            f"and template{real}. {row.get('undecided_edges', 0)} are undecided: they are in 95% of the bootstraps "
-            f"under only some of these. {row['contingent_edges']} more are contingent: they are in some circuit, "
-            "but in 95% of the bootstraps under none of these."
-        )
+        sentences.append(_core_told(row))
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
     sentences += [
-        f"The circuit has {row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method']).upper()} on "
+        f"Its edges were chosen by {visible(row['method']).upper()} on {row.get('chosen_on', row['pairs'])} of "
         f"{row['pairs']} pairs; other edges carry {carried} instead.",
         f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
@@ -409,8 +408,36 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
     )
 
 
+def _core_told(row: Mapping[str, Any]) -> str:
+    """Say how many edges are core, and how far real patches of each and of the core as a whole confirm it."""
+    real = alone = ""
+    if "confirmed_edges" in row:
+        real = f"; real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do)"
+    if row.get("together_edges", 0) > 0:
+        real += f", and {row['together_edges']} can go together at no loss, since they cancel"
+    if np.isfinite(row.get("core_faithfulness", np.nan)):
+        alone = f" The core alone keeps {_kept(row, 'core_')}."
+    return (
+        f"{row['core_edges']} edges are core: they are in at least 95% of the bootstraps under every ablation and "
+        f"template{real}.{alone} {row.get('undecided_edges', 0)} are undecided: they are in 95% of the bootstraps "
+        f"under only some of these. {row['contingent_edges']} more are contingent: they are in some circuit, but in "
+        "95% of the bootstraps under none of these."
+    )
+
+
+def _kept(row: Mapping[str, Any], name: str = "") -> str:
+    """A faithfulness with its interval."""
+    f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
+    return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
+
+
+def _edges_told(row: Mapping[str, Any]) -> str:
+    """Say which part of all edges the circuit has."""
+    return f"{row['edges']:,} of {row['all_edges']:,} edges ({_size(row['edges'] / row['all_edges'])})"
+
+
 def _faithful(row: Mapping[str, Any], *, most: float) -> str:
-    """Say how much of the whole model's metric few edges keep, on pairs that were not used to choose them.
+    """Say how much of the whole model's metric the circuit keeps, on pairs that did not choose it, and who chose it.
 
     Args:
         row: of the table ``summary``.
@@ -422,7 +449,6 @@ def _faithful(row: Mapping[str, Any], *, most: float) -> str:
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
             "from 0."
         )
-    smallest = "; no smaller size that was run does" if np.isfinite(row["share_at_80"]) else ""
     cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
     areas = (
         f" Averaged over sizes, faithfulness is {cpr} (CPR) and its distance from 1 is {cmd} (CMD); over the "
@@ -434,10 +460,34 @@ def _faithful(row: Mapping[str, Any], *, most: float) -> str:
             f"of its distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and "
             f"{cmd_log}."
         )
+    if "faithfulness" not in row:
+        return f"The run does not say what the circuit of {_edges_told(row)} keeps alone; the curve shows other sizes."
     return (
-        f"{capital(_carry(row['share_at_80']))} what all edges add to the {words(str(row['metric']))}, {gap}, on "
-        f"pairs that were not used to choose edges{smallest}.{areas * bool(np.isfinite(row['cpr']))}"
+        f"The circuit has {_edges_told(row)} and keeps {_kept(row)} of what all edges add to the "
+        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it."
+        f"{_rule_told(row)}{areas * bool(np.isfinite(row['cpr']))}"
     )
+
+
+def _size(share: float) -> str:
+    """A share of the edges, which may be far below a percent."""
+    return f"{100 * share:.2g}%"
+
+
+def _rule_told(row: Mapping[str, Any]) -> str:
+    """Say which rule chose the circuit, and if faithfulness overshoots at some size."""
+    carry = "keep at least 80%, by the lower end of the interval, and at most 120%"
+    share = row["share_at_80"]
+    said = f"From {_size(share)} of the edges on, circuits {carry}" if np.isfinite(share) else f"No size did {carry}"
+    told = {
+        "smallest": f" It is the smallest size from which on all circuits that were run {carry}.",
+        "none": f" It has the largest scores: at no size but all edges did this and every larger circuit {carry}.",
+        "asked": f" Its size was asked for. {said}.",
+        "threshold": f" It has all scores above the threshold. {said}.",
+    }.get(str(row["rule"]), "")
+    if row["most_kept"] > 1.2:
+        told += f" Faithfulness overshoots: circuits of {_size(row['most_kept_at'])} keep {percent(row['most_kept'])}."
+    return told
 
 
 def _is_told(row: Mapping[str, Any]) -> bool:
@@ -445,26 +495,18 @@ def _is_told(row: Mapping[str, Any]) -> bool:
     return row["gap_low"] > 0 or row["gap_high"] < 0
 
 
-def _carry(share: float) -> str:
-    """Say which share of the edges carries 80%."""
-    return (
-        f"{percent(share)} of the edges carry at least 80% of"
-        if np.isfinite(share)
-        else "no size that was run carries 80% of"
-    )
-
-
 def _title(run: Run) -> str:
-    """Head the page with the share of the edges that carries the task."""
+    """Head the page with what the circuit keeps."""
     task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
-    table = run.optional("summary", columns=["gap_low", "gap_high", "share_at_80", "metric"])
+    table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric"])
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
-    carried = f"{_carry(row['share_at_80'])} the {words(str(row['metric']))}"
-    result = carried if _is_told(row) else "what it carries is undefined"
-    return f"The circuit of {what}: {result}"
+    if not _is_told(row):
+        return f"The circuit of {what}: what it carries is undefined"
+    kept = f" keep {_kept(row)} of the {words(str(row['metric']))}" if "faithfulness" in row else ""
+    return f"The circuit of {what}: {_edges_told(row)}{kept}"
 
 
 def _headline(run: Run) -> list[str]:
@@ -485,13 +527,17 @@ def _headline(run: Run) -> list[str]:
 
 
 def _picture(run: Run) -> tuple[str, Figure]:
-    """Draw the circuit's largest edges."""
-    circuit = edge_circuit(run)
+    """Draw the circuit's strongest part, and say what it keeps alone."""
+    circuit, alone = edge_circuit(run), ""
+    summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness"])
+    if summary is not None and len(summary):
+        row = summary.to_dict("records")[0]
+        part = "All" if row["picture_edges"] == row["edges"] else f"The strongest {row['picture_edges']:,} of the"
+        alone = f"{part} {row['edges']:,} edges of the circuit; alone they keep {_kept(row, 'picture_')}. "
     see = (
-        f"The {min(_MOST, len(circuit.edges))} largest edges. Read upwards: what a node writes is read by the nodes "
-        "above it, as a query (purple), a key (green), a value (blue) or by an MLP (grey); red and dashed lowers the "
-        "metric. Width is the score's magnitude; an edge into a key or value that heads share is divided among those "
-        "of them in the picture."
+        f"{alone}Read upwards: what a node writes is read by the nodes above it, as a query (purple), a key (green), a "
+        "value (blue) or by an MLP (grey); red and dashed lowers the metric. Width is the score's magnitude; an edge "
+        "into a key or value that heads share is divided among those of them in the picture."
     )
     return see, circuit.draw()
 

@@ -28,9 +28,10 @@ from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
 from . import stability
 from .attention import attention_of
-from .circuit import CONFIRMED, Circuit, chosen_by, with_spans
+from .checks import CONFIRMED, patchable
+from .circuit import Circuit, chosen_by, with_spans
 from .config import Ablation, CircuitConfig, without_files
-from .curve import Curve
+from .curve import Judge, described, steady
 from .graph import Graph
 from .pairs import read_pairs
 from .runs import Runs
@@ -281,23 +282,26 @@ def _written(
     runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
     _check_gap(runs, seed=config.seed)
     scores = scored(runs, config, writer=writer, name="scores", progress=progress)
-    circuit = chosen_by(runs, scores, config, templates=task.templates)
-    if not circuit.n_edges:
-        need = f"a lower threshold than {config.threshold:g}" if config.choice == "threshold" else "more edges"
-        raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
+    half = chosen_by(runs, scores, config, templates=task.templates, halved=True)
     writer.write_table("pairs", _pairs(lens, task, runs))
+
+    @functools.cache
+    def evaluation() -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The areas and the table of the curve with the circuit's rows; its gap is written first."""
+        found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
+        writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
+        own = _judged(half.judge, one_circuit(half, found.frame, config=config)[0])
+        return found.areas, pd.concat([found.frame, own], ignore_index=True)
+
+    areas = writer.once("areas", lambda: evaluation()[0])
+    curve = writer.once("curve", lambda: evaluation()[1])
+    gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
+    circuit, rule = one_circuit(half, curve, config=config)
     writer.write_table("nodes", circuit.nodes)
     writer.once("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
     completeness = scores.completeness
     writer.write_table("completeness", completeness)
-
-    @functools.cache
-    def evaluation() -> Curve:
-        """The curve; its gap, which the summary gives, is written first."""
-        found = circuit.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
-        return found
 
     def attention() -> pd.DataFrame:
         """The table ``attention``; its patterns are written first."""
@@ -306,9 +310,6 @@ def _written(
             writer.write_tensors("attention_patterns", patterns)
         return frame
 
-    areas = writer.once("areas", lambda: evaluation().areas)
-    curve = writer.once("curve", lambda: evaluation().frame)
-    gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
     check = nodes = None
     if config.check:
         pairs = config.check_pairs
@@ -316,13 +317,17 @@ def _written(
         few = min(pairs, _NODE_PAIRS)
         if config.method != "exact":
             nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
-    core = None
+    core, alone = None, None
     if config.core:
-        others = partial(_others, lens, task, config=config, writer=writer, progress=progress)
+        others = partial(_others, circuit, lens, task, config=config, writer=writer, progress=progress)
         core = writer.once("core", lambda: _core(circuit, others(), config=config, progress=progress))
+        mask = np.isin(circuit.graph.names, core.loc[core["core"].to_numpy(bool), "edge"].to_numpy())
+        alone = half.judge.judged(half.judge.values(mask[None]))
     writer.once("prompt", lambda: _prompt(lens, task.clean))
     writer.once("attention", attention)
-    summary = _summary(circuit, completeness, areas, curve, gap, check, nodes, core)
+    found = _Found(circuit=circuit, rule=rule, curve=curve, areas=areas, gap=gap, completeness=completeness)
+    found = replace(found, check=check, nodes=nodes, core=core, alone=alone)
+    summary = _summary(found)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
     from .page import circuit_told
@@ -400,21 +405,59 @@ def other_ablations(config: CircuitConfig) -> tuple[Ablation, ...]:
 
 
 def _others(
-    lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
+    circuit: Circuit, lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
 ) -> dict[str, Circuit]:
     """Name of each other ablation that the core is taken over -> the circuit that it gives."""
     others: dict[str, Circuit] = {}
     for ablation in other_ablations(config):
         runs = runs_of(lens, task, config=config, ablation=ablation)
         scores = scored(runs, config, writer=writer, name=f"scores-{ablation}", progress=progress)
-        others[ablation] = chosen_by(runs, scores, config, templates=task.templates)
+        others[ablation] = circuit.like(runs, scores)
     return others
+
+
+def one_circuit(half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig) -> tuple[Circuit, str]:
+    """The one circuit of a run, and the rule that chose it.
+
+    Args:
+        half: the circuit of as many edges as were asked for, chosen on the half of the pairs that judges none.
+        curve: circuits of several sizes, judged on the other half.
+        config: says the number of edges, or a threshold, if they are known.
+
+    Returns:
+        The circuit, and ``asked``, ``threshold``, ``smallest`` (the smallest size that carries the metric, see
+        ``curve``) or ``none`` (no size but all edges does).
+
+    Raises:
+        InputError: none of its edges lies on a path from the input to the metric.
+    """
+    share = steady(curve)
+    if config.choice == "threshold" or config.edges is not None:
+        circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
+    elif share < 1:
+        circuit, rule = half.smaller(max(1, round(share * half.graph.n_edges))), "smallest"
+    else:
+        circuit, rule = half, "none"
+    if not circuit.n_edges:
+        need = f"a lower threshold than {config.threshold:g}" if rule == "threshold" else "more edges"
+        raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
+    return circuit, rule
+
+
+def _judged(judge: Judge, circuit: Circuit) -> pd.DataFrame:
+    """The rows of the curve that are the circuit's own: the circuit, and the part of it that is drawn."""
+    masks = np.stack([circuit.chosen, circuit.strongest()])
+    rows = [described(circuit.graph, mask) for mask in masks]
+    frame = pd.DataFrame(rows).assign(by=["circuit", "picture"], n=masks.sum(1), draw=0)
+    return pd.concat(
+        [frame.assign(share=frame["n"] / circuit.graph.n_edges), judge.judged(judge.values(masks))], axis=1
+    )
 
 
 def _core(circuit: Circuit, others: Mapping[str, Circuit], *, config: CircuitConfig, progress: bool) -> pd.DataFrame:
     """The edges that are in the circuit under some ablation or template, and in how many of them."""
     settings, circuits = circuit.settings(others)
-    verdicts = stability.verdicts(settings, circuits)
+    verdicts = stability.verdicts(settings, circuits, within=circuit.chosen)
     either = np.flatnonzero(verdicts != "none")
     frame = pd.DataFrame({"edge": circuit.graph.names[either]})
     frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"
@@ -424,19 +467,20 @@ def _core(circuit: Circuit, others: Mapping[str, Circuit], *, config: CircuitCon
         frame[f"inclusion_{name}"] = other.inclusion[either]
     every = np.stack([found[either] for found in settings.values()])
     frame["least"], frame["where"] = every.min(0), np.array(list(settings), dtype=object)[every.argmin(0)]
-    frame["exact"] = np.nan
-    sure = either[frame["core"].to_numpy() & np.array(["<g>" not in name for name in frame["edge"]], dtype=bool)]
+    frame["exact"], frame["together"] = np.nan, False
+    sure = either[frame["core"].to_numpy() & patchable(frame["edge"].to_numpy())]
     if len(sure):
-        generator = np.random.default_rng([config.seed, 7])
-        _, real = circuit.patched(sure, pairs=config.check_pairs, generator=generator, progress=progress)
+        real, together = circuit.checks.whole(sure, pairs=config.check_pairs, progress=progress)
         frame.loc[np.isin(either, sure), "exact"] = real
+        frame.loc[np.isin(either, sure), "together"] = together
     order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
     return frame.iloc[order].reset_index(drop=True)
 
 
 def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
-    """Count the core edges whose real patch does at least 1% of the difference."""
-    return int((np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)).sum())
+    """Count the core edges whose real patch does at least 1% of the difference, without those that cancel."""
+    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.checks.difference)
+    return int((does & ~core["together"].to_numpy(bool)).sum())
 
 
 def _unseen(nodes: pd.DataFrame) -> str:
@@ -445,27 +489,43 @@ def _unseen(nodes: pd.DataFrame) -> str:
     return " ".join(ordered.loc[ordered["unseen"], "node"].tolist())
 
 
-def _summary(
-    circuit: Circuit,
-    completeness: pd.DataFrame,
-    areas: pd.DataFrame,
-    curve: pd.DataFrame,
-    gap: Mapping[str, float],
-    check: pd.DataFrame | None,
-    nodes: pd.DataFrame | None,
-    core: pd.DataFrame | None,
-) -> pd.DataFrame:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Everything that the table ``summary`` is made of."""
+
+    circuit: Circuit
+    rule: str
+    curve: pd.DataFrame
+    areas: pd.DataFrame
+    gap: Mapping[str, float]
+    completeness: pd.DataFrame
+    check: pd.DataFrame | None = None
+    nodes: pd.DataFrame | None = None
+    core: pd.DataFrame | None = None
+    alone: pd.DataFrame | None = None
+
+
+def _summary(found: _Found) -> pd.DataFrame:
     """The table ``summary``."""
-    by = areas.loc[areas["by"].eq("edges")].to_dict("records")[0]
-    errors = completeness["error"].abs().to_numpy(float)
-    reached = curve.loc[curve["by"].eq("edges") & curve["faithfulness"].ge(0.8), "share"].to_numpy(float)
+    circuit, gap, check, nodes, core = found.circuit, found.gap, found.check, found.nodes, found.core
+    by = found.areas.loc[found.areas["by"].eq("edges")].to_dict("records")[0]
+    errors = found.completeness["error"].abs().to_numpy(float)
+    share = steady(found.curve)
+    of_edges = found.curve.loc[found.curve["by"].eq("edges")]
+    most = of_edges.sort_values("faithfulness", ascending=False).to_dict("records")[0]
+    own, drawn = (found.curve.loc[found.curve["by"].eq(name)].to_dict("records")[0] for name in ("circuit", "picture"))
     row: dict[str, Any] = {
         "metric": circuit.runs.metric.name,
         "method": circuit.scores.method,
         "ablation": circuit.runs.ablation,
         "pairs": circuit.runs.n_pairs,
+        "chosen_on": len(circuit.rows),
+        "rule": found.rule,
         "edges": circuit.n_edges,
         "all_edges": circuit.graph.n_edges,
+        **_kept(own, ""),
+        "picture_edges": drawn["n"],
+        **_kept(drawn, "picture_"),
         "clean": float(circuit.scores.clean.mean()),
         "corrupted": float(circuit.scores.corrupted.mean()),
         "gap": gap["estimate"],
@@ -474,12 +534,14 @@ def _summary(
         "completeness": circuit.scores.complete,
         "completeness_error_median": float(np.median(errors)),
         "completeness_error_largest": float(errors.max()),
-        "steps_mean": float(completeness["steps"].to_numpy(float).mean()),
+        "steps_mean": float(found.completeness["steps"].to_numpy(float).mean()),
         "cpr": float(by["cpr"]),
         "cmd": float(by["cmd"]),
         "cpr_log": float(by["cpr_log"]),
         "cmd_log": float(by["cmd_log"]),
-        "share_at_80": reached.min() if len(reached) else np.nan,
+        "share_at_80": share if share < 1 else np.nan,
+        "most_kept": most["faithfulness"],
+        "most_kept_at": most["share"],
         "jaccard_halves": circuit.jaccard,
         "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
         "rank_correlation": np.nan,
@@ -492,11 +554,19 @@ def _summary(
         "unseen_nodes": "" if nodes is None else _unseen(nodes),
         "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
         "confirmed_edges": -1 if core is None else _confirmed(circuit, core),
+        "together_edges": -1 if core is None else int(core["together"].to_numpy(bool).sum()),
         "undecided_edges": -1 if core is None else int(core["undecided"].to_numpy(bool).sum()),
         "contingent_edges": -1 if core is None else int((~core[["core", "undecided"]].to_numpy(bool).any(1)).sum()),
     }
+    if found.alone is not None:
+        row |= _kept(found.alone.to_dict("records")[0], "core_")
     if check is not None:
-        made = circuit.checked(check, n_pairs=0)
+        made = circuit.checks.checked(check, n_pairs=0)
         row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
         row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
     return pd.DataFrame([row])
+
+
+def _kept(row: Mapping[Any, Any], name: str) -> dict[str, float]:
+    """Faithfulness and its interval under names that begin alike."""
+    return {f"{name}faithfulness{end}": float(row[end[1:] or "faithfulness"]) for end in ("", "_low", "_high")}

@@ -53,17 +53,21 @@ def bounds(
 
 
 def verdicts(
-    settings: Mapping[str, Float[np.ndarray, " edge"]], circuits: Mapping[str, Bool[np.ndarray, " edge"]]
+    settings: Mapping[str, Float[np.ndarray, " edge"]],
+    circuits: Mapping[str, Bool[np.ndarray, " edge"]],
+    *,
+    within: Bool[np.ndarray, " edge"] | bool = True,
 ) -> np.ndarray:
     """One of core, undecided, contingent and none for every edge; see the module.
 
     Args:
         settings: name of a setting -> inclusion probabilities there.
         circuits: name of a setting -> the edges chosen there.
+        within: the edges of the circuit; one that is sure everywhere and on no path of it is undecided.
     """
     sure = np.array([found >= CORE for found in settings.values()])
     return np.select(
-        [sure.all(0), sure.any(0), np.any(list(circuits.values()), axis=0)],
+        [sure.all(0) & within, sure.any(0), np.any(list(circuits.values()), axis=0)],
         ["core", "undecided", "contingent"],
         "none",
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.circuits.curve import area
+from sink_lens.circuits.curve import area, steady
 from sink_lens.errors import InputError
 
 from .tiny_runs import circuit
@@ -36,12 +36,10 @@ def test_the_area_of_a_straight_line():
     assert np.isnan(area(share[:1], share[:1]))
 
 
-def test_areas_and_the_smallest_share_are_those_of_the_table():
+def test_areas_are_those_of_the_table():
     found = circuit().evaluate([0.1, 0.5, 1.0], random=1)
     frame = pd.DataFrame({"by": "edges", "share": [0.1, 0.5, 1.0], "faithfulness": [0.2, 0.9, 1.0]})
     by_hand = replace(found, frame=frame)
-    assert by_hand.smallest() == 0.5
-    assert np.isnan(by_hand.smallest(at_least=1.1))
     # trapezoids of 0.4 and 0.5 width: (0.2 + 0.9) / 2 * 0.4 + (0.9 + 1) / 2 * 0.5
     (areas,) = by_hand.areas.to_dict("records")
     assert areas["cpr"] == pytest.approx(0.22 + 0.475)
@@ -52,3 +50,17 @@ def test_areas_and_the_smallest_share_are_those_of_the_table():
 def test_sizes_that_are_no_shares_are_refused(sizes):
     with pytest.raises(InputError, match="need shares of all edges, above 0 and at most 1"):
         circuit().evaluate(sizes)
+
+
+@pytest.mark.parametrize(
+    ("f", "low", "expected"),
+    [
+        ([1.976, 0.0, 0.998, 1.0], [1.9, -0.1, 0.95, 1.0], 0.05),  # 1% keeps twice the metric, 2% nothing
+        ([0.9, 0.9, 0.9, 1.0], [0.7, 0.85, 0.85, 1.0], 0.02),  # the interval of 1% reaches below 80%
+        ([0.9, 1.3, 0.9, 1.0], [0.85, 1.2, 0.85, 1.0], 0.05),  # 2% overshoots
+        ([0.9, 0.9, 0.9, 0.7], [0.85, 0.85, 0.85, 0.6], np.nan),
+    ],
+)
+def test_a_size_carries_the_metric_if_every_larger_one_does(f, low, expected):
+    frame = pd.DataFrame({"by": "edges", "share": [0.01, 0.02, 0.05, 1.0], "faithfulness": f, "low": low})
+    assert steady(frame.iloc[::-1]) == pytest.approx(expected, nan_ok=True)

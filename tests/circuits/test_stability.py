@@ -12,6 +12,8 @@ def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
     settings = {"resample": np.array([1.0, 0.96, 0.5, 0.0]), "mean": np.array([0.95, 0.2, 0.1, 0.0])}
     circuits = {"resample": np.array([1, 1, 1, 0], dtype=bool), "mean": np.array([1, 0, 0, 0], dtype=bool)}
     assert stability.verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
+    without = np.array([0, 1, 1, 1], dtype=bool)
+    assert stability.verdicts(settings, circuits, within=without)[0] == "undecided"
 
 
 def test_a_sample_bounds_the_edges_that_are_missed():

@@ -172,40 +172,38 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
     assert patch._prompts(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
 
 
+_ASKED = {"rule": "asked", "share_at_80": 0.05}
+_NONE = {"rule": "none", "share_at_80": np.nan, "faithfulness": 0.231, "faithfulness_low": 0.16}
+
+
 @pytest.mark.parametrize(
-    ("share", "cpr", "title", "first"),
+    ("change", "title", "said"),
     [
         (
-            0.01,
-            0.94,
-            "1% of the edges carry at least 80% of the logit diff",
-            "1% of the edges carry at least 80% of what all edges add to the logit diff",
+            {},
+            "152 of 70,512 edges (0.22%) keep 94% [81%, 110%] of the logit diff",
+            "It is the smallest size from which",
         ),
-        (
-            np.nan,
-            0.4,
-            "no size that was run carries 80% of the logit diff",
-            "No size that was run carries 80% of what all edges add to the logit diff",
-        ),
-        (0.2, np.nan, "20% of the edges carry at least 80% of the logit diff", "20% of the edges carry"),
-        (None, np.nan, "what it carries is undefined", "Faithfulness is undefined"),
+        (_ASKED, "keep 94% [81%, 110%] of the logit diff", "Its size was asked for. From 5% of the edges on, circuits"),
+        (_NONE, "keep 23% [16%, 110%] of the logit diff", "It has the largest scores: at no size but all edges"),
+        ({"most_kept": 1.976}, "keep 94% [81%, 110%] of the logit diff", "overshoots: circuits of 1% keep 198%."),
+        ({"gap_low": -0.5}, "what it carries is undefined", "Faithfulness is undefined"),
     ],
 )
-def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_carries(tmp_path, share, cpr, title, first):
-    numbers = dict.fromkeys(("gap", "gap_low", "gap_high", "clean", "corrupted", "jaccard_halves", "cmd"), 0.5)
-    numbers |= {"cpr_log": 0.5, "cmd_log": 0.5, "rank_correlation": 0.9, "missed": 0.1}
+def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_keeps(tmp_path, change, title, said):
+    numbers = dict.fromkeys(("gap", "gap_low", "gap_high", "clean", "corrupted", "jaccard_halves", "cmd", "cpr"), 0.5)
+    numbers |= {"cpr_log": 0.5, "cmd_log": 0.5, "rank_correlation": 0.9, "missed": 0.1, "most_kept": 1.0}
     numbers |= {"edges": 152, "all_edges": 70512, "pairs": 16, "stable_edges": 9, "core_edges": -1}
-    numbers |= {"share_at_80": share, "cpr": cpr, "method": "eap", "ablation": "resample", "metric": "logit_diff"}
-    numbers["completeness"] = np.nan
-    if share is None:
-        numbers |= {"share_at_80": np.nan, "gap_low": -0.5}
-    summary = pd.DataFrame([numbers])
+    numbers |= {"method": "eap", "ablation": "resample", "metric": "logit_diff", "completeness": np.nan}
+    numbers |= {"rule": "smallest", "share_at_80": 0.002, "most_kept_at": 0.01, "faithfulness": 0.94}
+    numbers |= {"faithfulness_low": 0.81, "faithfulness_high": 1.1}
+    summary = pd.DataFrame([numbers | change])
     shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
     assert shown.title.endswith(title)
-    assert shown.headline[0].startswith(first)
-    assert ("(CPR)" in shown.headline[0]) == np.isfinite(cpr)
+    assert said in shown.headline[0]
+    assert ("(CPR)" in shown.headline[0]) == ("gap_low" not in change)
     short = content(a_run(tmp_path / "short", "circuit", config={"sizes": [0.01, 0.1]}, summary=summary)).headline[0]
-    assert ("Up to 10% of the edges, where the run ends, the area under" in short) == np.isfinite(cpr)
+    assert ("Up to 10% of the edges, where the run ends, the area under" in short) == ("gap_low" not in change)
     assert "CPR" not in short
 
 

@@ -272,10 +272,10 @@ def arrows_of(figure):
 
 def test_a_page_of_a_large_circuit_says_how_many_edges_it_shows():
     many = pd.DataFrame({"writer": "m0", "reader": [f"m{n}" for n in range(1, 71)], "score": np.linspace(7, 1, 70)})
-    figure = edge_figure(many, n_layers=71, title="The circuit")
+    figure = edge_figure(many.head(60), n_layers=71, title="The circuit", of=70)
     assert len(arrows_of(figure)) == 60
-    assert figure.axes[0].get_title(loc="left") == "The circuit\nThe 60 largest of 70 edges"
-    assert edge_figure(many.head(60), n_layers=71, title="T").axes[0].get_title(loc="left") == "T"
+    assert figure.axes[0].get_title(loc="left") == "The circuit\nThe strongest 60 of 70 edges"
+    assert edge_figure(many.head(60), n_layers=71, title="T", of=60).axes[0].get_title(loc="left") == "T"
 
 
 def test_an_edge_into_a_shared_key_is_divided_among_its_heads_in_the_picture():

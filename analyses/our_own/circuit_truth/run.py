@@ -15,10 +15,11 @@ from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from analyses.claims import Measured, Work, main
 from analyses.rates import auroc_of, share
-from analyses.zoo.mechanisms import MECHANISMS, Mechanism, wire
+from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
-from sink_lens.circuits.circuit import CONFIRMED, Circuit, circuit_of_runs
+from sink_lens.circuits.checks import CONFIRMED
+from sink_lens.circuits.circuit import Circuit, circuit_of_runs
 from sink_lens.circuits.config import FindConfig
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -68,7 +69,7 @@ def measure(work: Work) -> Measured:
 
 def combinations() -> list[tuple[str, str]]:
     """Every mechanism in every architecture."""
-    return [(name, family) for name in MECHANISMS for family in WIRED]
+    return [(name, family) for name in MECHANISMS if name not in LATER for family in WIRED]
 
 
 def score_all(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -187,7 +188,7 @@ class Edges:
         frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
         frame["error"] = frame["score"] - frame["exact"]
         frame["drawn"] = ["circuit"] * len(some[0]) + ["other"] * len(some[1])
-        check = circuit.checked(frame, n_pairs=PATCHED)
+        check = circuit.checks.checked(frame, n_pairs=PATCHED)
         order = np.argsort(-np.abs(circuit.scores.mean), kind="stable")[: self.size]
         return {
             "ablation": self.ablation,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.zoo.mechanisms import MECHANISMS, wire
+from analyses.zoo.mechanisms import LATER, MECHANISMS, wire
 from analyses.zoo.wiring import WIRED
 from sink_lens import wrap
 from sink_lens.circuits.ablated import circuit_values
@@ -15,7 +15,7 @@ from sink_lens.errors import ModelError
 
 SMALL = 0.03
 """Part of the difference between the two prompts that an edge without a part may change, and one with a part must."""
-CONFIRMED = [(name, WIRED[at % 6]) for at, name in enumerate(MECHANISMS)]
+CONFIRMED = [(name, WIRED[at % 6]) for at, name in enumerate(sorted(MECHANISMS, key=lambda one: one in LATER))]
 """Each mechanism in one architecture; the analysis `circuit_truth` confirms all of them in all."""
 
 
@@ -37,7 +37,7 @@ def test_needed_edges_change_the_answer_alone_and_no_other_edge_does(name, famil
     whole = None
     for ablation in ("resample", "mean_ordinary", "zero"):
         runs = runs_of(mechanism, ablation)
-        whole = whole or float(runs.gap.mean())
+        whole = whole or abs(float(runs.gap.mean()))  # a negation lowers the answer
         names = runs.graph.names
         needed = np.isin(names, list(mechanism.needed(ablation)))
         assert needed.sum() == len(mechanism.needed(ablation)) > 0

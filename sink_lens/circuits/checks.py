@@ -1,0 +1,234 @@
+"""Real patches beside scores: of sampled edges, of every node, and of a core as a whole.
+
+A core edge is *confirmed* if its real patch changes the metric. Two edges that cancel pass that test though they do
+nothing: where a head adds 2 and another takes 2 away again, the patch of either changes the metric, that of both does
+not. So a core is tested as a whole too. Edges of it that share a writer or a reader, and whose effects cancel, are
+replaced together; edges that can go together at no loss are not confirmed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+from scipy.stats import spearmanr
+
+from ..progress import tqdm
+from . import stability
+from .ablated import circuit_values
+from .choice import node_scores
+from .exact import exact_node_scores, exact_scores
+from .graph import Graph
+from .runs import Runs
+from .scores import Scores
+
+CONFIRMED = 0.01
+"""An edge is confirmed if its real patch changes the metric by at least this share of what all edges do."""
+NODE_EFFECT = 0.05
+"""Share of what all edges do from which on a node does much."""
+UNSEEN = 0.1
+"""Gradients do not see a node if its edges' magnitudes sum to at most this part of its real effect."""
+_CANCELS, _LOSS, _MOST_GROUPS = 0.25, 0.05, 60
+"""Edges cancel if their effects sum to at most this part of the largest. They can go at no loss if without them the
+metric changes by less than this part of the largest effect (between 1% and 5% of what all edges do). Groups of such
+edges that are patched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Scores beside real patches of the same edges."""
+
+    frame: pd.DataFrame
+    """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (from where)."""
+    n_pairs: int
+    weakest: float
+    """Smallest magnitude of a score in the circuit."""
+    n_outside: int
+    """Edges that are not in the circuit."""
+
+    @property
+    def rank_correlation(self) -> float:
+        """Spearman's correlation of score and exact effect; nan for fewer than 3 edges or constant values."""
+        one, other = self.frame["score"].to_numpy(), self.frame["exact"].to_numpy()
+        if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+            return float("nan")
+        return float(cast("Any", spearmanr(one, other)).statistic)
+
+    @property
+    def outside(self) -> tuple[int, int]:
+        """Sampled edges outside the circuit that really do more than its weakest edge scores, and all sampled."""
+        other = self.frame["drawn"].to_numpy() == "other"
+        real = np.abs(self.frame["exact"].to_numpy(float)[other])
+        return int((real > self.weakest).sum()), len(real)
+
+    @property
+    def at_most(self) -> int:
+        """The most such edges that there may be outside, at 95% confidence; see ``stability.most_outside``."""
+        found, sampled = self.outside
+        return stability.most_outside(found, sampled=sampled, total=self.n_outside)
+
+    @property
+    def missed(self) -> float:
+        """Sum of |score - exact| over the sum of |exact|."""
+        total = np.abs(self.frame["exact"].to_numpy(float)).sum()
+        return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """Real patches of the edges of a circuit and of others."""
+
+    runs: Runs = field(repr=False)
+    scores: Scores = field(repr=False)
+    chosen: Bool[np.ndarray, " edge"] = field(repr=False)
+    seed: int
+
+    @cached_property
+    def difference(self) -> float:
+        """The metric of the model minus that with every edge replaced, mean over pairs.
+
+        ``runs.gap`` replaces the input alone, which under means of other tokens may change next to nothing.
+        """
+        if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
+            return float(self.runs.gap.double().mean())
+        nothing = circuit_values(self.runs, np.zeros((1, self.scores.graph.n_edges), dtype=bool))[0]
+        return float((self.runs.clean_values.double() - nothing).mean())
+
+    def edges(self, *, edges: int, pairs: int, progress: bool = False) -> Check:
+        """Compare scores with real patches: half of the edges from the circuit, half from all others."""
+        generator = np.random.default_rng([self.seed, 4])
+        graph = self.scores.graph
+        scored = patchable(graph.names)
+        inside, outside = np.flatnonzero(self.chosen & scored), np.flatnonzero(~self.chosen & scored)
+        some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
+        rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
+        numbers = np.concatenate([some, rest])
+        rows, real = self.patched(numbers, pairs=pairs, generator=generator, progress=progress)
+        found = self.scores.values[rows][:, numbers].mean(0)
+        frame = pd.DataFrame(
+            {
+                "edge": graph.names[numbers],
+                "score": found.astype(float),
+                "exact": real,
+                "error": found - real,
+                "drawn": ["circuit"] * len(some) + ["other"] * len(rest),
+            }
+        )
+        return self.checked(frame, n_pairs=len(rows))
+
+    def checked(self, frame: pd.DataFrame, *, n_pairs: int) -> Check:
+        """The check whose table this is."""
+        scores = np.abs(self.scores.mean[self.chosen])
+        weakest = float(scores.min()) if len(scores) else float("nan")
+        outside = int(patchable(self.scores.graph.names[~self.chosen]).sum())
+        return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
+
+    def nodes(self, *, pairs: int, progress: bool = False) -> pd.DataFrame:
+        """Compare a real patch of every node with the scores of its edges."""
+        graph, rows = self.scores.graph, self._some_pairs(pairs, np.random.default_rng([self.seed, 8]))
+        total = len(graph.writers)
+        with tqdm(total=total, desc="real patches", unit="node", disable=not progress, leave=False) as bar:
+            exact = exact_node_scores(self.runs.some(rows), advance=bar.update).mean(0)
+        values = self.scores.values[rows].mean(0)
+        magnitude = node_scores(graph, np.abs(values))
+        much = np.abs(exact) >= NODE_EFFECT * abs(self.difference)
+        return pd.DataFrame(
+            {
+                "node": [one.name for one in graph.writers],
+                "score": node_scores(graph, values),
+                "magnitude": magnitude,
+                "exact": exact,
+                "unseen": much & (magnitude <= UNSEEN * np.abs(exact)),
+            }
+        )
+
+    def patched(
+        self, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool = False
+    ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
+        """Pairs that are drawn, and the mean over them of the real effect of every edge."""
+        rows = self._some_pairs(pairs, generator)
+        with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
+            real = exact_scores(self.runs.some(rows), edges.tolist(), advance=bar.update)
+        return rows, real.mean(0)
+
+    def whole(
+        self, edges: np.ndarray, *, pairs: int, progress: bool = False
+    ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
+        """The real effect of each edge of a core, and whether it is one of those that can go together at no loss.
+
+        Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel.
+
+        Args:
+            edges: their numbers.
+            pairs: number of pairs.
+            progress: show a progress bar.
+        """
+        generator = np.random.default_rng([self.seed, 7])
+        rows, real = self.patched(edges, pairs=pairs, generator=generator, progress=progress)
+        difference, runs = abs(self.difference), self.runs.some(rows)
+        own = np.abs(real) >= CONFIRMED * difference
+        groups = cancelling(self.scores.graph, edges[own], real[own])
+        size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
+
+        def at_no_loss(some: Sequence[np.ndarray]) -> np.ndarray:
+            """Whether each group of edges can go."""
+            kept = np.ones((len(some), self.scores.graph.n_edges), dtype=bool)
+            for row, group in enumerate(some):
+                kept[row, group] = False
+            lost = runs.clean_values.double() - circuit_values(runs, kept)
+            largest = np.array([max(size[edge] for edge in group.tolist()) for group in some])
+            allowed = np.clip(_LOSS * largest, CONFIRMED * difference, _LOSS * difference)
+            return np.abs(lost.mean(1).numpy()) < allowed
+
+        gone = np.array([], dtype=int)
+        alone = at_no_loss(groups) if groups else ()
+        for group in (group for group, can_go in zip(groups, alone, strict=True) if can_go):
+            both = np.union1d(gone, group)
+            if len(both) > len(gone) and (not len(gone) or at_no_loss([both])[0]):
+                gone = both
+        return real, np.isin(edges, gone)
+
+    def _some_pairs(self, pairs: int, generator: np.random.Generator) -> list[int]:
+        """A random sample of ``pairs`` pairs."""
+        return np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
+
+
+def patchable(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
+    """Edges that a real patch can replace alone: all but those into the gate of a head's output."""
+    return np.array(["<g>" not in name for name in names], dtype=bool)
+
+
+def cancelling(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
+    """Groups of edges that share a writer or a reader and whose effects cancel, the largest effects first.
+
+    A group is two edges, or all that share the end.
+
+    Args:
+        graph: the graph.
+        edges: numbers of edges.
+        effects: of each.
+    """
+    spans, writers, readers = (one[edges] for one in graph.ends)
+    found: dict[tuple[int, ...], float] = {}
+
+    def put(rows: np.ndarray) -> None:
+        """Keep a group if it cancels."""
+        largest = float(np.abs(effects[rows]).max())
+        if abs(float(effects[rows].sum())) <= _CANCELS * largest:
+            found[tuple(sorted(edges[rows].tolist()))] = largest
+
+    for ends in (writers, readers):
+        keys = np.stack([spans, ends])
+        for key in np.unique(keys, axis=1).T:
+            rows = np.flatnonzero((keys == key[:, None]).all(0))
+            up, down = rows[effects[rows] > 0], rows[effects[rows] < 0]
+            for one in up:
+                for other in down:
+                    put(np.array([one, other]))
+            if len(up) and len(down):
+                put(rows)
+    order = sorted(found, key=lambda group: -found[group])
+    return [np.array(group) for group in order[:_MOST_GROUPS]]
