@@ -115,43 +115,31 @@ class Reading:
             hooks.append(("embed.hook_in", partial(_keep_tokens, seen=seen)))
         else:
             seen |= {"tokens": tokens.tokens, "valid": tokens.valid}
+
+        def take(tensor: Tensor, hook: object, *, name: str, layer: int, held: dict[str, Tensor]) -> None:
+            """Hold one site's tensor; with the last of them, compute the reading."""
+            held[name] = _observe(name, tensor, lens=lens, keys=keys, rows=rows)
+            if len(held) < len(self.sites):
+                return
+            view = LayerView(
+                layer=layer,
+                tensors=dict(held),
+                valid=seen["valid"].to(tensor.device),
+                tokens=seen["tokens"].to(tensor.device),
+                rows=None if rows is None else rows.to(tensor.device),
+                reach=lens.reach(layer) if layer < lens.n_layers else None,
+            )
+            held.clear()
+            result = self.read(view)
+            if into is not None and result is not None:
+                into[layer] = result.detach().clone()
+
         for layer in layers:
             held: dict[str, Tensor] = {}
-            take = partial(self._take, held=held, seen=seen, layer=layer, lens=lens, keys=keys, rows=rows, into=into)
             for name, site in sites.items():
-                hooks.append((bridge_hook(SITES[site], family=lens.family, layer=layer), partial(take, name=name)))
+                hook = partial(take, name=name, layer=layer, held=held)
+                hooks.append((bridge_hook(SITES[site], family=lens.family, layer=layer), hook))
         return hooks
-
-    def _take(
-        self,
-        tensor: Tensor,
-        hook: object,
-        *,
-        name: str,
-        held: dict[str, Tensor],
-        seen: Mapping[str, Tensor],
-        layer: int,
-        lens: LensModel,
-        keys: Sequence[int],
-        rows: Tensor | None,
-        into: MutableMapping[int, Tensor] | None,
-    ) -> None:
-        """Hold one site's tensor; with the last of them, compute the reading."""
-        held[name] = _observe(name, tensor, lens=lens, keys=keys, rows=rows)
-        if len(held) < len(self.sites):
-            return
-        view = LayerView(
-            layer=layer,
-            tensors=dict(held),
-            valid=seen["valid"].to(tensor.device),
-            tokens=seen["tokens"].to(tensor.device),
-            rows=None if rows is None else rows.to(tensor.device),
-            reach=lens.reach(layer) if layer < lens.n_layers else None,
-        )
-        held.clear()
-        result = self.read(view)
-        if into is not None and result is not None:
-            into[layer] = result.detach().clone()
 
 
 def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:

@@ -83,12 +83,10 @@ def open_run(
     config: PatchConfig,
     metric: Metric,
     own: Mapping[str, Any],
-    overwrite: bool = False,
-    patience: float = 0,
     part: Mapping[str, Any] | None = None,
-    reopen: bool = False,
+    **how: Any,
 ) -> RunWriter:
-    """Open the folder, which may hold a part of the same run."""
+    """Open the folder, which may hold a part of the same run; ``how`` is for ``create_run``."""
     provenance = provenance_of(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": holder()} if part else {}
@@ -99,9 +97,7 @@ def open_run(
         config=asked | dict(part or {}),
         provenance=provenance,
         expects=() if part else ("patches", "differences", "summary"),
-        overwrite=overwrite,
-        reopen=reopen,
-        patience=patience,
+        **how,
     )
 
 

@@ -7,7 +7,7 @@ was never stopped.
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -31,11 +30,12 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..errors import CheckpointError, RunError, SinkLensError
 from ..models.foreign import SHARDED, UNCOMPILED, save_checkpoint
+from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..progress import tqdm
 from ..records import RunWriter
 from . import checkpoint_files
-from .batches import Rows
+from .batches import TrainingRows
 from .config import TrainConfig
 from .muon import MuonWithAdamW
 
@@ -64,11 +64,8 @@ class Loop(Trainer):
         config: TrainConfig,
         *,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        train: Rows,
-        evaluation: Rows,
+        data: TrainingRows,
         args: TrainingArguments,
-        undecayed: Iterable[str],
         folder: Path,
         writer: RunWriter | None = None,
         watch: Callable[[], object] | None = None,
@@ -79,8 +76,8 @@ class Loop(Trainer):
         self.rows: list[dict[str, Any]] = []
         self.stopping = False
         self._folder, self._writer, self._watch, self._progress = folder, writer, watch, progress
-        self._tokenizer = tokenizer
-        self._undecayed = frozenset(undecayed)
+        self._tokenizer = data.tokenizer
+        self._undecayed = frozenset(undecayed(model, unshared_gain=not config.decay_unshared_gain))
         self._resumed: checkpoint_files.Checkpoint | None = None
         self._done = -1
         self._seconds, self._begun, self._written = 0.0, time.perf_counter(), 0.0
@@ -92,8 +89,8 @@ class Loop(Trainer):
         super().__init__(
             model=model,
             args=args,
-            train_dataset=cast("Any", train),
-            eval_dataset=cast("Any", evaluation),
+            train_dataset=cast("Any", data.train),
+            eval_dataset=cast("Any", data.evaluation),
             data_collator=stack_batch,
             callbacks=[_Beginning(self._begin, self._end)],
         )

@@ -29,7 +29,6 @@ from transformers.utils import logging
 from ..data.cache import from_home
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.foreign import take_one_gpu
-from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter, create_run, display, versions
 from . import checkpoint_files
@@ -147,11 +146,8 @@ def train(
                 loop = Loop(
                     config,
                     model=model,
-                    tokenizer=corpus.tokenizer,
-                    train=corpus.train,
-                    evaluation=corpus.evaluation,
+                    data=corpus,
                     args=args,
-                    undecayed=undecayed(model, unshared_gain=not config.decay_unshared_gain),
                     folder=folder / "checkpoints",
                     writer=writer,
                     watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
