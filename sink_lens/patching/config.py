@@ -2,17 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..configuration import check_least, check_types, check_unread
 from ..data.described import BosCondition
+from ..edits.named_edits import KINDS
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]
 """Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
-Put = Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"]
+_OPTIONS = {"factor", "seed"}
+"""Options of edits that are fields below."""
+if TYPE_CHECKING:
+    Put = str
+else:
+    _kinds = (name for name, kind in KINDS.items() if kind.site is None and _OPTIONS.issuperset(kind.takes))
+    Put = Literal[("source", *_kinds)]
 """What can be put into a part by name: the other run's values, or a kind of edit that can edit any part."""
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""

@@ -118,8 +118,7 @@ def test_a_part_takes_any_edit(name):
 
 
 def test_what_can_be_put_in_by_name_is_every_kind_of_a_sweep_that_can_edit_any_part():
-    free = {name for name, kind in KINDS.items() if kind.site is None and "vector" not in kind.takes}
-    assert set(get_args(Put)) == {"source"} | free
+    assert set(get_args(Put)) == {"source", *KINDS} - {"add", "isolate", "amplify"}
 
 
 def test_an_edit_by_name_has_the_options_that_it_takes_and_no_others():
