@@ -196,6 +196,7 @@ def neuron_name(layer: Any, neuron: Any) -> str:
 def named_parts(text: object) -> str:
     """Parts as tables list them, as people write them: ``2.90, head 18.8`` is L2.N90, L18.H8; embeddings by token."""
     named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", visible(text, limit=400))
+    named = re.sub(r"\bmixer (\d+)", r"mixer of L\1", named)
     named = re.sub(r"\bposition embedding (\d+)", r"embedding of position \1", named)
     named = re.sub(r"\bembedding (\d+)", r"embedding of token \1", named)
     named = re.sub(r"\b(key bias|sink logit) (\d+)\.(\d+)\b", r"\1 of L\2.H\3", named)

@@ -21,6 +21,7 @@ from .easily_missed import (
     some,
     two_sinks,
 )
+from .hybrids import in_mixer_layer, mixer_spike, state_sink
 from .seen_in_trained import (
     beside,
     bimodal,
@@ -105,6 +106,9 @@ ZOO: Mapping[str, Species] = {
     "held_down": _written("ag", held_down, *NORMED_BEFORE),
     "common_dimension": _written("ah", common_dimension, *NORMED_BEFORE),
     "common_beside_direction": _written("ai", common_beside_direction, *NORMED_BEFORE),
+    "in_mixer_layer": _written("aj", in_mixer_layer, "lfm2", "jamba"),
+    "mixer_spike": _written("ak", mixer_spike, "lfm2", "jamba"),
+    "state_sink": _written("al", state_sink, "jamba", "bamba"),
     **{f"broken_{link}": _written("broken", partial(broken, link)) for link in BREAKS},
 }
 """Name -> the kind of model."""

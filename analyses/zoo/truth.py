@@ -18,8 +18,8 @@ LINKS = tuple(link.name for link in CHAIN)
 FIRST_ORDINARY = 3
 """First ordinary token id; the ids below are special (padding, BOS, end of sequence)."""
 
-Answer = Literal["yes", "no", "not applicable"]
-Kind = Literal["neuron", "head", "embedding", "key bias", "sink logit"]
+Answer = Literal["yes", "no", "not applicable", "not asked"]
+Kind = Literal["neuron", "head", "mixer", "embedding", "key bias", "sink logit"]
 Place = Literal["first", "behind", "token", "sink logit", "none"]
 
 
@@ -31,7 +31,8 @@ class Maker:
     layer: int | None = None
     """The layer of the part; None for an embedding."""
     index: int
-    """Index of the part: a neuron of the layer's MLP, a head, a key-value head (key bias) or a token id (embedding)."""
+    """Index of the part: a neuron of the layer's MLP, a head, a key-value head (key bias), a token id (embedding); 0 of a
+    mixer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ SEEN = Answers(present="yes", necessary_or_sufficient="not applicable", carries=
 """The quantity stands out, but there is no sink."""
 BROKEN = Answers(present="no", necessary_or_sufficient="not applicable", carries="not applicable")
 """The quantity does not stand out, and there is no sink."""
+NOT_ASKED = Answers(present="not asked", necessary_or_sufficient="not asked", carries="not asked")
+"""The token grows before any layer has attention, so that attention cannot be asked what it has to do with it."""
 NOTHING = Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
 """The source of the link is absent, so the question has no answer."""
 
@@ -89,6 +92,8 @@ class Truth:
     """True if the dimension cancels a bias that every key has."""
     grows: tuple[int, ...] = ()
     """The layers that make the sink token grow, if the construction fixes them."""
+    kept: int | None = None
+    """The layer whose mixer's state keeps the first token and gives it to every later one."""
     erased: tuple[int, ...] = ()
     """The layers that take most of what was written away from the sink token again."""
     makers: tuple[Maker, ...] = ()

@@ -13,6 +13,8 @@ A mechanism can be written into five architectures:
 - `qwen2`: as `llama`, plus biases of queries, keys and values.
 - `gemma3`: a norm before each sublayer and one of its output, a QK-norm, gains that are stored less 1, and embeddings
   that are multiplied by the root of the width.
+
+Hybrids (`hybrids`) are as `llama`, with a mixer in place of the attention of every second layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,6 +50,9 @@ _CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "mistral")}
 _TYPES |= {"gemma3": "gemma3_text", "headnorm": "sink_lens_headnorm"}
+_TYPES |= {name: name for name in ("lfm2", "jamba", "bamba")}
+_MIXERS = {"lfm2": "conv", "jamba": "mamba", "bamba": "mamba"}
+"""Hybrid -> the module that every second layer has in place of attention."""
 _QUIET = 0.02
 """Factor that shrinks the random weights that write to a reserved dimension."""
 _ORDINARY = 7
@@ -96,7 +101,7 @@ class Draft:
     @property
     def qk_norm(self) -> bool:
         """Return whether queries and keys are normed."""
-        return self.family in ("qwen3", "olmo2", "gemma3")
+        return self.family in ("qwen3", "olmo2", "gemma3", "lfm2")
 
     @property
     def unit(self) -> float:
@@ -113,6 +118,29 @@ class Draft:
         stored = float(self.family == "gemma3")
         with torch.no_grad():
             norm.weight[at] = (norm.weight[at] + stored) * factor - stored
+
+    def mlp(self, layer: int) -> tuple[Any, Any, Any]:
+        """Gate, up and down-projection of a layer."""
+        block = self.model.model.layers[layer]
+        module = block.feed_forward if self.family in _MIXERS else block.mlp
+        names = ("w1", "w3", "w2") if self.family == "lfm2" else ("gate_proj", "up_proj", "down_proj")
+        return tuple(getattr(module, name) for name in names)  # type: ignore[return-value]  # three
+
+    def mixer(self, layer: int) -> Any:
+        """The mixer of a hybrid's layer."""
+        return getattr(self.model.model.layers[layer], _MIXERS[self.family])
+
+    def attention(self, layer: int) -> tuple[Any, Any, Any, Any] | None:
+        """Projections of queries, keys, values and output; None in a layer without attention."""
+        module = getattr(self.model.model.layers[layer], "self_attn", None)
+        names = ("q_proj", "k_proj", "v_proj", "out_proj" if self.family == "lfm2" else "o_proj")
+        return None if module is None else tuple(getattr(module, name) for name in names)
+
+    def qk_norms(self, layer: int) -> tuple[Any, Any]:
+        """Norms of queries and keys."""
+        module = self.model.model.layers[layer].self_attn
+        names = ("q_layernorm", "k_layernorm") if self.family == "lfm2" else ("q_norm", "k_norm")
+        return tuple(getattr(module, name) for name in names)  # type: ignore[return-value]  # two
 
     def pick(self, below: int) -> int:
         """A random index."""
@@ -160,6 +188,9 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     if family == "gemma3":
         sizes |= {"query_pre_attn_scalar": D_HEAD, "sliding_window": 256}
         del sizes["rope_parameters"]
+    if family in _MIXERS:
+        del sizes["head_dim"]
+        sizes |= _hybrid(family, n_layers=n_layers)
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
     model: Any = build_random(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)
@@ -189,20 +220,37 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     embedding[:, made.shared] = made.unit * SHARED
     if coded:
         embedding[:, list(codes)] = _code_words(generator) * made.unit * _CODE
-    for block in model.model.layers:
-        for writer in (block.self_attn.o_proj, block.mlp.down_proj):
+    for layer, block in enumerate(model.model.layers):
+        attention, (gate, up, down) = made.attention(layer), made.mlp(layer)
+        mixed = made.mixer(layer).out_proj if attention is None else attention[3]
+        read = made.mixer(layer).in_proj if attention is None else attention[2]
+        for writer in (mixed, down):
             writer.weight.mul_(0.5)
             writer.weight[quiet] *= _QUIET
             writer.weight[[made.outlier, made.second]] = 0.0
-        block.self_attn.v_proj.weight[:, made.shared] = 0.0
-        for reader in (block.mlp.gate_proj, block.mlp.up_proj, block.self_attn.v_proj):
+        if attention is not None:
+            read.weight[:, made.shared] = 0.0
+        for reader in (gate, up, read):
             reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
         if made.post_norm:
             for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
                 made.scale_gain(norm, 0.1)
                 made.scale_gain(norm, _QUIET, quiet)
-        _level(made, block)
+        if attention is not None:
+            _level(made, layer)
     return made
+
+
+def _hybrid(family: str, *, n_layers: int) -> dict[str, Any]:
+    """Fields of the configuration of a hybrid; the state is small, and its chunks are shorter than a text."""
+    if family == "lfm2":
+        kinds = [("conv", "full_attention")[layer % 2] for layer in range(n_layers)]
+        return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-6}
+    if family == "jamba":
+        every = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "use_mamba_kernels": False}
+        return every | {"mamba_d_state": 8, "mamba_dt_rank": 6}
+    heads = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 24, "mamba_chunk_size": 8}
+    return heads | {"attn_layer_indices": list(range(1, n_layers, 2))}
 
 
 def _code_words(generator: torch.Generator) -> Float[Tensor, "vocab dimension"]:
@@ -215,13 +263,15 @@ def _code_words(generator: torch.Generator) -> Float[Tensor, "vocab dimension"]:
     return drawn[chosen]
 
 
-def _level(made: Draft, block: Any) -> None:
+def _level(made: Draft, layer: int) -> None:
     """Make the heads attend uniformly, with scores near 0."""
-    block.self_attn.q_proj.weight.mul_(0.3)
+    attention = made.attention(layer)
+    assert attention is not None
+    attention[0].weight.mul_(0.3)
     if made.qk_norm:
-        made.scale_gain(block.self_attn.q_norm, 0.1)
+        made.scale_gain(made.qk_norms(layer)[0], 0.1)
     else:
-        block.self_attn.k_proj.weight.mul_(0.3)
+        attention[1].weight.mul_(0.3)
 
 
 @torch.no_grad()
@@ -235,17 +285,17 @@ def neuron(
     down: Mapping[int, float] | Float[Tensor, " d_model"],
 ) -> None:
     """Write one neuron: the dimensions that its gate and up projections read, and those that its column writes."""
-    mlp = made.model.model.layers[layer].mlp
-    for projection, reads in ((mlp.gate_proj, gate), (mlp.up_proj, up)):
+    into_gate, into_up, out = made.mlp(layer)
+    for projection, reads in ((into_gate, gate), (into_up, up)):
         projection.weight[index] = 0.0
         for dimension, weight in reads.items():
             projection.weight[index, dimension] = weight
     if isinstance(down, Tensor):
-        mlp.down_proj.weight[:, index] = down
+        out.weight[:, index] = down
         return
-    mlp.down_proj.weight[:, index] = 0.0
+    out.weight[:, index] = 0.0
     for dimension, weight in down.items():
-        mlp.down_proj.weight[dimension, index] = weight
+        out.weight[dimension, index] = weight
 
 
 def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Mapping[int, float]) -> None:
@@ -269,12 +319,14 @@ def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Map
 def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
     """Output of a neuron for a token at the first position, which sees only itself."""
     found: list[float] = []
-    down = made.model.model.layers[layer].mlp.down_proj
+    *_, down = made.mlp(layer)
     handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
     config = made.model.config
     n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # the later layers are not run
+    if made.family in _MIXERS:  # whose layers are counted in other fields too
+        config.num_hidden_layers = n_layers
     with torch.no_grad():
-        made.model.model(torch.tensor([[token]]))
+        made.model.model(torch.tensor([[token]]), use_cache=False)
     config.num_hidden_layers = n_layers
     handle.remove()
     return found[0]
@@ -299,8 +351,9 @@ def lock(
         gain: The gain of the keys' norm in that coordinate, if keys are normed.
     """
     for layer in layers:
-        attention = made.model.model.layers[layer].self_attn
-        query, key = attention.q_proj.weight, attention.k_proj.weight
+        attention = made.attention(layer)
+        assert attention is not None
+        query, key = attention[0].weight, attention[1].weight
         query[SLOWEST::D_HEAD] = 0.0
         key[SLOWEST::D_HEAD] = 0.0
         query[SLOWEST::D_HEAD, made.shared] = 1.0
@@ -311,8 +364,8 @@ def lock(
                 key[:, dimension] = 0.0
                 key[SLOWEST::D_HEAD, dimension] = weight * sign
         if made.qk_norm:
-            made.gain(attention.q_norm, 2.0, slice(SLOWEST, None, D_HEAD))
-            made.gain(attention.k_norm, gain, slice(SLOWEST, None, D_HEAD))
+            for norm, value in zip(made.qk_norms(layer), (2.0, gain), strict=True):
+                made.gain(norm, value, slice(SLOWEST, None, D_HEAD))
 
 
 def last_layers(made: Draft, *, after: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplify
+from ..edits.amplification import FACTORS, Centre, CentringMeans, amplify, centres_of
 from ..edits.constructors import Edit
 from ..stats import Interval, studentised_interval
 from ..text import span
@@ -34,14 +34,17 @@ def amplification_curve(
     """Attention to the target position in the five layers after the first growth step, by centre and factor.
 
     ``change`` is the mass that the edit adds, with its interval over sequences; ``times`` is the mass over that without
-    an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control.
+    an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control. There are no rows where no
+    layer with attention comes before the growth.
     """
     layers, reads, position = setting.early_layers, setting.next_layers, setting.target_position
+    if not layers:
+        return pd.DataFrame(columns=list(COLUMNS))
     baseline, rng = setting.baseline.mass_at(position, layers=reads), np.random.default_rng(setting.seed)
     before = float(baseline.mean())
     rows = []
-    cells: list[tuple[Centre, float]] = [(centre, factor) for centre in CENTRES for factor in factors]
-    options = {"positions": [position], "layers": layers, "means": means}
+    cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres_of(setting.lens) for factor in factors]
+    options = {"positions": [position], "layers": layers, "means": means, "site": setting.lens.family.aggregated}
     edits = [[amplify(factor, centre=centre, **options)] if factor != 1 else [] for centre, factor in cells]
     runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
     for (centre, factor), run in zip(cells, runs, strict=True):
@@ -62,8 +65,10 @@ def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
 
 def strongest(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
     """The amplification that makes the strongest sink, of both centres; None where no factor makes any."""
+    if not len(curve):
+        return None
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]
     if top["factor"] == 1:
         return None
-    at = {"positions": [setting.target_position], "layers": setting.early_layers}
+    at = {"positions": [setting.target_position], "layers": setting.early_layers, "site": setting.lens.family.aggregated}
     return amplify(float(top["factor"]), centre=top["centre"], means=means, **at)

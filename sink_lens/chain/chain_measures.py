@@ -138,9 +138,10 @@ def _attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Seque
             rows.add("sink_rate", value, layer=layer, threshold=level)
         rows.add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
     rows.by_layer("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
-    uniform = [uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean() for layer in range(lens.n_layers)]
-    by_layer = torch.stack(uniform)
-    rows.by_layer("uniform_mass", by_layer, whole=by_layer.mean(), unit=MEASURES["sink_mass"].unit)
+    by_layer = torch.full((lens.n_layers,), torch.nan, dtype=torch.float32)
+    for layer in lens.attention_layers:
+        by_layer[layer] = uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean()
+    rows.by_layer("uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit)
     s2 = panel["std:z"].nanmean(1)
     for layer, by_position in enumerate(s2):
         for position, value in zip(panel.positions.tolist(), by_position, strict=True):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ class Statistic:
     """Whether it is undefined because the parts to measure (as super neurons) were searched for and not found."""
     no_source: bool = False
     """Whether it is undefined because the link's source is absent, so that the question has no answer."""
+    asked: bool = True
+    """False if the model has no layer in which the question could be asked."""
 
 
 def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
@@ -95,6 +97,11 @@ def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source
     """A statistic without a value, and why."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
+
+
+def not_asked(name: str) -> Statistic:
+    """A statistic of attention before the growth in a hybrid whose token grows before any layer has attention."""
+    return replace(undefined_statistic(name, "no layer with attention comes before the growth"), asked=False)
 
 
 def too_short(panel: Panel) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.effects import change_of, made_share, removed_share
+from ..edits.hooks import layers_of
 from ..edits.outcome import Outcome
 from ..engine.plan import Plan
 from ..models.lens import LensModel
@@ -268,7 +269,7 @@ def _row(
     return {
         "link": link,
         "edit": one.name,
-        "layers": span([layer for edit in one.edits for layer in edit.over(setting.lens.n_layers)]),
+        "layers": span([layer for edit in one.edits for layer in layers_of(edit, setting.lens)]),
         "position": one.position,
         "read_layers": span(reads),
         "baseline_target_mass": mean_mass(baseline, target, reads),

@@ -2,7 +2,7 @@
 
 *Present*: yes if the interval of the link's primary statistic lies over a stated floor and over every null; no if it
 lies under the floor or under a null, or if what it would be measured on is not there; not applicable if what the link
-starts from is not there. The random-init baseline is one draw, and one draw is not a control: its values stand beside
+starts from is not there; not asked in a hybrid that has no layer to ask it in. The random-init baseline is one draw, and one draw is not a control: its values stand beside
 the others and decide nothing. *Necessary or sufficient*: the interval of the share of the sink that the link's
 intervention removes (or makes) over a floor and over the largest of its controls. *Carries*: the same where what the
 link leads to is mean ablated. Without a sink the last two are not applicable, and what was measured is still there.
@@ -27,8 +27,8 @@ from .links import LINKS
 from .links.link import Link
 from .page.words import off_distribution
 
-Verdict = Literal["holds", "fails", "undecided", "not applicable"]
-Answer = Literal["yes", "no", "undecided", "not applicable", "not tested"]
+Verdict = Literal["holds", "fails", "undecided", "not applicable", "not asked"]
+Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not asked"]
 
 
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
@@ -107,6 +107,9 @@ def answers_of(
         effect_floor: what the interval of the intervention's share must lie over.
     """
     present: Answer = _ANSWER[verdict(primary, floor=floor)]
+    if not primary.asked:
+        asked: Answer = "not asked" if has_sink else "not applicable"
+        return Answers(present="not asked", necessary_or_sufficient=asked, carries=asked)
     if primary.no_source or not starts:
         return Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
     if not has_sink:
@@ -194,7 +197,7 @@ def link_table(
         found = link.statistics(evidence, rng)
         primary = found[0]
         by_statistic = verdict(primary, floor=floor)
-        measured = MEASURED.get(by_statistic, by_statistic)
+        measured = MEASURED.get(by_statistic, by_statistic) if primary.asked else "not asked"
         effect = necessary.get(link.name)
         answers = answers_of(
             primary,

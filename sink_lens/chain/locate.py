@@ -7,7 +7,7 @@ not transfer between models, not even between seeds of one.
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -85,9 +85,9 @@ class MeasuringPlan:
         """The studied position."""
         return self.sink_positions[0]
 
-    def feeding(self, n_layers: int) -> tuple[int, ...]:
+    def feeding(self, attention: Sequence[int]) -> tuple[int, ...]:
         """The layers whose aggregated values are kept; see ``feeding_layers``."""
-        return feeding_layers(self.layers, n_layers=n_layers)
+        return feeding_layers(self.layers, attention=attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,9 @@ class Location:
         brief = sorted(one for one, count in counts.items() if count == 1)
         return (lasting, brief) if lasting else (brief, [])
 
-    def feeding(self, n_layers: int) -> tuple[int, ...]:
+    def feeding(self, attention: Sequence[int]) -> tuple[int, ...]:
         """The layers whose aggregated values feed the growth; see ``feeding_layers``."""
-        return feeding_layers(self.growth_layers, n_layers=n_layers)
+        return feeding_layers(self.growth_layers, attention=attention)
 
     def step_of(self, layer: int) -> GrowthStep:
         """The growth step that a layer belongs to."""
@@ -141,9 +141,9 @@ class Location:
         """Outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
 
-    def plan(self, n_layers: int) -> MeasuringPlan:
-        """The plan of a pass that reads what was found here."""
-        entering = {layer: self.entering(layer) for layer in range(n_layers)}
+    def plan(self, attention: Iterable[int]) -> MeasuringPlan:
+        """The plan of a pass that reads what was found here, in a model with attention in these layers."""
+        entering = {layer: self.entering(layer) for layer in attention}
         return MeasuringPlan(
             sink_positions=self.sink_positions,
             layers=self.growth_layers,
@@ -183,12 +183,15 @@ def _indices(numbers: Iterable[Any]) -> tuple[int, ...]:
     return tuple(operator.index(one) for one in numbers)
 
 
-def feeding_layers(growth: tuple[int, ...], *, n_layers: int) -> tuple[int, ...]:
+def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tuple[int, ...]:
     """The layers whose attention comes before the growth: up to the first growth layer, whose MLP comes after it.
 
-    The first quarter of all layers if nothing grows. Once a token has grown, its norm hides what its values were.
+    The first quarter of the layers with ``attention`` if nothing grows. Once a token has grown, its norm hides what its
+    values were. In a hybrid there may be none.
     """
-    return tuple(range(growth[0] + 1)) if growth else tuple(range(max(1, n_layers // 4)))
+    if growth:
+        return tuple(layer for layer in attention if layer <= growth[0])
+    return tuple(attention[: max(1, len(attention) // 4)])
 
 
 def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """The makers of the sink: parts that write to its position, ranked by a screen and confirmed by ablating sets of them.
 
-Neurons, heads, the token's embedding, biases of the keys and learned sink logits of *all* layers are ranked by the
-largest of their screens (``screen``). Then, on the sequences that the screen saw:
+Neurons, heads, a hybrid's mixers (one part a layer), the token's embedding, biases of the keys and learned sink logits
+of *all* layers are ranked by the largest of their screens (``screen``). Then, on the sequences that the screen saw:
 
 1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink:
    in the mean less its standard error, since sequences may differ;
@@ -71,6 +71,8 @@ NEXT = 8
 """Number of parts after that prefix that are tried one by one."""
 ADDS = 0.02
 """A part that is tried so is one of the makers if ablating it as well removes this much more of the sink."""
+_BEFORE_MLP = ("head", "mixer")
+"""Kinds of parts that come before the neurons of their layer."""
 LISTED = 64
 """Number of parts at the top of the ranking that the table lists; parts of the chosen sets are listed as well."""
 MAKER_COLUMNS = (
@@ -246,7 +248,7 @@ def _feeding(setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, fl
         for parts, run in zip(several, runs, strict=True):
             silent = []
             for part in writers:
-                later = part.layer > parts[0].layer or (part.layer == parts[0].layer and parts[0].kind == "head")
+                later = part.layer > parts[0].layer or (part.layer == parts[0].layer and parts[0].kind in _BEFORE_MLP)
                 if later and part not in parts:
                     left = run.tensors["neurons", part.layer][:, position] - means[part.layer]
                     if abs(float(left[:, part.unit].mean())) <= (1 - SILENCED) * abs(fires[part]):
@@ -254,7 +256,7 @@ def _feeding(setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, fl
             found.append(tuple(silent))
         return found
 
-    early = [part for part in makers if part.layer < layers[-1] or (part.kind == "head" and part.layer == layers[-1])]
+    early = [part for part in makers if part.layer < layers[-1] + (part.kind in _BEFORE_MLP)]
     strong = sorted(early, key=lambda part: -alone.get(part, 0.0))[:MOST_ROLES]
     found = {part: silent for part, silent in zip(strong, fed([[part] for part in strong]), strict=True) if silent}
     groups: dict[tuple[str, int], list[Maker]] = {}
@@ -349,6 +351,11 @@ def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
     return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
 
+def _mixer(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    """Set what a layer's mixer adds to its mean at the sink position."""
+    return [setting.keep("mixer_out", layers=[layer], position=setting.sink_position, mean=True)]
+
+
 def _embedding(setting: Setting, kind: str) -> list[Edit]:
     """Set an embedding to its mean at the sink position."""
     written = embeddings(setting)[kind]  # type: ignore[index]
@@ -382,6 +389,7 @@ def _logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
 _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
     "neuron": _neurons,
     "head": _heads,
+    "mixer": _mixer,
     "embedding": lambda setting, layer, units: _embedding(setting, "embedding"),
     "position embedding": lambda setting, layer, units: _embedding(setting, "position embedding"),
     "key bias": _key_biases,
@@ -552,8 +560,12 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
 
 
 def _match(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
-    """As many other neurons and heads of the same layers; fewer where a layer has not as many others."""
+    """As many other neurons and heads of the same layers, and mixers of others; fewer where there are not as many."""
     drawn: list[Maker] = []
+    mixed = [part.layer for part in parts if part.kind == "mixer"]
+    others = torch.tensor([layer for layer in setting.lens.mixer_layers if layer not in mixed], dtype=torch.long)
+    for layer in others[torch.randperm(len(others), generator=generator)[: len(mixed)]].tolist() if mixed else ():
+        drawn.append(Maker(kind="mixer", layer=layer, unit=0))
     groups: dict[tuple[str, int], list[int]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.layer), []).append(part.unit)

@@ -71,6 +71,16 @@ class Panel:
         """The layers at which a reading was made."""
         return sorted(self.streamed.values.get(name, ()))
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with attention: all but some of a hybrid's."""
+        return tuple(self.layers("std:z"))
+
+    @property
+    def feeding(self) -> tuple[int, ...]:
+        """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
+        return self.location.feeding(self.attention_layers)
+
     def at_sink(self, name: str, position: int) -> Tensor:
         """A reading whose last axis is the sink positions, at one of them: layer, sequence, and what else it has."""
         return self[name][..., self.sink_positions.index(position)]
@@ -97,7 +107,7 @@ class Panel:
     def sink_layers(self) -> list[int]:
         """The layers in which the studied position has at least half of the attention that it has in any."""
         mass = self.at_sink("sink_mass", self.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
-        return (mass >= mass.max() / 2).nonzero().flatten().tolist()
+        return [layer for layer in self.attention_layers if mass[layer] >= mass.max() / 2]
 
     @property
     def lacks_sink(self) -> bool:
@@ -220,7 +230,7 @@ def measure(
         *r.typical_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=sinks, positions=positions),
-        *r.neuron_readings(plan, positions=positions),
+        *r.neuron_readings(lens, plan, positions=positions),
         *(reading for make in own for reading in make(one)),
         *([r.loss_reading(lens)] if loss else []),
     ]
@@ -250,11 +260,11 @@ def measure(
     return replace(panel, location=refind(panel, config=config, forced=forced))
 
 
-def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
-    """Check whether a pass with this aim read everything that the location found by it needs."""
+def aims(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
+    """Check whether a pass with this aim read everything that the location found by it needs; see ``Location.plan``."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_steps = same_steps and aim.erasing_layers == at.erasing_layers
-    same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))
+    same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in attention)
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
 
 
@@ -280,15 +290,17 @@ def scout_and_measure(
     scout calls ``tell``.
     """
 
+    attention = lens.attention_layers
+
     def measured(at: Location, label: str) -> Panel:
         """Measure at a location."""
-        plan = at.plan(lens.n_layers)
+        plan = at.plan(attention)
         return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell) if aim is None else aim
     panel = measured(aim, label)
     if position is not None:
-        again = only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers)
+        again = only is None and not aims(aim, at=panel.location, attention=attention)
         return measured(panel.location, f"{label} again") if again else panel
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     again = not set(sinks) <= set(panel.sink_positions)
@@ -300,6 +312,6 @@ def scout_and_measure(
             at = scout(lens, tokens, config=config, position=sinks[0])
         aim, label = replace(at, sink_positions=sinks), f"{label} again"
         panel = measured(aim, label)
-    if only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers):
+    if only is None and not aims(aim, at=panel.location, attention=attention):
         panel = measured(panel.location, f"{label} again")
     return panel

@@ -75,7 +75,7 @@ class LayerSplit:
     terms: Float[Tensor, "batch neuron"]
     """Contribution of each neuron; over neurons they sum to the MLP's output there, less its bias."""
     change: Float[Tensor, " batch"]
-    """Change of the dimension over the layer: attention and MLP."""
+    """Change of the dimension over the layer: what its sublayers add."""
     error: float
     """Largest difference between the neurons' sum with the bias and the MLP's output, over the change."""
     is_super: Bool[Tensor, " neuron"]
@@ -119,8 +119,8 @@ def split_layers(
             activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
             terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)
             terms, bias = terms.cpu(), bias.cpu()
-            output = panel.at("mlp_out_at_sinks", layer)[:, index, step.dimension]
-            change = output + panel.at("attn_out_at_sinks", layer)[:, index, step.dimension]
+            added = [panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension] for site in lens.adding(layer)]
+            output, change = added[-1], torch.stack(added).sum(0)
             splits.append(
                 LayerSplit(
                     layer=layer,

@@ -7,7 +7,7 @@ computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with 
 the direct path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink
 loses.
 
-- *Sources*: the embedding, the attention and the MLPs before the target, without the super neurons of each growth step,
+- *Sources*: the embedding, the attention, a hybrid's mixers and the MLPs before the target, without the super neurons of each growth step,
   which are a source of their own. Together they are everything that was written to the sink position, and
   ``everything`` takes all of them at once. Shares need not sum to that: targets are not linear, and what two paths both
   bring is lost with neither.
@@ -68,9 +68,10 @@ COLUMNS = (
 )
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
-EMBEDDING, ATTENTION, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
+EMBEDDING, ATTENTION, MIXERS, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
     "embedding",
     "attention",
+    "mixers",
     "MLPs",
     "super neurons",
     "makers",
@@ -79,6 +80,8 @@ EMBEDDING, ATTENTION, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
     "sink",
 )
 """Names of sources and targets."""
+SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out"}
+"""Source -> the site of what it adds, in the layers that have it."""
 DIMENSIONS = "outlier dimensions"
 
 
@@ -119,9 +122,11 @@ class Writings:
         setting = self.setting
         layers = range(setting.lens.n_layers)
         found: dict[str, Tensor] = {}
-        for name, site in ((ATTENTION, "attn_out"), (MLPS, "mlp_out")):
-            found[name] = torch.stack([self._over(x) for x in setting.tensors(site, layers=layers).values()])
         found[EMBEDDING] = self._over(setting.tensors("resid_pre", layers=[0])[0])
+        for name, site in SUBLAYERS.items():
+            added = setting.tensors(site, layers=setting.having(site, layers))
+            nothing = torch.zeros_like(found[EMBEDDING])
+            found[name] = torch.stack([self._over(added[layer]) if layer in added else nothing for layer in layers])
         for layer, units in self.units.items():
             found[MLPS][layer] -= self.of_neurons(layer, units)
         return found
@@ -147,8 +152,8 @@ class Writings:
         setting = self.setting
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
         x = setting.tensors(site, layers=[at])[at].float().cpu()
-        if mlp and not is_parallel(setting.lens):
-            x = x + setting.tensors("attn_out", layers=[layer])[layer].float().cpu()
+        for mixed in setting.lens.adding(layer)[:-1] if mlp and not is_parallel(setting.lens) else ():
+            x = x + setting.tensors(mixed, layers=[layer])[layer].float().cpu()
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
@@ -157,10 +162,8 @@ class Writings:
         added = self.added
         if source.name == EMBEDDING:
             return added[EMBEDDING][:, position]
-        if source.name == ATTENTION:
-            return added[ATTENTION][:attended, :, position].sum(0)
-        if source.name == MLPS:
-            return added[MLPS][:layer, :, position].sum(0)
+        if source.name in SUBLAYERS:
+            return added[source.name][: layer if source.name == MLPS else attended, :, position].sum(0)
         if source.name == EVERYTHING:
             return self._over(self.stream(layer, mlp=mlp))[:, position]
         parts = [self.of_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
@@ -314,12 +317,14 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
     """Every path from something that writes before a target, and from the keys of each lane to the sink."""
     at = setting.sink_position
     keys = [End(name=KEY, step=number, layers=tuple(layers)) for number, layers in lanes.items() if layers]
-    mlps = [End(name=MLPS, step=segment.number, layers=segment.layers) for segment in setting.segments]
+    mlps = [End(name=MLPS, step=segment.number, layers=segment.every) for segment in setting.segments]
     for target in (*groups, *mlps, *keys):
         last = max(target.layers)
         attended = last + (target.name != KEY and not is_parallel(setting.lens))
         sources = [End(name=EMBEDDING)]
-        sources += [End(name=ATTENTION)] * (attended > 0) + [End(name=MLPS)] * (last > 0)
+        sources += [End(name=ATTENTION)] * any(layer < attended for layer in setting.lens.attention_layers)
+        sources += [End(name=MIXERS)] * any(layer < attended for layer in setting.lens.mixer_layers)
+        sources += [End(name=MLPS)] * (last > 0)
         sources += [one for one in groups if min(one.layers) < last]
         for source in (*sources, End(name=EVERYTHING)):
             yield Path(source=source, target=target, position=at)

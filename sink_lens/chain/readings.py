@@ -20,7 +20,8 @@ from torch import Tensor
 from ..activations.record import LayerView, Reading
 from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
-from ..models.lens import LensModel
+from ..models.lens import ADDED, LensModel
+from ..models.sites import sites_of
 from ..models.unembedding import losses_of
 from ..models.weights import attention_constants, attention_weights
 from ..schema import SINK_THRESHOLD
@@ -28,8 +29,8 @@ from .config import CONTROLS
 from .locate import MeasuringPlan
 
 Item = TypeVar("Item")
-SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
-"""The sites whose variance and norm are read by position."""
+SITES_BY_POSITION = ("z", "attn_out", "mixer_out", "mlp_out", "resid_post")
+"""The sites whose variance and norm are read by position, as far as the model has them."""
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
 FEW = 4
@@ -156,6 +157,8 @@ def position_readings(
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 
     for site in SITES_BY_POSITION:
+        if site not in sites_of(lens.family):
+            continue
 
         def std(view: LayerView, site: str = site) -> Tensor:
             """S2 at each sampled position; adds to the moments from which S1 is made."""
@@ -272,7 +275,7 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
     return sorted({place for place in spaced if place != key and place < length})
 
 
-def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
+def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
     """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others.
 
     Among the layers that erase, only those at the studied position count.
@@ -313,8 +316,7 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
     return [
         *found,
         at_sinks("neurons"),
-        at_sinks("attn_out"),
-        at_sinks("mlp_out"),
+        *(at_sinks(site) for site in ADDED if site in sites_of(lens.family)),
         by_position("mlp_in"),
         by_position("neurons"),
         Reading(name="neurons_elsewhere", sites=("neurons",), function=elsewhere, layers=layers),

@@ -29,6 +29,7 @@ from ..engine.layout import Layout
 from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
 from ..models.running import block_of_passes
+from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights
 from .neurons import output_terms
 from .setting import Kind, Setting, bar
@@ -38,6 +39,8 @@ SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 baseline stream, where neurons with a threshold begin to fire."""
+_SITES: dict[Kind, str] = {"neuron": "neurons", "head": "z", "mixer": "mixer_out"}
+"""Kind of a part that writes to the stream -> the site that is it."""
 LEAST_DIRECT = 0.6
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
 
@@ -65,8 +68,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
         return _sink_logits(setting)
     lens = setting.lens
     stream = setting.tensors("resid_pre", layers=range(lens.n_layers))
-    sites = ["z", "neurons"]
-    change = {site: _changes(setting, site) for site in sites}
+    change = {site: _changes(setting, site) for site in _SITES.values() if site in sites_of(lens.family)}
     middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
     widths = [high - low for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: _Effects(found={}) for name in SCREENS}
@@ -112,7 +114,7 @@ def embedding_unit(setting: Setting, kind: Kind) -> int:
 
 def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
     """Layer -> the site at the sink position minus its mean over ordinary tokens: sequence, then the site's axes."""
-    baseline = setting.tensors(site, layers=range(setting.lens.n_layers))
+    baseline = setting.tensors(site, layers=setting.lens.having(site))
     return {
         layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float() for layer, x in baseline.items()
     }
@@ -155,11 +157,11 @@ def _propagate(
         ordinary = setting.mean_ordinary(stream[layer])[:, 0].to(lens.device)
         at_sink = (ordinary + shares[:, None, None] * (baseline[:, position] - ordinary)).float()
         found = run.gradients(layer, at_sink=at_sink, weights=weights, after=after, target=target)
-        for kind, site in (("neuron", "neurons"), ("head", "z")):
+        for kind, site in _SITES.items():
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
-                effects.add(kind, layer, (product.sum(-1) if kind == "head" else product).mean(0))  # type: ignore[arg-type]
-        bias = attention_weights(lens, layer=layer).b_k
+                effects.add(kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0))
+        bias = attention_weights(lens, layer=layer).b_k if layer in lens.attention_layers else torch.empty(0)
         if bool(bias.any()):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
             for share, weight in points:
                 slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
@@ -203,12 +205,11 @@ class _Run:
         lens = self.setting.lens
         n_points, n, _ = at_sink.shape
         leaf = at_sink.detach().clone().requires_grad_(True)
-        zeros = {
-            "z": torch.zeros(
-                n, 1, lens.n_heads, lens.d_head, device=leaf.device, requires_grad=True, dtype=torch.float32
-            )
-        }
-        zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp, device=leaf.device, requires_grad=True, dtype=torch.float32)
+        zeros = {}
+        for site in _SITES.values():
+            if site in sites_of(lens.family) and layer in lens.having(site):
+                size = lens.sizes(SITES[site].axes, n_positions=1)
+                zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
         cells = range(n_points)
         visits = {
             (site, layer): Visit(edits=[(cell, partial(_add, zero=zero)) for cell in cells])
@@ -277,17 +278,16 @@ class _Run:
         patterns: list[Tensor] = []
         streams: list[Tensor] = []
         cells = range(len(layout.begins))
-        visits |= {
-            ("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells]),
-            ("resid_post", layer): Visit(readers=[(cell, streams.append) for cell in cells]),
-        }
+        visits |= {("resid_post", layer): Visit(readers=[(cell, streams.append) for cell in cells])}
+        if layer in lens.attention_layers:
+            visits |= {("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells])}
         held = {"held": self.held, "queries": self.queries} if layout.alone else {}
         ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "gradients": True}
         ends["attention_only"] = attention_only
         partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, **ends, **held))
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
-            return [self._mass(pattern, layer) for pattern in patterns], at_sink
+            return [self._mass(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink], at_sink
         return [self._magnitude(x, layer) for x in at_sink], at_sink
 
     def _mass(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
@@ -326,13 +326,16 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
     states = setting.baseline.state_at(position)[..., dims].abs().mean(1)  # layer, dimension
     largest = states.max(0).values.clamp(min=1e-6)
     for layer in range(lens.n_layers):
-        heads = attention_weights(lens, layer=layer).w_o[..., dims].float()
-        z = change["z"][layer].to(heads.device)
-        written = (
-            einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
-        )
-        if lens.family.attn_post_norm is None:
+        if layer in lens.attention_layers and lens.family.attn_post_norm is None:
+            heads = attention_weights(lens, layer=layer).w_o[..., dims].float()
+            z = change["z"][layer].to(heads.device)
+            written = (
+                einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
+            )
             effects.add("head", layer, written.abs().max(-1).values * lens.family.attn_multiplier)
+        if layer in lens.mixer_layers:
+            mixed = change["mixer_out"][layer][..., dims].mean(0).cpu() / largest
+            effects.add("mixer", layer, mixed.abs().max()[None])
         weights = mlp_weights(lens, layer=layer)
         active = setting.tensors("neurons", layers=[layer])[layer]
         mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)

@@ -44,12 +44,12 @@ Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
 Item = TypeVar("Item")
-Kind = Literal["neuron", "head", "embedding", "position embedding", "key bias", "sink logit"]
+Kind = Literal["neuron", "head", "mixer", "embedding", "position embedding", "key bias", "sink logit"]
 _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
-_EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
+_EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "mixer_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
 _VERB = {False: "freeze", True: "mean_ordinary of"}
 
@@ -62,6 +62,9 @@ class Segment:
     """Index of the growth step; -1 in a model without one, ``ALL_STEPS`` for all of them together."""
     steps: tuple[GrowthStep, ...]
     layers: tuple[int, ...]
+    """Those with attention, in which a sink can be read."""
+    every: tuple[int, ...] = ()
+    """All of them."""
 
     @property
     def growth_layers(self) -> tuple[int, ...]:
@@ -87,12 +90,14 @@ class Maker:
     layer: int
     """-1 for an embedding."""
     unit: int
-    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding)."""
+    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding); 0 of a mixer."""
 
     def __str__(self) -> str:
         """As in tables: ``11.1229`` for a neuron, else with its kind."""
         if self.layer < 0:
             return f"{self.kind} {self.unit}"
+        if self.kind == "mixer":
+            return f"mixer {self.layer}"
         return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
 
 
@@ -185,9 +190,20 @@ class Setting:
         return stream(self.lens, self.tokens, [read], rows=rows).stacked("null").mean(1)
 
     @property
+    def feeding(self) -> tuple[int, ...]:
+        """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
+        return self.location.feeding(self.lens.attention_layers)
+
+    @property
     def early_layers(self) -> tuple[int, ...]:
-        """The layers from the first to the end of the first growth step."""
-        return tuple(range(self.segments[0].layers[0])) or (0,)
+        """The layers with attention from the first to the end of the first growth step; none in some hybrids."""
+        attention, first = self.lens.attention_layers, self.segments[0].layers[0]
+        early = tuple(layer for layer in attention if layer < first)
+        return early if early or self.location.steps else attention[:1]
+
+    def having(self, site: str, layers: Iterable[int]) -> list[int]:
+        """Those of the layers that have a site."""
+        return [layer for layer in layers if layer in self.lens.having(site)]
 
     @property
     def next_layers(self) -> tuple[int, ...]:
@@ -368,7 +384,7 @@ def setting_of(
         location=location,
         target_position=target,
         baseline_run=_baseline_run(lens, few, target=target, sink=location.sink_position),
-        segments=segments(location, n_layers=lens.n_layers),
+        segments=segments(location, n_layers=lens.n_layers, attention=lens.attention_layers),
         seed=config.seed,
         n_controls=config.controls,
         control_sequences=config.control_sequences,
@@ -472,16 +488,21 @@ def interior_position(tokens: TokenBatch, *, location: Location) -> int:
     return target
 
 
-def segments(location: Location, *, n_layers: int) -> tuple[Segment, ...]:
-    """The layers after each growth step and before the next; without growth steps, the last three quarters."""
-    found = []
+def segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> tuple[Segment, ...]:
+    """The layers after each growth step and before the next; without growth steps, the last three quarters.
+
+    A segment without a layer with ``attention`` is left out.
+    """
+    spans: list[tuple[int, tuple[GrowthStep, ...], range]] = []
     for number, step in enumerate(location.steps):
         following = [other.first_layer for other in location.steps[number + 1 :]]
-        layers = tuple(range(step.last_layer + 1, min([*following, n_layers])))
-        if layers:
-            found.append(Segment(number=number, steps=(step,), layers=layers))
-    if not found:
-        found.append(Segment(number=-1, steps=(), layers=tuple(range(min(n_layers // 4, n_layers - 1), n_layers))))
+        spans.append((number, (step,), range(step.last_layer + 1, min([*following, n_layers]))))
+    spans.append((-1, (), range(min(n_layers // 4, attention[-1]), n_layers)))
+    found = []
+    for number, steps, every in spans:
+        layers = tuple(layer for layer in every if layer in attention)
+        if layers and (steps or not found):
+            found.append(Segment(number=number, steps=steps, layers=layers, every=tuple(every)))
     return tuple(found)
 
 

@@ -20,11 +20,14 @@ _TOP_DIMENSIONS = 16
 
 
 def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
-    """One row per (layer, head, sink position): means over sequences, and the share of sequences over the threshold."""
+    """One row per (layer, head, sink position): means over sequences, and the share of sequences over the threshold.
+
+    A layer without attention has no heads, so no rows.
+    """
     frames = []
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
     of_key = ("sink_mass", "key_rank", "value_norm_ratio", "positive_share")
-    of_head = ("entropy", "gini", "null_mass", "stable_rank")
+    of_head, attention = ("entropy", "gini", "null_mass", "stable_rank"), list(lens.attention_layers)
     for position in panel.location.sink_positions:
         score = panel.at_sink("sink_score", position)
         over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
@@ -33,7 +36,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         columns |= {name: panel[name].nanmean(1) for name in of_head}
         columns["qk_alignment"] = _alignment(lens, panel.location)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
-        frame = frame.reset_index()
+        frame = frame.reset_index().query("layer in @attention").reset_index(drop=True)
         frame.insert(2, "sink_position", position)
         is_sink = frame["sink_score"] > threshold
         pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)
@@ -47,7 +50,7 @@ def _alignment(lens: LensModel, location: Location) -> Tensor:
     rows = []
     for layer in range(lens.n_layers):
         entering = location.entering(layer)
-        if not entering:
+        if not entering or layer not in lens.attention_layers:
             rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
         weights = attention_weights(lens, layer=layer)
@@ -57,11 +60,14 @@ def _alignment(lens: LensModel, location: Location) -> Tensor:
 
 
 def position_table(panel: Panel) -> pd.DataFrame:
-    """Layer, site, position, s1, s2, norm (means over sequences) at the sampled positions."""
+    """Layer, site, position, s1, s2, norm (means over sequences) at the sampled positions.
+
+    A layer has no rows of a site that it lacks.
+    """
     frames = []
     for site in SITES_BY_POSITION:
-        std, norm = panel[f"std:{site}"].nanmean(1), panel[f"norm:{site}"].nanmean(1)
-        for layer in range(len(std)):
+        for layer in panel.layers(f"std:{site}"):
+            std, norm = (panel.at(f"{name}:{site}", layer).nanmean(0) for name in ("std", "norm"))
             frames.append(
                 pd.DataFrame(
                     {
@@ -69,8 +75,8 @@ def position_table(panel: Panel) -> pd.DataFrame:
                         "site": site,
                         "position": panel.positions.numpy(),
                         "s1": panel.s1[site, layer].cpu().numpy(),
-                        "s2": std[layer].numpy(),
-                        "norm": norm[layer].numpy(),
+                        "s2": std.numpy(),
+                        "norm": norm.numpy(),
                     }
                 )
             )
@@ -137,9 +143,9 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):
-        values = panel[name].nanmean((1, 2)).numpy() if name in panel else np.empty((0, len(parts)))
-        columns = pd.DataFrame(values, columns=list(parts))
-        columns.insert(0, "layer", panel.layers(name) if name in panel else [])
+        values = [panel.at(name, layer).nanmean((0, 1)).numpy() for layer in panel.layers(name)]
+        columns = pd.DataFrame(np.reshape(values, (-1, len(parts))), columns=list(parts))
+        columns.insert(0, "layer", panel.layers(name))
         frame = frame.merge(columns.astype({"layer": "int64"}), on="layer", how="outer")
     return frame
 
@@ -191,7 +197,7 @@ def law_table(panel: Panel) -> pd.DataFrame:
     common = torch.isin(rows, positions)
     at = torch.searchsorted(positions, rows[common])
     frames = []
-    for layer in range(len(panel["std:z"])):
+    for layer in panel.attention_layers:
         sigma = panel["value_std"][layer].nanmean()
         frames.append(
             pd.DataFrame(
@@ -229,7 +235,7 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
     """A row of ``conditions.parquet``: sink rate, S2 ratio of layers that feed the growth, outlier dimensions, loss."""
     location = panel.location
-    feeding = list(location.feeding(len(panel["state"])))
+    feeding = list(panel.feeding)
     by_count: dict[int, int] = {}
     for dims in location.outliers.values():
         for dimension in dims:

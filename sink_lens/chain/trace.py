@@ -29,7 +29,7 @@ from ..edits.amplification import CentringMeans
 from ..engine.plan import Plan
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
-from ..models.lens import LensModel, check_every_layer
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
@@ -170,7 +170,6 @@ def trace(
     check_tokens(lens, batch)
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
-    check_every_layer(lens)
     if lens.offloaded and config.random_init:
         raise InputError(
             f"{lens.name} does not fit into memory, and neither does its random-init baseline; trace without the "
@@ -491,7 +490,7 @@ def _baseline(asked: _Asked, located: _Located) -> tuple[LensModel, Panel]:
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    at = {"plan": aim.plan(untrained.n_layers), "forced": spans, "own": asked.own, "loss": False}
+    at = {"plan": aim.plan(untrained.attention_layers), "forced": spans, "own": asked.own, "loss": False}
     label = "random-init baseline"
     return untrained, measure(untrained, batch, config=config, progress=asked.progress, label=label, **at)
 
@@ -523,8 +522,12 @@ def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
 
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
-    """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass."""
+    """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass.
+
+    It is 0 in layers without attention, whose heads no other table has.
+    """
     one = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
     found = capture(lens, one, sites=["pattern"])
-    stacked = torch.cat([found["pattern", layer] for layer in range(lens.n_layers)])
+    nothing = torch.zeros_like(found["pattern", lens.attention_layers[0]])
+    stacked = torch.cat([found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)])
     return (stacked * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -234,7 +234,7 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
         Text(_bound_to(frames)),
         *([Text(said)] if (said := direction_text(frames["effects"])) else []),
         *([Text(said)] if (said := mean_text(frames["effects"])) else []),
-        Text(curve_text(frames["amplification"])),
+        *([Text(curve_text(frames["amplification"]))] if len(frames["amplification"]) else []),
         *([_matrix(frames["mediation"])] if len(frames["mediation"]) else []),
         Text(_paths(frames)),
     ]

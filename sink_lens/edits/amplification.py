@@ -18,6 +18,7 @@ from ..activations.views import LayerView
 from ..data.tokens import random_tokens
 from ..errors import InputError
 from ..measures.reductions import expand_kv
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..schema import CENTRES, FACTORS, Centre
 from .constructors import At, Edit, edit
@@ -29,12 +30,12 @@ _LENGTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentringMeans:
-    """Means over random tokens, by layer; a run saves them beside its tables."""
+    """Means over random tokens, by layer with attention; a run saves them beside its tables."""
 
     values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
     """Mean value vectors; each key-value head is repeated for the query heads that share it."""
     aggregated: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Mean aggregated values z, before a head norm or gate."""
+    """Mean aggregated values z, at the family's site of them (``Family.aggregated``)."""
     n_tokens: int
     seed: int
 
@@ -63,6 +64,11 @@ class CentringMeans:
         return cls(values=by_name["values"], aggregated=by_name["aggregated"], n_tokens=n_tokens, seed=seed)
 
 
+def centres_of(lens: LensModel) -> tuple[Centre, ...]:
+    """The centres that values are moved away from; aggregated values behind a gate have no mean of values."""
+    return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated == "z_raw")
+
+
 def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
     """Means of values and aggregated values over uniformly random tokens, in sequences of 64 without BOS.
 
@@ -72,6 +78,7 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
         InputError: fewer than 64 tokens.
     """
     lens = as_lens(lens)
+    site = lens.family.aggregated
     length = min(_LENGTH, lens.n_context or _LENGTH)
     if n_tokens < length:
         raise InputError(f"n_tokens is {n_tokens}; need at least {length}, one sequence of random tokens")
@@ -88,14 +95,15 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
         return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
 
     def aggregated(view: LayerView) -> Tensor:
-        return view["z_raw"].float().mean(1)
+        """Mean aggregated value of each head."""
+        return view[site].float().mean(1)
 
     streamed = stream(
         lens,
         tokens,
         [
             Reading(name="values", sites=("v",), function=values),
-            Reading(name="aggregated", sites=("z_raw",), function=aggregated),
+            Reading(name="aggregated", sites=(site,), function=aggregated),
         ],
         progress=progress,
         label="centring means",
@@ -116,6 +124,7 @@ def amplify(
     centre: Centre = "values",
     means: CentringMeans | None = None,
     heads: Sequence[int] | None = None,
+    site: str = "z_raw",
     label: str = "",
 ) -> Edit:
     """Amplify (factor above 1) or attenuate (factor below 1) the variance of some tokens' aggregated values.
@@ -127,6 +136,7 @@ def amplify(
         centre: ``values``, ``aggregated``, or ``none`` (the norm-only control).
         means: the result of ``centring_means``; not needed if the centre is ``none``.
         heads: query heads; None means all.
+        site: of the aggregated values, ``lens.family.aggregated``.
         label: name of the edit.
 
     Raises:
@@ -147,4 +157,4 @@ def amplify(
 
     where: dict[str, Any] = {"positions": positions, "layers": layers, "heads": heads}
     label = label or (f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}")
-    return edit("z_raw", change, label=label, **where)
+    return edit(site, change, label=label, **where)

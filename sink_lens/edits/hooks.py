@@ -143,7 +143,7 @@ class Applied:
         """
         found = []
         for number, one in enumerate(self.edits):
-            for layer in _layers(one, self.lens) if SITES[one.site].per_layer else (0,):
+            for layer in layers_of(one, self.lens) if SITES[one.site].per_layer else (0,):
                 if SITES[one.site].per_layer and layer not in layers:
                     continue
                 held: dict[str, Tensor] = {}
@@ -157,7 +157,7 @@ class Applied:
     def check_shown(self, layers: range) -> None:
         """Refuse an edit that was never shown its site, though the run went through all these layers."""
         for number, one in enumerate(self.edits):
-            own = [layer for layer in _layers(one, self.lens) if layer in layers]
+            own = [layer for layer in layers_of(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:
                 raise SiteError(
                     f"the edit {one.label!r} was never shown {one.site!r}, whose hook point did not fire in layer "
@@ -221,7 +221,8 @@ class Applied:
         return edited
 
 
-def _layers(one: Edit, lens: LensModel) -> list[int]:
+def layers_of(one: Edit, lens: LensModel) -> list[int]:
+    """The layers of an edit that have its sites."""
     having = set(lens.having(one.site))
     if one.reads is not None:
         having &= set(lens.having(one.reads))

@@ -89,6 +89,8 @@ class Family:
     """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
     rotates_in_float32: bool = False
     """Whether queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
+    attn_in_multiplier: float = 1.0
+    """Number by which the attention's input is multiplied behind its norm (Falcon-H1)."""
     attn_multiplier: float = 1.0
     """Number by which the attention's output is multiplied before it is added to the stream (Granite, Falcon-H1)."""
     mixer_multiplier: float = 1.0
@@ -123,6 +125,11 @@ class Family:
     """Path of the norm of the keys from the attention, where there is one."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, if that is not the class name."""
+
+    @property
+    def aggregated(self) -> str:
+        """The site of the aggregated values: after their gate where no module shows them before it."""
+        return "z" if self.gated_q else "z_raw"
 
     @property
     def own_points(self) -> tuple[str, ...]:
@@ -593,6 +600,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     if architecture == "FalconH1ForCausalLM":
         return replace(
             row,
+            attn_in_multiplier=float(config.attention_in_multiplier),
             attn_multiplier=float(config.attention_out_multiplier),
             mixer_multiplier=float(config.ssm_out_multiplier),
             mlp_multiplier=float(config.mlp_multipliers[1]),

@@ -18,6 +18,9 @@ from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
 from .turns import State
 
+ADDED = ("attn_out", "mixer_out", "mlp_out")
+"""Sites of what sublayers add to the stream, in the order in which a layer computes them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LensModel:
@@ -133,6 +136,10 @@ class LensModel:
         if site == "mixer_out":
             return self.mixer_layers
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
+
+    def adding(self, layer: int) -> tuple[str, ...]:
+        """The sites whose sum a layer adds to the stream."""
+        return tuple(site for site in ADDED if layer in self.having(site))
 
     def row(self, layer: int) -> Family:
         """The family, as it is in one layer."""

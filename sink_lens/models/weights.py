@@ -4,7 +4,7 @@ Packed weights are read as the matrix that the layer multiplies by (``packed``).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -175,7 +175,13 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
         gain = torch.full((lens.d_model,), by, device=lens.device, dtype=torch.float32)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
     width = None if which in ("q_norm", "k_norm") else lens.d_model
-    return None if path is None else _norm(lens.layer(layer).get_submodule(path), lens, width=width)
+    if path is None:
+        return None
+    norm = _norm(lens.layer(layer).get_submodule(path), lens, width=width)
+    if which == "attn_norm" and family.attn_in_multiplier != 1:
+        by = family.attn_in_multiplier
+        return replace(norm, gain=norm.gain * by, bias=norm.bias * by)
+    return norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

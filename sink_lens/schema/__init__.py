@@ -27,6 +27,7 @@ VERDICTS = {
     "undecided": "?",
     "mixed": "±",
     "not applicable": "∅",
+    "not asked": "·",
     "not measured": "–",
 }
 """Verdict -> its sign. *Holds* and *fails* are said of what was intervened on, and of nothing else."""
@@ -66,7 +67,7 @@ LEAST_ADDED = 0.02
 NORM_ALONE = 2.0
 """The page warns if the norm-only control multiplies the attention by at least this factor."""
 
-ANSWERS = ("yes", "no", "undecided", "not applicable", "not tested")
+ANSWERS = ("yes", "no", "undecided", "not applicable", "not tested", "not asked")
 """What a question about a link may be answered."""
 QUESTIONS = {
     "present": "Does what the link leads to stand out at the sink position, over its nulls?",
@@ -78,6 +79,7 @@ QUESTIONS = {
 DERIVED: tuple[tuple[str, str, str, str], ...] = (
     ("not applicable", "any", "any", "not applicable"),
     ("any", "not applicable", "any", "not applicable"),
+    ("not asked", "any", "any", "not asked"),
     ("no", "yes", "yes", "undecided"),
     ("no", "any", "any", "fails"),
     ("any", "no", "any", "fails"),

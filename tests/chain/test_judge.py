@@ -290,6 +290,7 @@ def test_every_three_answers_have_a_verdict():
             "fails",
             "undecided",
             "not applicable",
+            "not asked",
         )
 
 

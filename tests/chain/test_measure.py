@@ -80,7 +80,7 @@ def test_only_positions_that_every_sequence_has_can_be_sinks():
     short = tokens_with_bos(at=5, lengths=[24] * 9 + [4])  # the last sequence ends before position 5
     aim = scout(planted_lens(), short, config=CONFIG)
     assert (aim.sink_positions, aim.sink_found) == ((0,), False)
-    panel = measure(planted_lens(), short, plan=aim.plan(5), config=CONFIG)
+    panel = measure(planted_lens(), short, plan=aim.plan(range(5)), config=CONFIG)
     assert panel.sinks(min_rate=0.05) == ()
 
 
@@ -102,10 +102,10 @@ def test_tokens_too_few_for_a_score_have_no_sink():
 
 def test_the_panel_finds_the_planted_truth():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
-    panel = measure(planted_lens(), tokens_with_bos(), plan=aim.plan(5), config=CONFIG)
+    panel = measure(planted_lens(), tokens_with_bos(), plan=aim.plan(range(5)), config=CONFIG)
     assert panel.location.sink_positions == (0,)
     assert steps_of(panel.location) == steps_of(aim)
-    assert aims(aim, at=panel.location, n_layers=5)
+    assert aims(aim, at=panel.location, attention=range(5))
     rate = panel.sink_rate(0.3)
     assert rate.shape == (10,)
     assert rate.mean() == pytest.approx((4 - truth().layer) / 5, abs=0.05)  # all heads of the layers after it
@@ -114,7 +114,7 @@ def test_the_panel_finds_the_planted_truth():
 def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
     tokens = tokens_with_bos(sequences=2)
     aim = scout(planted_lens(), tokens, config=CONFIG)
-    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG)
+    panel = measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG)
     with torch.no_grad():
         hidden = planted_lens().plain(tokens.tokens, output_hidden_states=True, use_cache=False).hidden_states
     for index in range(5):  # Hugging Face norms the last one
@@ -129,7 +129,7 @@ def test_batches_change_nothing(size):
     tokens = tokens_with_bos(sequences=7)
     aim = scout(planted_lens(), tokens, config=CONFIG)
     whole, parts = (
-        measure(planted_lens(), tokens, plan=aim.plan(5), config=replace(CONFIG, batch_size=n)) for n in (7, size)
+        measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=replace(CONFIG, batch_size=n)) for n in (7, size)
     )
     assert whole.location.sink_positions == parts.location.sink_positions
     for name, by_layer in whole.streamed.values.items():
@@ -142,7 +142,7 @@ def test_batches_change_nothing(size):
 def test_the_same_seed_gives_the_same_panel():
     tokens = tokens_with_bos(sequences=3)
     aim = scout(planted_lens(), tokens, config=CONFIG)
-    a, b = (measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG) for _ in range(2))
+    a, b = (measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG) for _ in range(2))
     for name, by_layer in a.streamed.values.items():
         for layer, tensor in by_layer.items():
             torch.testing.assert_close(b.at(name, layer), tensor, equal_nan=True, rtol=0, atol=0, msg=name)
@@ -151,7 +151,7 @@ def test_the_same_seed_gives_the_same_panel():
 def test_an_arm_reads_only_what_its_row_needs():
     tokens = tokens_with_bos(sequences=2)
     aim = scout(planted_lens(), tokens, config=CONFIG)
-    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG, only=CONDITION_READINGS)
+    panel = measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG, only=CONDITION_READINGS)
     assert {name for name, found in panel.streamed.values.items() if found} == CONDITION_READINGS
 
 
@@ -159,7 +159,7 @@ def test_eager_and_fused_agree():
     tokens = tokens_with_bos(sequences=3)
     aim = scout(planted_lens(), tokens, config=CONFIG)
     fused, eager = (
-        measure(planted_lens(), tokens, plan=aim.plan(5), config=replace(CONFIG, kernel=kernel))
+        measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=replace(CONFIG, kernel=kernel))
         for kernel in ("fused", "eager")
     )
     assert (fused.streamed.kernel, eager.streamed.kernel) == ("fused", "eager")
@@ -176,7 +176,7 @@ def test_a_plan_reads_every_layer_whatever_grows():
 
 def test_links_add_their_own_readings():
     tokens = tokens_with_bos(sequences=2)
-    plan = scout(planted_lens(), tokens, config=CONFIG).plan(5)
+    plan = scout(planted_lens(), tokens, config=CONFIG).plan(range(5))
     shared, whole = (measure(planted_lens(), tokens, plan=plan, config=CONFIG, own=own) for own in ((), OWN))
     added = {"z_at", "positive_share", "key_cosine", "logit_split", "logit_advantage"}
     assert whole.streamed.values.keys() - shared.streamed.values.keys() == added
@@ -210,12 +210,12 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
 
 def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
-    assert aims(aim, at=aim, n_layers=5)
-    assert not aims(replace(aim, sink_positions=(1,)), at=aim, n_layers=5)
-    assert not aims(replace(aim, steps=()), at=aim, n_layers=5)
-    assert not aims(replace(aim, outliers={}), at=aim, n_layers=5)
+    assert aims(aim, at=aim, attention=range(5))
+    assert not aims(replace(aim, sink_positions=(1,)), at=aim, attention=range(5))
+    assert not aims(replace(aim, steps=()), at=aim, attention=range(5))
+    assert not aims(replace(aim, outliers={}), at=aim, attention=range(5))
     last = replace(aim, outliers={**aim.outliers, 4: (1,)})  # what leaves the last layer enters none
-    assert aims(last, at=aim, n_layers=5)
+    assert aims(last, at=aim, attention=range(5))
 
 
 # --- long sequences
@@ -225,7 +225,7 @@ def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
 def test_long_sequences_are_read_at_sampled_positions(family):
     lens = lens_of(family)
     tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
-    panel = measure(lens, tokens, plan=scout(lens, tokens, config=CONFIG).plan(3), config=CONFIG)
+    panel = measure(lens, tokens, plan=scout(lens, tokens, config=CONFIG).plan(range(3)), config=CONFIG)
     assert len(panel.positions) <= 66
     assert panel["std:z"].shape == (3, 2, len(panel.positions))
     assert panel["rate_by_key"].shape == (3, 2, 100)

@@ -36,7 +36,7 @@ def panel_of(family, positions=(0,)):
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=4)
     aim = Location(sink_positions=positions, sink_found=True, steps=(step,), outliers={})
     tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
-    panel = measure(lens, tokens, plan=aim.plan(lens.n_layers), config=TraceConfig(model=family), forced=spans)
+    panel = measure(lens, tokens, plan=aim.plan(lens.attention_layers), config=TraceConfig(model=family), forced=spans)
     return replace(panel, location=replace(panel.location, sink_positions=positions))
 
 
@@ -124,7 +124,7 @@ def test_only_the_planted_neuron_is_super():
         dimension=truth.outlier_dimension,
     )
     aim = Location(sink_positions=(0,), sink_found=True, steps=(step,), outliers={})
-    panel = measure(lens, from_tensor(tokens), plan=aim.plan(5), config=TraceConfig(model="planted"), forced=spans)
+    panel = measure(lens, from_tensor(tokens), plan=aim.plan(range(5)), config=TraceConfig(model="planted"), forced=spans)
     splits = split_layers(lens, panel, super_share=0.05)
     assert super_neurons(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
     assert splits[0].terms[:, truth.neuron].mean() / splits[0].change.mean() == pytest.approx(1.0, abs=0.05)

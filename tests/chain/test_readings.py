@@ -47,7 +47,7 @@ def all_readings(lens, length, moments):
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=PLAN.sink_positions, positions=positions),
         *(reading for link in LINKS for reading in link.readings(one)),
-        *r.neuron_readings(PLAN, positions=positions),
+        *r.neuron_readings(lens, PLAN, positions=positions),
         r.loss_reading(lens),
     ]
 
@@ -244,7 +244,7 @@ def test_costly_measures_look_at_the_first_few_sequences_only():
 
 def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
     lens, tokens = lens_of("gpt2"), batch(2, 10, lengths=[10, 5])
-    found = streamed(lens, tokens, r.neuron_readings(PLAN, positions=torch.arange(10)))
+    found = streamed(lens, tokens, r.neuron_readings(lens, PLAN, positions=torch.arange(10)))
     neurons = capture(lens, tokens, sites=["neurons"], path="plain")["neurons", 1]
     for index, places in enumerate(([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])):  # without the keys 0 and 2
         torch.testing.assert_close(found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0))

@@ -58,7 +58,7 @@ def of_length(*lengths):
     ],
 )
 def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
-    found = segments(location(*spans), n_layers=n_layers)
+    found = segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
     assert [segment.layers for segment in found] == layers
     assert [segment.number for segment in found] == list(range(len(layers)))
     assert [segment.steps[0].first_layer for segment in found] == [first for first, _ in spans][: len(layers)]
@@ -69,13 +69,13 @@ def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
     [([], 8, (2, 3, 4, 5, 6, 7)), ([], 3, (0, 1, 2)), ([], 1, (0,)), ([(7, 7)], 8, (2, 3, 4, 5, 6, 7))],
 )
 def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_layers, layers):
-    (segment,) = segments(location(*spans), n_layers=n_layers)
+    (segment,) = segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
     assert (segment.number, segment.steps, segment.layers) == (-1, (), layers)
 
 
 def test_late_is_all_segments(planted_at):
     place = planted_at()
-    many = dataclasses.replace(place.setting, segments=segments(location((0, 0), (3, 3)), n_layers=5))
+    many = dataclasses.replace(place.setting, segments=segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5)))
     assert many.late_layers == (1, 2, 4)
     assert place.setting.late_layers == tuple(range(place.truth.layer + 1, 5))
 

@@ -43,7 +43,7 @@ def two_keys():
     tokens = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(0))
     batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 12]))
     aim = Location(sink_positions=(0, 3), sink_found=True, steps=(), outliers={})
-    panel = measure(lens, batch, plan=aim.plan(3), config=CONFIG, own=OWN)
+    panel = measure(lens, batch, plan=aim.plan(range(3)), config=CONFIG, own=OWN)
     return lens, batch, replace(panel, location=aim)
 
 

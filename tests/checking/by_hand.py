@@ -34,15 +34,14 @@ def blocks(model):
 
 def place(model, site, layer):
     """The module of a site, None where the family has none, and whether it is its input."""
-    block = blocks(model)[layer]
-    attention = next(getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name))
+    block, none = blocks(model)[layer], torch.nn.Identity()  # a mixer in its place
+    attention = next((getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name)), none)
     output = next(
-        getattr(attention, name) for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)
+        (getattr(attention, name) for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)), None
     )
     # olmo2 and gemma norm what is written.
     post_norm = hasattr(block, "post_feedforward_layernorm")
-    down = getattr(getattr(block, "mlp", None), "down_proj", None)
-    down = down if isinstance(down, torch.nn.Linear) else None  # the experts of gpt_oss are no module of neurons
+    down = down_of(block)
     key = getattr(attention, "k_proj", None)
     return {
         "z": (getattr(attention, "head_out", None) or output, True),
@@ -53,8 +52,15 @@ def place(model, site, layer):
         "key_in": (key, True),
         "k": (key, False),
         "q": (getattr(attention, "q_proj", None), False),
-        "normed_k": (getattr(attention, "k_norm", None) or key, False),
+        "normed_k": (getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None) or key, False),
     }[site]
+
+
+def down_of(block):
+    """The down-projection; None where neurons have no module, as in the experts of gpt_oss."""
+    mlp = getattr(block, "mlp", None) or getattr(block, "feed_forward", None)
+    down = getattr(mlp, "down_proj", None) or getattr(mlp, "w2", None)
+    return down if isinstance(down, torch.nn.Linear) else None
 
 
 SITES = ("z", "attn_out", "neurons", "written", "stream", "key_in", "k", "q", "normed_k")
@@ -89,8 +95,11 @@ def run(model, tokens, *, edits=(), mask=None, reads=True):
             .register_forward_hook(lambda _, __, out: sites.update({("stream", -1): out}))
             .remove
         )
-        out = model(tokens, attention_mask=mask, output_attentions=True)
-    return Run(pattern=torch.stack(out.attentions), sites=sites)
+        out = model(tokens, attention_mask=mask, output_attentions=True, use_cache=False)
+    patterns = iter(out.attentions)
+    nothing = torch.zeros_like(out.attentions[0])
+    having = [place(model, "attn_out", layer)[0] is not None for layer in range(len(blocks(model)))]
+    return Run(pattern=torch.stack([next(patterns) if one else nothing for one in having]), sites=sites)
 
 
 def isolating(tokens, position, *, reach=None):
@@ -160,7 +169,9 @@ def without(zoo, makers):
         for maker in makers:
             block = None if maker.layer is None else blocks(model)[maker.layer]
             if maker.kind == "neuron":
-                keep(block.mlp.down_proj.weight)[:, maker.index] = 0.0
+                keep(down_of(block).weight)[:, maker.index] = 0.0
+            elif maker.kind == "mixer":
+                keep((getattr(block, "mamba", None) or block.conv).out_proj.weight).zero_()
             elif maker.kind == "head":
                 weight = keep(block.self_attn.o_proj.weight)
                 size = weight.shape[1] // model.config.num_attention_heads
@@ -208,7 +219,7 @@ def present(zoo, tokens):
         alike[:, :EARLIEST] = False
 
     def spread(site):
-        sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding]
+        sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding] or [ran.sites["stream", 0][..., 0]]
         return float(torch.stack([one[alike].mean() / one[others].mean() for one in sizes]).mean())
 
     found = {"aggregation_variance": spread("z"), "variance_preserved": spread("attn_out")}
@@ -229,7 +240,7 @@ def present(zoo, tokens):
         shares = []
         for layer, units in (supers or dict.fromkeys(range(len(blocks(model))), slice(None))).items():
             for dimension in written_by(truth, layer):
-                column = blocks(model)[layer].mlp.down_proj.weight[dimension]
+                column = down_of(blocks(model)[layer]).weight[dimension]
                 if not column[units].any():
                     continue
                 given = (ran.sites["neurons", layer][at][:, units] * column[units]).sum(-1)
@@ -299,7 +310,7 @@ def _without_entries(zoo, clean, at):
     supers, kept = neurons_of(zoo), []
     for layer, block in enumerate(blocks(zoo.model)):
         largest = int(clean.sites["stream", layer][at].abs().mean(0).argmax())
-        weight = block.mlp.down_proj.weight
+        weight = down_of(block).weight
         kept.append((weight, weight.detach().clone()))
         for dimension in written_by(zoo.truth, layer) or [largest]:
             weight[dimension, supers.get(layer, [] if supers else slice(None))] = 0.0
@@ -390,7 +401,7 @@ def _key_cosine(zoo, ran, at):
     """Cosine of what is written into the studied key, its norm's gain included, with the outlier dimensions' part."""
     cosines = []
     for layer in range(1, len(blocks(zoo.model))):
-        if zoo.truth.locked and layer not in zoo.truth.locked:
+        if (zoo.truth.locked and layer not in zoo.truth.locked) or ("k", layer) not in ran.sites:
             continue
         if dims := list(zoo.truth.outliers.get(layer - 1, ())):
             attention = blocks(zoo.model)[layer].self_attn
@@ -398,8 +409,9 @@ def _key_cosine(zoo, ran, at):
             key = ran.sites["k", layer][at]
             if attention.k_proj.bias is not None:  # which is no part of what is written into the key
                 key = key - attention.k_proj.bias
-            if hasattr(attention, "k_norm"):
-                gain = attention.k_norm.weight + (zoo.family == "gemma3")
+            norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)
+            if norm is not None:
+                gain = norm.weight + (zoo.family == "gemma3")
                 part, key = (x * gain.repeat(part.shape[-1] // len(gain)) for x in (part, key))
             cosines.append(torch.cosine_similarity(key, part, dim=-1).mean())
     return float(torch.stack(cosines).mean())

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...edits.amplification import CENTRES, amplify
+from ...edits.amplification import amplify, centres_of
 from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...stats import Interval
 from ..amplification import best_factor
-from ..evidence import Evidence, Statistic, other_positions, too_short
+from ..evidence import Evidence, Statistic, not_asked, other_positions, too_short
 from ..readings import OTHERS_FROM
 from ..setting import Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
@@ -26,8 +26,9 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
     They are taken over the layers whose attention comes before the growth, and the first also by layer.
     """
-    panel = evidence.panel
-    feeding = panel.location.feeding(evidence.lens.n_layers)
+    panel, feeding = evidence.panel, evidence.panel.feeding
+    if not feeding:
+        return [not_asked("s2_ratio")]
     std, ratios = panel["std:z"][list(feeding)], panel.std_ratio("z")
     ratio = evidence.interval(ratios[list(feeding)].nanmean(0), generator=rng)
     by_layer = [
@@ -65,13 +66,15 @@ def _decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statist
         return float(decay_exponent(curve))
 
     found = evidence.interval(std[:, later], generator=rng, statistic=slope, most=_RESAMPLES_OF_SLOPE)
-    feeding = panel.location.feeding(evidence.lens.n_layers)
-    return Statistic(name="s2_decay_exponent", interval=found, references={"uniform_law": -0.5}, layers=feeding)
+    law = {"uniform_law": -0.5}
+    return Statistic(name="s2_decay_exponent", interval=found, references=law, layers=panel.feeding)
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
     """Isolate the target position, against other positions; amplify its variance, against its norm alone."""
     setting, position = trial.setting, trial.setting.target_position
+    if not setting.feeding:
+        return []
     found = [
         Intervention(
             name="isolation",
@@ -83,15 +86,17 @@ def _interventions(trial: Trial) -> list[Intervention]:
     ]
     sink = setting.sink_position
     first = min(setting.sink_layers)
-    values = setting.keep_site("z_raw", layers=range(max(1, first)), position=sink, mean=True)
+    site = setting.lens.family.aggregated
+    layers = setting.having(site, range(max(1, first))) or setting.feeding
+    values = setting.keep_site(site, layers=layers, position=sink, mean=True)
     options = {"position": sink, "reads": setting.sink_layers, "is_primary": False, "carries": True}
     name = "aggregated values, mean ablated"
     found.append(Intervention(name=name, edits=values.edits, controls=values.controls, **options))
-    for centre in CENTRES:
+    for centre in centres_of(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
-        at = {"positions": [position], "layers": setting.early_layers, "means": trial.means}
+        at = {"positions": [position], "layers": setting.early_layers, "means": trial.means, "site": site}
         one, norm = amplify(factor, centre=centre, **at), amplify(factor, centre="none", **at)
         beside = {"position": position, "reads": setting.next_layers, "is_primary": False}
         found.append(Intervention(name=one.label, edits=(one,), **beside))
@@ -101,8 +106,9 @@ def _interventions(trial: Trial) -> list[Intervention]:
 
 def _frozen(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
     """All aggregated values up to the last layer that is read."""
-    layers = range(segment.layers[-1] + 1)
-    return setting.keep_site("z_raw", layers=layers, position=position, mean=position == setting.sink_position)
+    site = setting.lens.family.aggregated
+    layers = setting.having(site, range(segment.layers[-1] + 1))
+    return setting.keep_site(site, layers=layers, position=position, mean=position == setting.sink_position)
 
 
 AGGREGATION_VARIANCE = Link(

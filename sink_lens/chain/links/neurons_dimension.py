@@ -208,10 +208,11 @@ def _columns(setting: Setting) -> dict[int, Tensor]:
             column = weights.w_down[:, part.unit].float().cpu()
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
             found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
-        elif part.kind == "embedding":
-            whole = setting.tensors("resid_pre", layers=[0])[0].float().cpu()
+        elif part.kind in ("embedding", "mixer"):
+            site, layer = ("mixer_out", part.layer) if part.kind == "mixer" else ("resid_pre", 0)
+            whole = setting.tensors(site, layers=[layer])[layer].float().cpu()
             over = whole[:, setting.sink_position].mean(0) - setting.mean_ordinary(whole)[0, 0]
-            found.setdefault(-1, []).append(over[None])
+            found.setdefault(part.layer, []).append(over[None])
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
 
 

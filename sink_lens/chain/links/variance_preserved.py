@@ -12,7 +12,7 @@ from ...measures.variance import output_preservation
 from ...models.lens import LensModel
 from ...models.weights import attention_weights
 from ...stats import Interval
-from ..evidence import Evidence, Statistic, other_positions, too_short, undefined_statistic
+from ..evidence import Evidence, Statistic, not_asked, other_positions, too_short, undefined_statistic
 from ..locate import Location, MeasuringPlan
 from ..readings import MeasuringPass, control_positions, evenly_spaced
 from .link import Intervention, Link, Trial, removal
@@ -44,6 +44,8 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     """
     lens, panel = evidence.lens, evidence.panel
     feeding = _layers(panel.location, lens)
+    if not feeding:
+        return [not_asked("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
     values = torch.stack([panel.at("z_at", layer) for layer in feeding], dim=1)  # sequence, layer, place, value
     matrices = [attention_weights(lens, layer=layer).w_o.flatten(0, 1).T.float().cpu() for layer in feeding]
@@ -83,7 +85,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 def _layers(at: MeasuringPlan | Location, lens: LensModel) -> tuple[int, ...]:
     """The first growth layer, whose attention comes before its MLP, and the one before it; else all that feed."""
-    feeding = at.feeding(lens.n_layers)
+    feeding = at.feeding(lens.attention_layers)
     grown = at.layers if isinstance(at, MeasuringPlan) else at.growth_layers
     return feeding[-2:] if grown else feeding
 
@@ -96,7 +98,7 @@ def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """
     panel, steps = evidence.panel, evidence.panel.location.steps
     ratio = panel.std_ratio("attn_out")
-    layers = list(_layers(panel.location, evidence.lens) if steps else range(len(ratio)))
+    layers = list(_layers(panel.location, evidence.lens) if steps else panel.attention_layers)
     strongest = layers[int(ratio[layers].nanmean(1).nan_to_num(0.0).argmax())]
     found = evidence.interval(ratio[strongest], generator=rng)
     if not steps:
@@ -109,9 +111,10 @@ def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate what the attention writes at the sink, against the same at other positions."""
     setting, position = trial.setting, trial.setting.sink_position
-    written = setting.keep_site(
-        "attn_out", layers=range(max(1, min(setting.sink_layers))), position=position, mean=True
-    )
+    if not setting.feeding:
+        return []
+    layers = setting.having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding
+    written = setting.keep_site("attn_out", layers=layers, position=position, mean=True)
     return [removal(written, setting=setting, name="mean ablation of attn_out")]
 
 

@@ -436,6 +436,8 @@ def _with_paths(
         return nodes, []
     early = _layers(0, max(0, lanes[0].layers[1]))
     known["mlps"] = _node("early", label="other MLPs", layers=early) | {"id": "mlps"}
+    if table["source"].eq("mixers").any():
+        known["mixers"] = _node("early", label="mixers") | {"id": "mixers"}
     for lane in lanes:
         known[f"mlps:{lane.step}"] = _node("mlps", step=lane.step, label="other MLPs", layers=_layers(*lane.reads))
     order = {kind: place for place, kind in enumerate(("position", "z", "attn_out", "early", "neurons", "mlps"))}
@@ -495,7 +497,7 @@ def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str
             return None
         earlier = "mlps" if step == first else f"mlps:{step - 1}"
         return (f"mlps:{step}" if target == "key" else earlier), end
-    return {"embedding": "position", "attention": "attn_out"}[source], end
+    return {"embedding": "position", "attention": "attn_out", "mixers": "mixers"}[source], end
 
 
 def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:

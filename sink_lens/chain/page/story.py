@@ -203,6 +203,7 @@ _COUNTED = {
     "absent": ("is absent", "are absent"),
     "undecided": ("is undecided", "are undecided"),
     "not applicable": ("is not applicable", "are not applicable"),
+    "not asked": ("was not asked", "were not asked"),
     "mixed": ("has mixed statistics", "have mixed statistics"),
     "not measured": ("was not measured", "were not measured"),
 }

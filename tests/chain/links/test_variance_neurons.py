@@ -27,7 +27,7 @@ def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
     # ReLU neurons are often exactly 0, so that ratios of single sequences are infinite or undefined
     lens, forced = lens_of(family), ((1, 1),)
     aim = scout(lens, random_batch(), config=CONFIG, position=0, forced=forced)
-    panel = measure(lens, random_batch(), plan=aim.plan(3), own=OWN, config=CONFIG, forced=forced)
+    panel = measure(lens, random_batch(), plan=aim.plan(range(3)), own=OWN, config=CONFIG, forced=forced)
     values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
     values["neurons_elsewhere"][1] = torch.zeros_like(values["neurons_elsewhere"][1])
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
