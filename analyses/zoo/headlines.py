@@ -50,7 +50,8 @@ def permitted(zoo: ZooModel) -> set[str]:
     """Keys of the phrases that are true of the model, whatever sequences it is run on."""
     truth = zoo.truth
     if truth.sink in ("none", "sink logit"):
-        return {"no sink", "strongest"} | ({"sink logit"} if truth.sink == "sink logit" else set())
+        found = {"sink logit"} if truth.sink == "sink logit" else set()
+        return {"no sink", "strongest", *found} | ({"state"} if truth.kept is not None else set())
     found = {"sink", "others", "elsewhere", "untested"} | ({"makers"} if truth.makers else set())
     found |= {"some", "bound: some tokens"} if zoo.first_every > 1 else set()
     if (bound := bound_of(zoo)) is not None:

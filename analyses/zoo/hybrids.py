@@ -68,9 +68,7 @@ def state_sink(*, seed: int, family: str) -> ZooModel:
     return ZooModel(name="state_sink", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
 
-def _read(
-    made: Draft, *, layer: int, maker: Maker, links: tuple[Answers, Answers], name: str, seed: int
-) -> ZooModel:
+def _read(made: Draft, *, layer: int, maker: Maker, links: tuple[Answers, Answers], name: str, seed: int) -> ZooModel:
     """The model with heads that read the dimension in every layer with attention behind the one that writes it."""
     locked, feeding = (tuple(one for one in WITH if (one > layer) is behind) for behind in (True, False))
     lock(made, layers=locked, reads={made.outlier: made.sign})

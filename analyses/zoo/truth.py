@@ -31,8 +31,8 @@ class Maker:
     layer: int | None = None
     """The layer of the part; None for an embedding."""
     index: int
-    """Index of the part: a neuron of the layer's MLP, a head, a key-value head (key bias), a token id (embedding); 0 of a
-    mixer."""
+    """Index of the part: a neuron of the layer's MLP, a head, a key-value head (key bias) or a token id (embedding); 0
+    for a mixer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

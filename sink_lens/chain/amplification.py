@@ -70,5 +70,9 @@ def strongest(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) ->
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]
     if top["factor"] == 1:
         return None
-    at = {"positions": [setting.target_position], "layers": setting.early_layers, "site": setting.lens.family.aggregated}
+    at = {
+        "positions": [setting.target_position],
+        "layers": setting.early_layers,
+        "site": setting.lens.family.aggregated,
+    }
     return amplify(float(top["factor"]), centre=top["centre"], means=means, **at)

@@ -2,13 +2,13 @@
 
 *Present*: yes if the interval of the link's primary statistic lies over a stated floor and over every null; no if it
 lies under the floor or under a null, or if what it would be measured on is not there; not applicable if what the link
-starts from is not there; not asked in a hybrid that has no layer to ask it in. The random-init baseline is one draw, and one draw is not a control: its values stand beside
-the others and decide nothing. *Necessary or sufficient*: the interval of the share of the sink that the link's
-intervention removes (or makes) over a floor and over the largest of its controls. *Carries*: the same where what the
-link leads to is mean ablated. Without a sink the last two are not applicable, and what was measured is still there.
-Where no interventions were made, these two are not tested, and the verdict is *present, not tested* or *absent*: a link
-holds only where an intervention says so. ``DERIVED`` is the table from answers to a
-verdict; no link is failed because another one is absent.
+starts from is not there; not asked in a hybrid that has no layer to ask it in. The random-init baseline is one draw,
+and one draw is not a control: its values stand beside the others and decide nothing. *Necessary or sufficient*: the
+interval of the share of the sink that the link's intervention removes (or makes) over a floor and over the largest of
+its controls. *Carries*: the same where what the link leads to is mean ablated. Without a sink the last two are not
+applicable, and what was measured is still there. Where no interventions were made, these two are not tested, and the
+verdict is *present, not tested* or *absent*: a link holds only where an intervention says so. ``DERIVED`` is the table
+from answers to a verdict; no link is failed because another one is absent.
 """
 
 import math

@@ -289,7 +289,6 @@ def scout_and_measure(
     where the scout says. Where a ``position`` is given, it alone is studied, whether it has a sink or not. The first
     scout calls ``tell``.
     """
-
     attention = lens.attention_layers
 
     def measured(at: Location, label: str) -> Panel:

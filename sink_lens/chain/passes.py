@@ -44,6 +44,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
     facts = {"disk": f"about {size(patterns + 8 * tokens + 2_000_000)}"}
     if sizes.lens is not None:
         from ..activations.attention import choose_kernel
+
         facts["kernel"] = choose_kernel(sizes.lens.family, device=sizes.lens.device, asked=config.kernel)
     parts = [Pass(name="scout", tokens=scouted), Pass(name="measure", tokens=tokens, slowness=_STREAMED)]
     if header.has_tokenizer:

@@ -7,10 +7,10 @@ computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with 
 the direct path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink
 loses.
 
-- *Sources*: the embedding, the attention, a hybrid's mixers and the MLPs before the target, without the super neurons of each growth step,
-  which are a source of their own. Together they are everything that was written to the sink position, and
-  ``everything`` takes all of them at once. Shares need not sum to that: targets are not linear, and what two paths both
-  bring is lost with neither.
+- *Sources*: the embedding, the attention, a hybrid's mixers and the MLPs before the target, without the super neurons
+  of each growth step, which are a source of their own. Together they are everything that was written to the sink
+  position, and ``everything`` takes all of them at once. Shares need not sum to that: targets are not linear, and what
+  two paths both bring is lost with neither.
 - *Targets*: the super neurons of a growth step; and in the layers after a growth step and before the next, the keys
   that make the sink and the other MLPs. From super neurons to keys there is a second path, *through* the outlier
   dimensions of the stream alone. To ``everything`` after them, super neurons are themselves set to their mean.

@@ -104,6 +104,9 @@ def summary_table(
     slow = slow_growth(panel.norm_ratio().nanmean(1), factor=2 * config.growth_factor)
     if not location.steps and slow is not None:
         add("slow_growth", slow[2], "ratio", f"over layers {slow[0]} to {slow[1]}, no layer of which is a growth step")
+    if mixing := panel.layers("std:mixer_out"):
+        note = "what their state keeps of a token has no key, and no attention to it is measured"
+        add("mixer_layers", span(mixing), "layers", note)
     dimensions, brief = location.dimensions
     note = f"those of most layers first; {len(location.outliers)} layers have some"
     note += f"; in one layer only: {listed(brief)}" if brief else ""

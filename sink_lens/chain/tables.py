@@ -36,7 +36,8 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         columns |= {name: panel[name].nanmean(1) for name in of_head}
         columns["qk_alignment"] = _alignment(lens, panel.location)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
-        frame = frame.reset_index().query("layer in @attention").reset_index(drop=True)
+        frame = frame.reset_index()
+        frame = frame.loc[frame["layer"].isin(attention)].reset_index(drop=True)
         frame.insert(2, "sink_position", position)
         is_sink = frame["sink_score"] > threshold
         pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)

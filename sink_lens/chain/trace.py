@@ -33,6 +33,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
+from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, read_run
 from ..text import size
@@ -170,6 +171,7 @@ def trace(
     check_tokens(lens, batch)
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    site_of("neurons", family=lens.family)  # refused where there are none
     if lens.offloaded and config.random_init:
         raise InputError(
             f"{lens.name} does not fit into memory, and neither does its random-init baseline; trace without the "

@@ -75,6 +75,7 @@ def cancelled(high):
 CASES = {
     "no sink": ({}, True),
     "strongest": ({"summary": summary(strongest_position=7, strongest_rate=0.03)}, {}),
+    "state": ({"summary": summary(mixer_layers="0")}, {"summary": summary(loss=1)}),
     "sink logit": ({"maker_sets": sets(target="sink logit")}, {"maker_sets": sets()}),
     "sink": ({}, False),
     "others": ({"summary": summary(other_sink_positions="1", other_sink_rate=0.3)}, {"summary": summary(loss=1)}),
@@ -105,7 +106,7 @@ CASES = {
         intervened({"aggregation_variance": ("yes", "undecided", "no")}),
     ),
 }
-WITHOUT = ("no sink", "strongest", "sink logit")
+WITHOUT = ("no sink", "strongest", "state", "sink logit")
 
 
 def said(tables, *, is_sink):

@@ -129,7 +129,8 @@ def test_batches_change_nothing(size):
     tokens = tokens_with_bos(sequences=7)
     aim = scout(planted_lens(), tokens, config=CONFIG)
     whole, parts = (
-        measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=replace(CONFIG, batch_size=n)) for n in (7, size)
+        measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=replace(CONFIG, batch_size=n))
+        for n in (7, size)
     )
     assert whole.location.sink_positions == parts.location.sink_positions
     for name, by_layer in whole.streamed.values.items():

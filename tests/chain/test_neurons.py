@@ -124,7 +124,9 @@ def test_only_the_planted_neuron_is_super():
         dimension=truth.outlier_dimension,
     )
     aim = Location(sink_positions=(0,), sink_found=True, steps=(step,), outliers={})
-    panel = measure(lens, from_tensor(tokens), plan=aim.plan(range(5)), config=TraceConfig(model="planted"), forced=spans)
+    panel = measure(
+        lens, from_tensor(tokens), plan=aim.plan(range(5)), config=TraceConfig(model="planted"), forced=spans
+    )
     splits = split_layers(lens, panel, super_share=0.05)
     assert super_neurons(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
     assert splits[0].terms[:, truth.neuron].mean() / splits[0].change.mean() == pytest.approx(1.0, abs=0.05)

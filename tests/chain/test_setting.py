@@ -75,7 +75,9 @@ def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_laye
 
 def test_late_is_all_segments(planted_at):
     place = planted_at()
-    many = dataclasses.replace(place.setting, segments=segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5)))
+    many = dataclasses.replace(
+        place.setting, segments=segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5))
+    )
     assert many.late_layers == (1, 2, 4)
     assert place.setting.late_layers == tuple(range(place.truth.layer + 1, 5))
 

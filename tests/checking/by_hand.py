@@ -35,9 +35,12 @@ def blocks(model):
 def place(model, site, layer):
     """The module of a site, None where the family has none, and whether it is its input."""
     block, none = blocks(model)[layer], torch.nn.Identity()  # a mixer in its place
-    attention = next((getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name)), none)
+    attention = next(
+        (getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name)), none
+    )
     output = next(
-        (getattr(attention, name) for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)), None
+        (getattr(attention, name) for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)),
+        None,
     )
     # olmo2 and gemma norm what is written.
     post_norm = hasattr(block, "post_feedforward_layernorm")
@@ -219,7 +222,9 @@ def present(zoo, tokens):
         alike[:, :EARLIEST] = False
 
     def spread(site):
-        sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding] or [ran.sites["stream", 0][..., 0]]
+        sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding] or [
+            ran.sites["stream", 0][..., 0]
+        ]
         return float(torch.stack([one[alike].mean() / one[others].mean() for one in sizes]).mean())
 
     found = {"aggregation_variance": spread("z"), "variance_preserved": spread("attn_out")}

@@ -9,8 +9,6 @@ from sink_lens import patching
 from sink_lens.activations.attention import OBSERVED
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.activations.sink_mask import sink_mask, sink_scores
-from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze
@@ -133,11 +131,6 @@ def test_a_layer_without_attention_is_refused_by_name(family):
         found["z", 0]
 
 
-def _trace(lens, folder):
-    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=16, interventions=False, random_init=False)
-    trace(lens, config=config, out=folder / "run", progress=False, report=False)
-
-
 @pytest.mark.parametrize("family", HYBRID_FAMILIES)
 def test_sweeps_and_patches_go_over_the_layers_that_have_the_site(family, tmp_path):
     lens, clean = lens_of(family), tokens()
@@ -172,11 +165,10 @@ def test_a_direct_path_freezes_the_mixers_between(family):
 @pytest.mark.parametrize(
     "do",
     [
-        _trace,
         lambda lens, folder: card(lens, sequences=2, length=16, out=folder / "run", progress=False),
         lambda lens, folder: contraction(lens, sequences=50, length=16),
     ],
-    ids=["trace", "card", "contraction"],
+    ids=["card", "contraction"],
 )
 @pytest.mark.parametrize(
     ("family", "reason"),

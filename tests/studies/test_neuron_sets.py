@@ -137,7 +137,9 @@ def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(ti
     place = tiny_at(family)
     step = GrowthStep(first_layer=0, last_layer=0, ratio_before=1.0, ratio_after=2.0, dimension=7)
     location = dataclasses.replace(place.location, steps=(step,))
-    setting = dataclasses.replace(place.setting, location=location, segments=segments(location, n_layers=2, attention=range(2)))
+    setting = dataclasses.replace(
+        place.setting, location=location, segments=segments(location, n_layers=2, attention=range(2))
+    )
     (found,), table = find_sets(setting, most=2)
     assert 1 <= len(found.neurons) <= 2
     assert table[["mass", "removed_share"]].notna().all(axis=None)

@@ -170,6 +170,17 @@ def _of_the_span(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _of_mixers(tables: Tables, _: Mapping[str, Any]) -> list[str]:
+    """Say what isolation leaves in a hybrid."""
+    table = tables.get("summary")
+    layers = [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
+    if not layers:
+        return []
+    return [
+        f"isolation takes earlier tokens from the attention alone: the mixers of layers {layers[0]} bring them still"
+    ]
+
+
 BOTH = ("necessary_or_sufficient", "carries")
 WORDS: Mapping[str, LinkWords] = {
     "aggregation_variance": LinkWords(
@@ -184,6 +195,7 @@ WORDS: Mapping[str, LinkWords] = {
         does="make",
         does_not="it makes no sink",
         broken="isolating another position makes {} of one",
+        remarks=_of_mixers,
     ),
     "variance_preserved": LinkWords(
         carries_as=lambda _: "what attention writes", asks={"variance_preserved": ("present", *BOTH)}

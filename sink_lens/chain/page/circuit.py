@@ -436,7 +436,7 @@ def _with_paths(
         return nodes, []
     early = _layers(0, max(0, lanes[0].layers[1]))
     known["mlps"] = _node("early", label="other MLPs", layers=early) | {"id": "mlps"}
-    if table["source"].eq("mixers").any():
+    if "mixers" in set(table["source"]):
         known["mixers"] = _node("early", label="mixers") | {"id": "mixers"}
     for lane in lanes:
         known[f"mlps:{lane.step}"] = _node("mlps", step=lane.step, label="other MLPs", layers=_layers(*lane.reads))

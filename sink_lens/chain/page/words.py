@@ -82,6 +82,9 @@ def _without_sink(tables: Tables) -> list[Phrase]:
         share = percent(float(values["strongest_rate"]))
         text = f"Position {_whole(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
+    if "mixer_layers" in values:
+        text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
+        found.append(Phrase(key="state", text=text, rows=("summary: mixer_layers",)))
     sets = tables.get("maker_sets")
     if sets is not None and "sink logit" in sets["target"].tolist():
         text = "Learned sink logits take the attention"
@@ -191,6 +194,8 @@ def _no_part(tables: Tables) -> list[Phrase]:
 def remarks(tables: Tables, link: str) -> list[str]:
     """Sentences on what keeps a link undecided, where statistic and intervention disagree, and on its controls."""
     answers, effects = answers_of(tables).get(link), tables.get("effects")
+    if answers and answers["present"] == "not asked":
+        return ["the token grows before any layer with attention, so there is nothing to ask"]
     if not answers or effects is None or not len(effects):
         return []
     why = why_undecided(tables, link)
