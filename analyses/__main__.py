@@ -57,14 +57,17 @@ Each table shows its claims' first numbers; the others are in `claim.md`. This f
 """
 
 
-COVERAGE = """# What of the papers is here
+COVERAGE = """# The papers, figure by figure
 
-Each figure and table of the four papers, where it is answered, at which scale, with which result. A: arXiv 2605.06611,
-B: 2602.05927, C: 2509.26404, D: 2506.13674. Numbers that the paper gives count as *theirs*: reproduced, not shown (the
-interval lies in the range in part), not reproduced, contradicted, or not comparable. What the paper shows without a
-number, and questions of our own, count as *ours*: as predicted, not as predicted, not shown, or opposite to what
-was written down before the run. The numbers with their intervals are in each folder's `claim.md`; `make analyses` runs
-all of them, and `python -m analyses --list` writes this page from `analyses/coverage.toml` and the committed results.
+Each figure and table of the four papers: where it is answered here, at which scale, with which result. Papers: A is
+arXiv 2605.06611, B 2602.05927, C 2509.26404, D 2506.13674.
+
+- *theirs*: numbers that the paper gives are reproduced, not reproduced, contradicted, not comparable, or not shown (the
+  interval lies partly in the range);
+- *ours*: what has no number in the paper is as predicted before the run, not as predicted, the opposite, or not shown.
+
+The `claim.md` beside each linked table has the question, the numbers and their intervals. `python -m analyses NAME`
+runs one; `python -m analyses --list` writes this page from `analyses/coverage.toml` and the committed results.
 
 """
 

@@ -249,7 +249,7 @@ def read_coverage(path: Path, *, claims: Sequence[Claim]) -> list[Covered]:
 
 
 def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
-    """The table of what of the papers is here: folder and command, both scales, and what came, or why nothing was."""
+    """The table of what of the papers is here: folder, both scales, and what came, or why nothing was."""
     known = {claim.name: claim for claim in claims}
     lines = [
         "| figure or table | what it shows | here | our scale | theirs | what came |",
@@ -262,7 +262,7 @@ def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
         result = read_result(known[row.folder])
         names = result["number"].str.partition(_AT)[0]
         found = result[names.isin(row.numbers)] if row.numbers else result
-        link = f"`analyses/{known[row.folder].place}/`: `python -m analyses {row.folder}`"
+        link = f"[{row.folder}](../analyses/{known[row.folder].place}/result.csv)"
         lines.append(line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
     return "\n".join(lines)
 
