@@ -14,7 +14,8 @@ from tiers import first
 from analyses.__main__ import claims, coverage_page, list_page
 from analyses.claims import run_claim
 from analyses.verdicts import Covered, coverage, read_claim, read_coverage, read_result, with_table
-from sink_lens.circuits.config import METHODS, CircuitConfig
+from sink_lens.circuits.config import CircuitConfig
+from sink_lens.circuits.methods import METHODS
 from sink_lens.configuration import field_docs
 from sink_lens.errors import InputError
 from sink_lens.schema import ERROR_RATES

@@ -2,18 +2,15 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ..configuration import check_least, check_most, check_types, check_unread
 from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 from ..text import ranges
+from .methods import METHODS, Method, check_method
 
-Method = Literal[
-    "eap-ig", "eap", "gim", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"
-]
-METHODS: tuple[Method, ...] = get_args(Method)
 Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
 Choice = Literal["top", "greedy", "threshold"]
 ReadyTask = Literal["ioi", "greater-than", "agreement", "capitals", "induction"]
@@ -57,6 +54,7 @@ class FindConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "steps", "most_steps", "edges")
+        check_method(self.method, self.ablation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,8 @@ class CircuitConfig:
             check_unread(self, "length", reader="task text")
         if self.reads != "sink_mass":
             check_unread(self, "sink_position", "metric_layers", reader="metric sink_mass")
-        if not self.method.startswith("eap-ig"):
+        check_method(self.method, self.replaced_by)
+        if not METHODS[self.method].integrates:
             check_unread(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
         for path in self.save:
             check_ending(path)

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.circuits.config import MOST_DRAWN
+from sink_lens.circuits.methods import METHODS
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
@@ -365,7 +366,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
-    if row["method"] in ("eap-ig", "eap-ig-left"):
+    if row["method"] in METHODS and METHODS[row["method"]].integrates and METHODS[row["method"]].along == "inputs":
         sentences.append(
             f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
@@ -379,10 +380,10 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
     if row.get("outside_sampled", -1) > 0:
         outside = row["all_edges"] - row["edges"]
         sentences.append(
-            f"{row['outside_over']} of {plural(row['outside_sampled'], 'edge')} sampled outside the circuit "
-            f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge "
-            f"({number(row['weakest'])}); at 95% confidence, at most {row['outside_at_most']:,} of all {outside:,} "
-            "edges outside do."
+            f"Of {plural(row['outside_sampled'], 'edge')} sampled outside the circuit {row['outside_over']} "
+            f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): "
+            f"this sample of {row['outside_sampled']} bounds them, at 95% confidence, at "
+            f"{row['outside_at_most']:,} of all {outside:,} edges outside."
         )
     return tuple(sentences)
 

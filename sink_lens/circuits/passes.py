@@ -10,6 +10,7 @@ from ..models.header import Header
 from ..text import size
 from .config import REST, CircuitConfig
 from .graph import Graph
+from .methods import METHODS
 from .pairs import pairs_that_fit
 
 _PASSES_A_POINT, _PASSES_A_CIRCUIT, _PASSES_A_PAIR = 2.5, 1.25, 3
@@ -35,9 +36,9 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     if graph is None or n_positions is None:
         return None
     points, circuits = _points(config, graph), len(config.sizes) * (1 + config.nodes)
-    circuits += config.random * sum(share < 1 for share in config.sizes)
+    circuits += config.random * sum(share < 1 for share in config.sizes) + 2  # the run's circuit, and its picture
     patches = config.check_pairs * config.check
-    if config.check and config.method != "exact":
+    if config.check and METHODS[config.method].along != "patches":
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
     rows = min(config.pairs, graph.pairs_a_pass(n_positions=n_positions, copies=3)) * n_positions
     of_pairs = 4 * config.pairs * graph.n_edges
@@ -64,16 +65,11 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
 
 def _points(config: CircuitConfig, graph: Graph) -> int:
     """Count the points that the scores of a pair take."""
-    match config.method:
-        case "eap" | "gim" | "eap-corrupted":
-            return 1
-        case "clean-corrupted":
-            return 2
-        case "eap-ig-activations":
-            return config.steps * (2 * graph.n_layers + 1)
-        case "exact":
-            return graph.n_edges // 3
-    return 2 * config.steps
+    how = METHODS[config.method]
+    if how.along == "patches":
+        return graph.n_edges // 3
+    points = len(how.points(config.steps)) * (1 + how.doubles)
+    return points * (2 * graph.n_layers + 1) if how.along == "activations" else points
 
 
 def _graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:

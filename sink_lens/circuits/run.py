@@ -33,6 +33,7 @@ from .circuit import Circuit, chosen_by, with_spans
 from .config import Ablation, CircuitConfig, without_files
 from .curve import Judge, described, steady
 from .graph import Graph
+from .methods import METHODS
 from .pairs import read_pairs
 from .runs import Runs
 from .scores import score
@@ -315,7 +316,7 @@ def _written(
         pairs = config.check_pairs
         check = writer.once("check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame)
         few = min(pairs, _NODE_PAIRS)
-        if config.method != "exact":
+        if METHODS[config.method].along != "patches":
             nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
     core, alone = None, None
     if config.core:
@@ -339,9 +340,9 @@ def _written(
 def left_sum(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
     """Completeness of EAP-IG's left sum with as many points as the midpoints began with, and on how many pairs.
 
-    A few pairs show how far it is off; nan where the run takes no midpoints.
+    A few pairs show how far it is off; nan where the run takes no midpoints, or a zero stream.
     """
-    if config.method != "eap-ig":
+    if not METHODS[config.method].doubles or runs.ablation == "zero":
         return float("nan"), 0
     few = runs.some(range(min(_LEFT_PAIRS, runs.n_pairs)))
     return score(few, method="eap-ig-left", steps=config.steps).complete, few.n_pairs

@@ -40,8 +40,9 @@ from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
 from ..models.evaluating import frozen
 from ..models.running import turn
-from .config import METHODS, TOLERANCE, Method
+from .config import TOLERANCE
 from .graph import Graph
+from .methods import METHODS, Method, check_method
 from .rules import rule_hooks
 from .runs import Runs, keep_late
 from .stream import hook_of, reader_gradients, sites_of
@@ -123,15 +124,14 @@ def score(
         advance: called with the number of pairs that were finished.
 
     Raises:
-        InputError: a method that is unknown, or that needs a corrupted prompt.
+        InputError: a method that is unknown, or that takes a gradient where the stream is zero.
         ModelError: the readers do not account for the gradient, so that the graph is not the model's.
     """
-    if method not in METHODS or method == "exact":
-        raise InputError(f"method is {method!r}; need one of {', '.join(one for one in METHODS if one != 'exact')}")
+    check_method(method, runs.ablation)
     found = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
     used = np.zeros(runs.n_pairs)
     scale = abs(float(runs.gap.double().mean())) if scale is None else scale
-    of_batch = _activations if method == "eap-ig-activations" else _inputs
+    of_batch = {"inputs": _inputs, "activations": _activations}[METHODS[method].along]
     for rows in runs.batches(copies=3):
         values, points = of_batch(
             runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
@@ -148,23 +148,9 @@ def score(
     )
 
 
-def points_of(method: Method, steps: int) -> list[float]:
-    """Shares of the way from the replacement to the clean value at which the gradient is taken."""
-    match method:
-        case "eap" | "gim":
-            return [1.0]
-        case "eap-corrupted":
-            return [0.0]
-        case "clean-corrupted":
-            return [0.0, 1.0]
-        case "eap-ig-left":
-            return [step / steps for step in range(steps)]
-    return [(step + 0.5) / steps for step in range(steps)]
-
-
 def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float) -> tuple[Tensor, Tensor]:
     """Scores of some pairs, with gradients between the two embeddings; and the points of each pair."""
-    begin = runs.begin(rows)
+    begin, how = runs.begin(rows), METHODS[method]
     difference, _ = runs.writings(rows, begin=begin)
     difference -= runs.replacements(rows, begin=begin)
     start, end = runs.inputs(rows)
@@ -176,9 +162,9 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
     from_input = torch.from_numpy(runs.graph.ends[1] == 0)
     while len(left):
         own, at = runs.some(left.tolist()), left - rows.start
-        points = points_of(method, steps)
+        points = how.points(steps)
         some = difference if len(at) == len(difference) else difference[at]
-        gradients = Gradients(own, some, begin=begin, rules=method == "gim", keep=len(points) > 1)
+        gradients = Gradients(own, some, begin=begin, rules=how.rules, keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
             hook = (hook_of(own.lens, "resid_pre", 0), lambda x, hook, new=embedding: new.to(x.device))
@@ -186,7 +172,7 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
         found[at] = gradients.contracted()
         used[at] = len(points)
         steps *= 2
-        if method != "eap-ig" or steps > most:
+        if not how.doubles or steps > most:
             break
         gap = runs.gap[left].double()
         off = (found[at][:, from_input].double().sum(1) - gap).abs() > allowed
@@ -217,7 +203,7 @@ def _activations(
             late = x[:, begin:] - (1 - point) * change.to(x.dtype)
             return torch.cat([x[:, :begin], late], dim=1)
 
-        for point in points_of("eap-ig", steps):
+        for point in METHODS[method].points(steps):
             hook = (hook_of(runs.lens, site, layer), partial(moved, point=point))
             gradients.add([hook], weight=1 / steps)
         chosen = torch.from_numpy(np.isin(writer_of_edge, writers))

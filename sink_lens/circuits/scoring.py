@@ -8,8 +8,9 @@ from safetensors.numpy import load_file
 from tqdm.auto import tqdm
 
 from ..records import RunWriter
-from .config import CircuitConfig, FindConfig, Method
+from .config import CircuitConfig, FindConfig
 from .exact import exact_scores
+from .methods import METHODS, Method
 from .runs import Runs
 from .scores import Scores, score
 
@@ -61,7 +62,7 @@ def scored(
                 bar.update(len(rows))
                 continue
             some = runs if writer is None else runs.some(rows)
-            if method == "exact":
+            if METHODS[method].along == "patches":
                 one = exact_circuit_scores(some, advance=bar.update)
             else:
                 one = score(some, method=method, **limits, scale=scale, advance=bar.update)

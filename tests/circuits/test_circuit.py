@@ -103,8 +103,9 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert whole.tables["summary"]["completeness"].item() == pytest.approx(1, abs=0.5)
     assert any("bootstraps" in one for one in whole.sentences)
     summary = whole.tables["summary"].iloc[0]
+    outside = summary["all_edges"] - summary["edges"]
     bound = (
-        f"at most {summary['outside_at_most']:,} of all {summary['all_edges'] - summary['edges']:,} edges outside do"
+        f"this sample of 2 bounds them, at 95% confidence, at {summary['outside_at_most']:,} of all {outside:,} edges"
     )
     assert any(bound in one for one in whole.sentences)
     page = (tmp_path / "one" / "report.html").read_text()

@@ -1,11 +1,17 @@
 """The configuration of a circuit."""
 
 import re
+from typing import get_args
 
 import pytest
+from lenses import lens_of
 
-from sink_lens.circuits.config import CircuitConfig
+from sink_lens.circuits.config import CircuitConfig, FindConfig
+from sink_lens.circuits.methods import METHODS, Method, check_method
+from sink_lens.circuits.scores import score
 from sink_lens.errors import InputError
+
+from .tiny_runs import runs_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,25 @@ from sink_lens.errors import InputError
 def test_a_field_that_nothing_reads_is_refused(fields, text):
     with pytest.raises(InputError, match=re.escape(text)):
         CircuitConfig(**fields).check_together()
+
+
+@pytest.mark.parametrize("method", ["eap-corrupted", "clean-corrupted", "eap-ig-left"])
+def test_a_gradient_at_a_zero_stream_is_refused(method):
+    """Its norms divide by next to nothing: scores of 1e10 to 4e20."""
+    text = f"{method} takes a gradient where everything is replaced"
+    with pytest.raises(InputError, match=text):
+        CircuitConfig(method=method, ablation="zero").check_together()
+    with pytest.raises(InputError, match=text):
+        FindConfig(method=method, ablation="zero")
+    with pytest.raises(InputError, match=text):
+        score(runs_of(lens_of("llama"), ablation="zero"), method=method)
+    CircuitConfig(method=method).check_together()
+
+
+def test_every_method_has_a_row():
+    assert tuple(METHODS) == get_args(Method)
+    with pytest.raises(InputError, match="method is 'luck'; need one of eap-ig, eap, "):
+        check_method("luck", "resample")
 
 
 def test_spans_and_neurons_are_what_was_given():

@@ -1,0 +1,64 @@
+"""The methods that score edges: a row each. torch is not imported.
+
+A row says where gradients are taken, as shares of the way from what replaces a node to its clean value, and along what:
+the embedding (``inputs``), the output of one sublayer at a time (``activations``), or none, since every edge is really
+patched (``patches``). A method of another kind is one more word there, and its function in ``scoring``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import InputError
+
+Method = Literal[
+    "eap-ig", "eap", "gim", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How a method scores edges."""
+
+    along: Literal["inputs", "activations", "patches"] = "inputs"
+    points: Callable[[int], list[float]] = lambda steps: []
+    """Number of steps -> shares of the way at which the gradient is taken."""
+    integrates: bool = False
+    """The points are those of an integral: their number is asked for."""
+    doubles: bool = False
+    """The points of a pair are doubled until its sum is complete."""
+    rules: bool = False
+    """The backward pass has rules (``rules``)."""
+
+
+def _middles(steps: int) -> list[float]:
+    """The middles of equal steps."""
+    return [(step + 0.5) / steps for step in range(steps)]
+
+
+METHODS: Mapping[str, Scoring] = {
+    "eap-ig": Scoring(points=_middles, integrates=True, doubles=True),
+    "eap": Scoring(points=lambda steps: [1.0]),
+    "gim": Scoring(points=lambda steps: [1.0], rules=True),
+    "eap-corrupted": Scoring(points=lambda steps: [0.0]),
+    "clean-corrupted": Scoring(points=lambda steps: [0.0, 1.0]),
+    "eap-ig-left": Scoring(points=lambda steps: [step / steps for step in range(steps)], integrates=True),
+    "eap-ig-activations": Scoring(along="activations", points=_middles, integrates=True),
+    "exact": Scoring(along="patches"),
+}
+
+
+def check_method(method: str, ablation: str) -> None:
+    """Refuse a method that is unknown, or that takes a gradient where the stream is zero.
+
+    Raises:
+        InputError: which, and what to take instead.
+    """
+    if method not in METHODS:
+        raise InputError(f"method is {method!r}; need one of {', '.join(METHODS)}")
+    if ablation == "zero" and 0.0 in METHODS[method].points(1):
+        raise InputError(
+            f"{method} takes a gradient where everything is replaced, and with ablation zero the stream is zero there: "
+            "a norm then divides by next to nothing, and scores have 1e10 and more. Need the method gim, eap-ig, eap "
+            "or exact, or another ablation"
+        )
