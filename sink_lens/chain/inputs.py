@@ -18,6 +18,8 @@ from .config import TraceConfig
 log = logging.getLogger(__name__)
 _BEFORE, _AFTER, _FEWEST = 8, 16, 4
 """Tokens that are left before an aligned sink, tokens that must follow it, and the fewest sequences."""
+_FEWEST_HEADS = 3
+"""Heads that have the sink, below which a sequence without it may be one by chance."""
 
 
 def other_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
@@ -78,14 +80,15 @@ def elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[
     return found if len(found) < len(of_sequence) / 2 else {}
 
 
-def has_sink(rates: Float[Tensor, " batch"], *, min_sink_rate: float) -> Bool[Tensor, " batch"]:
+def has_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float) -> Bool[Tensor, " batch"]:
     """Check which sequences have the sink: at least a quarter of the sink rate of those that pass the minimum.
 
-    Sequences that are too short to tell count as having it; all do where none passes.
+    Sequences that are too short to tell count as having it. All do if those that pass have it in fewer than three of
+    the ``n_heads`` heads of all layers: none or one of them is chance then.
     """
     passes = rates >= min_sink_rate
     typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
-    return (rates >= typical / 4) | rates.isnan()
+    return (rates >= typical / 4) | rates.isnan() | (typical * n_heads < _FEWEST_HEADS)
 
 
 def without(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:

@@ -158,10 +158,10 @@ def same_tables(a, b):
 # --- every family
 
 
-def sequences_elsewhere(found):
-    """Sequences that the trace left out since their sink is at another position, which its summary counts."""
+def sequences_studied(found):
+    """Sequences that the trace did not leave out since their sink is at another position or nowhere."""
     summary = found.tables["summary"].set_index("quantity")["value"]
-    return int(summary.get("sequences_elsewhere", 0))
+    return int(summary.get("sequences_with_sink", 5 - int(summary.get("sequences_elsewhere", 0))))
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -171,7 +171,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     found = check_folder(tmp_path / "run")
     assert not result.report_path.exists()
     assert len(found.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
-    assert len(found.tables["tokens"]) == 20 * (5 - sequences_elsewhere(found))
+    assert len(found.tables["tokens"]) == 20 * sequences_studied(found)
     assert found.tables["conditions"]["condition"].tolist() == ["without", "with"]
     assert (found.tables["links"]["null_name"] == "random_init").any()
     pattern = found.tensors("patterns")["pattern"]
@@ -340,7 +340,7 @@ def test_a_given_batch_with_padding_is_traced(family, tmp_path):
     assert found.provenance["token_source"] == "tensor"
     assert found.tables["conditions"]["condition"].tolist() == ["without"]
     kept = found.tables["tokens"].groupby("sequence").size().tolist()
-    assert len(kept) == 5 - sequences_elsewhere(found)
+    assert len(kept) == sequences_studied(found)
     assert not Counter(kept) - Counter([20, 20, 13, 5, 2])
 
 
