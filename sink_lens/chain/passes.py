@@ -7,8 +7,9 @@ from ..models.memory import LOSS_CHUNK, free_bytes
 from ..text import size
 from .config import PATH_CONTROLS, PATH_LENGTH, TraceConfig
 
-_PASSES_OF_LINKS, _PASSES_A_STEP = 30, 4
-"""Whole passes over the interventions' sequences: for links, curve and placement, and for a step's mediation."""
+_PASSES_OF_LINKS, _PASSES_A_STEP = 32, 4
+"""Whole passes over the interventions' sequences: for links, curve and placement (two more if the sink is not at
+position 0), and for a step's mediation."""
 _PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
 """The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
 _PASSES_OF_MAKERS = 45
@@ -24,8 +25,8 @@ _POINTS, _PATTERNS = 11, 6
 _SITES_BY_POSITION = 4
 """Sites of which sums by position are kept in double precision while a pass measures."""
 _NOT_INCLUDED = (
-    "loading, a second measuring pass if the first looked at the wrong position, the bootstrap, the tables and the "
-    "report (seconds)"
+    "loading, a second measuring pass if the first looked at the wrong position or some sequences lack the sink, the "
+    "bootstrap, the tables and the report (seconds)"
 )
 _LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
 

@@ -61,8 +61,8 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
     of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
     times the ordinary one, and where it has at least a quarter of what the sink has over uniform attention: what is
     left of a sink of BOS where another token comes first is not that sink. The token ``bos`` is left out where the
-    tokenizer has none. Cost: three passes at
-    most, and two from the isolated position on.
+    tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0, and two from the
+    isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
     for case in _cases(setting):

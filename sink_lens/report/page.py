@@ -272,6 +272,8 @@ class FirstScreen:
     of: tuple[str, str]
     """What is judged, one and many: link, links of the chain."""
     notes: tuple[str, ...]
+    meanings: tuple[tuple[str, str], ...] = ()
+    """Words of the page's first sentences, each with its meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

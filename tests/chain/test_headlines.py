@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sink_lens.chain.links.words import WORDS
+from sink_lens.chain.links.words import MEANINGS, WORDS
+from sink_lens.chain.page.first_screen import meanings
 from sink_lens.chain.page.words import BOUND, headline, sentence
 from sink_lens.chain.summary import causal_rows
 from sink_lens.schema import RESCALED, SPAN
@@ -141,6 +142,16 @@ def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_fir
     tables |= {name: pd.DataFrame(columns=["centre"]) for name in ("amplification", "mediation")}
     for some, kind in ((False, "positional"), (True, "some tokens")):
         assert causal_rows(tables, some=some)[0]["value"] == kind
+
+
+def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
+    glossary = "\n".join(re.findall(r"^\| (.+?) \|", (DOCS / "glossary.md").read_text("utf-8"), flags=re.M))
+    for word in ("averaging", "direction", "dimension", "part", "switching off", "carry", "super neuron"):
+        assert re.search(rf"\b{word}\b", glossary), word
+    said = "Super neurons and dimension 7 carry it. Switching off 2 parts removes 59% of it"
+    assert [word for word, _ in meanings(said)] == ["super neurons", "dimension", "carry", "parts", "switching off"]
+    every = [word for word, _ in meanings(". ".join(LISTED.values()))]
+    assert len(every) == len(MEANINGS)  # none that no headline has
 
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():

@@ -18,6 +18,23 @@ share of other keys."""
 
 Tables = Mapping[str, pd.DataFrame]
 
+MEANINGS = {
+    "attention sink": "a position to which many heads pay much of their attention, whatever the text says",
+    "heads": "all attention heads of all layers",
+    "BOS": "the token that a tokenizer puts before a text",
+    "averaging": "attention averages the values of the tokens that a token sees; the first token sees only itself, so "
+    "its average varies most",
+    "super neurons": "neurons that make at least 5% of their layer's change of the outlier dimension at the sink token",
+    "dimensions?": "an entry of the residual stream; here one that is far larger at the sink token than at others",
+    "direction": "a combination of many dimensions, none of which has to be large",
+    "key": "what a query is compared with; every head makes one of each token",
+    "sink logits": "learned scores, one a head, that take attention and belong to no token",
+    "carry|carries": "without it, at the sink token alone, most of the sink is gone",
+    "parts?": "a neuron, a head, an embedding or a bias of the keys",
+    "switching off": "setting to its mean over ordinary tokens, at the sink token (a bias of the keys: to 0)",
+}
+"""Word of a headline, as a pattern -> its meaning, which a page shows below the headline."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phrase:

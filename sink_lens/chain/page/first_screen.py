@@ -1,9 +1,11 @@
 """The first screen of a trace: its few numbers, the figures that lead, and the verdict on every link of the chain."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens.chain.page.story import LinkRow, chain, chain_steps, first_numbers, link_rows, traced
+from sink_lens.chain.links.words import MEANINGS
+from sink_lens.chain.page.story import LinkRow, chain, chain_steps, first_numbers, link_rows, title, traced
 from sink_lens.records import Run
 from sink_lens.report.explorer import templates
 from sink_lens.report.page import FirstScreen, Judged, attempt
@@ -25,7 +27,14 @@ def first_screen(run: Run) -> FirstScreen:
         judged=_verdicts(run, links),
         of=("link", "links of the chain"),
         notes=_notes(run),
+        meanings=meanings(attempt(run, lambda: title(run))[0] or ""),
     )
+
+
+def meanings(text: str) -> tuple[tuple[str, str], ...]:
+    """The words of a headline that have a meaning of their own, each with it."""
+    found = [(re.search(rf"\b(?:{word})\b", text, flags=re.I), said) for word, said in MEANINGS.items()]
+    return tuple((match[0].lower() if match[0] != "BOS" else "BOS", said) for match, said in found if match is not None)
 
 
 def _body(run: Run, links: Sequence[LinkRow]) -> str:
