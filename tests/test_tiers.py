@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import tiers
 
-from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
+from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 
 
 class Item(SimpleNamespace):
@@ -27,7 +27,7 @@ def left(*items):
 
 
 def test_a_representative_is_a_family_of_tiny_models():
-    assert tiers.REPRESENTATIVES.keys() <= {*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES}
+    assert tiers.REPRESENTATIVES.keys() <= {*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES}
 
 
 def test_a_family_that_is_no_representative_is_left():

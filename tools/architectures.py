@@ -33,7 +33,9 @@ def state_of(name: str) -> str:
     if name in NO_TEXT_DECODER:
         return NO_TEXT_DECODER[name]
     if name in FAMILIES:
-        return "hybrid: no chain" if FAMILIES[name].mixer is not None else "full"
+        row = FAMILIES[name]
+        without_neurons = row.experts is row.down is None
+        return "hybrid: no chain" if row.mixer is not None else "no neurons: no chain" if without_neurons else "full"
     if name in LEFT_OUT:
         return f"refused: {LEFT_OUT[name]}"
     try:

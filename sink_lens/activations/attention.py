@@ -112,7 +112,7 @@ def _observed_attention(
     module: nn.Module,
     query: Float[Tensor, "batch head query d_head"],
     key: Float[Tensor, "batch kv_head key d_head"],
-    value: Float[Tensor, "batch kv_head key d_head"],
+    value: Float[Tensor, "batch kv_head key d_value"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -121,7 +121,7 @@ def _observed_attention(
     weighting: Literal["softmax", "sigmoid"] = "softmax",
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
-) -> tuple[Float[Tensor, "batch query head d_head"], None]:
+) -> tuple[Float[Tensor, "batch query head d_value"], None]:
     """Attention in place of transformers' own, which hands on what is watched."""
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observed() only"
@@ -136,7 +136,7 @@ def _observed_attention(
     if weighting == "sigmoid":
         (output, total), lse = _by_rows(score, value, sigmoid=True), None
     elif watch.kernel == "fused":
-        _check_fused(query.device.type, query.dtype, query.shape[-1])
+        _check_fused(query.device.type, query.dtype, max(query.shape[-1], value.shape[-1]))
         output, lse = _fused_attention(query, key, value, mask=mask, scale=scale)
     else:
         output, lse = _by_rows(score, value)
@@ -264,15 +264,18 @@ def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
     """Attention output and log-sum-exp from the fused kernel of the device."""
-    groups = query.shape[1] // key.shape[1]
+    groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
+    widest = max(query.shape[-1], d_value)
+    if query.shape[-1] != d_value:  # latent attention: the kernels take one width, and zeros change no product
+        query, key, value = (nn.functional.pad(one, (0, widest - one.shape[-1])) for one in (query, key, value))
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if query.device.type == "cpu":
         output, lse = fused_on_cpu(query, key, value, mask=mask, scale=scale)
-        return output, lse
+        return output[..., :d_value], lse
     bias = None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
     output, lse, *_ = fused_on_gpu(query, key, value, bias=bias, causal=mask is None, scale=scale)
-    return output, lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
+    return output[..., :d_value], lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
 
 
 def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:

@@ -8,7 +8,7 @@ model that can only be measured has no bridge: module hooks read its plain modul
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
 from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
 from ..models.foreign import kernel_of
-from ..models.interfaced import attention_as
+from ..models.interfaced import attention_as, seen_inside
 from ..models.lens import LensModel
 from ..models.running import check_unchanged, running
 from ..models.sites import SITES, bridge_hook, read_site
@@ -101,7 +101,7 @@ def forward(
         if plain or lens.why_measured_only is not None:
             model, layers = lens.plain, lens.layers
             for layer, name in at_sites:
-                stack.callback(_listen(lens, layer, name, part=part, put=put).remove)
+                stack.enter_context(_listening(lens, layer, name, part=part, put=put))
         else:
             _check_no_hook(lens)
             model, layers = stack.enter_context(delegated(lens, layers=range(last + 1))), lens.bridge.blocks
@@ -148,28 +148,39 @@ def _check_no_hook(lens: LensModel) -> None:
                 )
 
 
-def _listen(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Any:
+@contextlib.contextmanager
+def _listening(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
+    """Within the block, a site of the plain model is read where its module has it."""
     site, family = SITES[name], lens.row(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)
-    sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
 
     def take(tensor: Tensor) -> None:
         """Hand on the part of the tensor that the site names."""
-        put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
+        put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **lens.head_sizes))
 
-    if address.side == "output":
-
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            take(output[0] if isinstance(output, tuple) else output)
-
-        return module.register_forward_hook(after)
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        """Take a module's output."""
+        take(output[0] if isinstance(output, tuple) else output)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         take(args[0] if args else kwargs["hidden_states"])
 
-    return module.register_forward_pre_hook(before, with_kwargs=True)
+    def inside(which: str, tensor: Tensor) -> Tensor:
+        """Take what a module gives to its attention function."""
+        if which == address.part:
+            put(layer, name, tensor.transpose(1, 2))
+        return tensor
+
+    with contextlib.ExitStack() as stack:
+        if address.side == "inside":
+            stack.enter_context(seen_inside(module, inside))
+        elif address.side == "output":
+            stack.callback(module.register_forward_hook(after).remove)
+        else:
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        yield
 
 
 def _keep(tensor: Tensor, hook: object, *, place: tuple[int, str], put: Put) -> None:

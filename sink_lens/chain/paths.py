@@ -38,7 +38,7 @@ from ..circuits.stream import factor_behind, normed
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
-from ..models.weights import attention_weights, mlp_weights, norm_weights
+from ..models.weights import keys_of, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH
 from ..text import span
 from .config import PATH_CONTROLS, PATH_LENGTH
@@ -189,10 +189,9 @@ class Writings:
             dimensions = list(path.through.get(layer, ()))
             kept[:, dimensions] = change[:, dimensions]
             change = kept
-        weights = attention_weights(lens, layer=layer)
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
-        key = weights.keys(normed(x, norm).to(weights.w_k.dtype)) + weights.b_k
+        key = keys_of(lens, normed(x, norm), layer=layer, position=position)
         yield freeze("k", {layer: key[:, None]}, positions=[position], label=_label(path))
 
     def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:

@@ -47,11 +47,14 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
 
 
 def _alignment(lens: LensModel, location: Location) -> Tensor:
-    """QK alignment of each head with the studied token's strongest outlier dimension there; nan where it has none."""
+    """QK alignment of each head with the studied token's strongest outlier dimension there; nan where it has none.
+
+    nan in latent attention too, where the size of a key's parts against each other differs from token to token.
+    """
     rows = []
     for layer in range(lens.n_layers):
         entering = location.entering(layer)
-        if not entering or layer not in lens.attention_layers:
+        if not entering or layer not in lens.attention_layers or lens.family.kv_latent is not None:
             rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
         weights = attention_weights(lens, layer=layer)

@@ -96,6 +96,12 @@ class Graph:
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
         check_every_layer(lens)
+        if lens.family.kv_latent is not None:
+            raise ModelError(
+                f"{lens.name} makes its queries, keys and values from latents that are normed once more (latent "
+                "attention), so that what a head reads is no sum of what was written; need another model. sink-lens "
+                "patch works on this one"
+            )
         if lens.family.experts is not None:
             raise ModelError(
                 f"{lens.name} is a mixture of experts: which experts run changes with the input, so that what an MLP "

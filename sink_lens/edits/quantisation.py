@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..errors import InputError, SiteError
+from ..models.families import FROM_LATENT
 from ..models.lens import LensModel
 from ..models.packed import check_stored
 from ..models.sites import SITES
@@ -209,6 +210,8 @@ def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
     family = lens.family
     named = {
         "attn_in": (family.attention, (family.q, family.k, family.v, family.head_gate)),
+        "q_latent": (family.attention, (family.q_latent and FROM_LATENT["q_latent"],)),
+        "kv_latent": (family.attention, (family.kv_latent and FROM_LATENT["kv_latent"],)),
         "z": (family.attention, (family.o,)),
         "mlp_in": (family.mlp, (family.gate, family.up)),
         "neurons": (family.mlp, (family.down,)),
@@ -228,9 +231,10 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
         InputError: there is no such format, or the model's experts have no linear layers of their own.
     """
     chosen = format_of(form)
-    if lens.family.experts is not None:
+    if lens.family.experts is not None or lens.family.down is None:
         raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
-    paths = [path for site in ("attn_in", "z", "mlp_in", "neurons") for path in linear_paths(lens, site)]
+    read = ("attn_in", "q_latent", "kv_latent", "z", "mlp_in", "neurons")
+    paths = [path for site in read for path in linear_paths(lens, site)]
     before: list[tuple[Any, Tensor]] = []
     try:
         with torch.no_grad():

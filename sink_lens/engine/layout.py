@@ -180,7 +180,7 @@ def _attention(
     module: nn.Module,
     query: Float[Tensor, "1 head row d_head"],
     key: Float[Tensor, "1 kv_head row d_head"],
-    value: Float[Tensor, "1 kv_head row d_head"],
+    value: Float[Tensor, "1 kv_head row d_value"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -189,7 +189,7 @@ def _attention(
     weighting: Literal["softmax", "sigmoid"] = "softmax",
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
-) -> tuple[Float[Tensor, "1 row head d_head"], Float[Tensor, "sequence head query key"]]:
+) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
     """Eager attention of every family, in the order of operations of Hugging Face and of the bridge.
 
     It fires the hook points of the layer's scores and pattern, with the sequences of all cells.

@@ -79,7 +79,7 @@ class Known:
         )
 
 
-_BEFORE_Z = frozenset({"resid_pre", "attn_in", "q", "k", "v", "scores", "pattern"})
+_BEFORE_Z = frozenset({"resid_pre", "attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern"})
 _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 

@@ -4,8 +4,9 @@ Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts
 fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
 ``delegated``, each attention component calls the Hugging Face module that it wraps, so that the function which the
 configuration names (``AttentionInterface``) computes it. No class of TransformerLens is changed: the components get a
-``forward`` of their own for the time being, and three kinds of hook points are fired here.
+``forward`` of their own for the time being, and four kinds of hook points are fired here.
 
+- Queries, keys and values of latent attention: what the module gives to its attention function.
 - Queries, keys and values of a fused projection: parts of its one product.
 - z, where the bridge does not wrap the output projection (GPT-2).
 - Scores and pattern: by the attention function, if it has them (``engine.layout``). A kernel without a pattern fires
@@ -15,7 +16,7 @@ configuration names (``AttentionInterface``) computes it. No class of Transforme
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint, LensHandle
@@ -23,6 +24,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformers import PreTrainedModel
 
 from ..errors import InputError, ModelError
+from .interfaced import instead, seen_inside
 from .lens import LensModel
 from .running import turn
 from .sites import Address, read_site
@@ -111,6 +113,8 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
                 continue
             wrapped = component.original_component
             stack.enter_context(instead(component, partial(_attend, component)))
+            if family.kv_latent is not None:
+                stack.enter_context(seen_inside(wrapped, partial(_fire, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
                 split = partial(_fire_parts, forward_of(fused), component=component, lens=lens)
@@ -119,20 +123,6 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
             if not isinstance(output, GeneralizedComponent):
                 stack.enter_context(instead(output, partial(_hooked, forward_of(output), component=component.o)))
         yield model
-
-
-@contextlib.contextmanager
-def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, the module computes something else."""
-    before = module.__dict__.get("forward")
-    object.__setattr__(module, "forward", forward)
-    try:
-        yield
-    finally:
-        if before is None:
-            object.__delattr__(module, "forward")
-        else:
-            object.__setattr__(module, "forward", before)
 
 
 @contextlib.contextmanager
@@ -201,6 +191,12 @@ def _attend(component: Any, *args: Any, **kwargs: Any) -> Any:
     return (component.hook_out(output[0]), *output[1:])
 
 
+def _fire(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
+    """What the heads multiply, after its hooks."""
+    point: HookPoint = getattr(component, f"hook_{name}")
+    return point(tensor) if point.has_hooks() else tensor
+
+
 def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
     """The product of a fused projection, after the hooks of its queries, keys and values."""
     whole = forward(x)
@@ -221,8 +217,7 @@ def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: An
 
 def _part(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
     """The part of a module's tensor that the site names."""
-    sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
+    return read_site(whole, address=address, family=lens.family, batch=len(whole), **lens.head_sizes)
 
 
 def _hooked(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:

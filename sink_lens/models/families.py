@@ -20,7 +20,7 @@ EXPERTS_HOOK = "hook_neurons"
 
 
 OF_ATTENTION = frozenset(
-    {"attn_in", "q", "k", "v", "scores", "pattern", "z_raw", "z", "attn_out"}
+    {"attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern", "z_raw", "z", "attn_out"}
     | {"mass", "key_scores", "rows", "rotated_q", "rotated_k"}
 )
 """Sites, and names of ``activations.attention.OBSERVED``, that a layer without attention does not have."""
@@ -39,6 +39,7 @@ class Family:
     attention: str = "self_attn"
     """The attention module; the next five paths are relative to it."""
     q: str = "q_proj"
+    """Projections of what the attention reads; in latent attention to the latents."""
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
@@ -123,6 +124,11 @@ class Family:
     """Path of the norm of the queries from the attention, where there is one."""
     k_norm: str = "k_norm"
     """Path of the norm of the keys from the attention, where there is one."""
+    q_latent: str | None = None
+    """Path, from the attention, of the norm of the latent that queries are made from; None where there is none."""
+    kv_latent: str | None = None
+    """The same of the one latent of keys and values, in latent attention; None elsewhere. Queries, keys and values are
+    then what the heads multiply: rotated, and of a width of their own each."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, if that is not the class name."""
 
@@ -185,6 +191,15 @@ _LFM2: dict[str, Any] = {
     "k_norm": "k_layernorm",
 }
 _EXPERTS: dict[str, Any] = {"gate": None, "up": None, "down": None, "experts": "experts"}
+_LATENT: dict[str, Any] = {
+    "q": "q_a_proj",
+    "k": "kv_a_proj_with_mqa",
+    "v": "kv_a_proj_with_mqa",
+    "q_latent": "q_a_layernorm",
+    "kv_latent": "kv_a_layernorm",
+}
+FROM_LATENT = {"q_latent": "q_b_proj", "kv_latent": "kv_b_proj"}
+"""Latent -> the projection that reads it, from the attention."""
 
 _ROWS = (
     Family(architecture="LlamaForCausalLM"),
@@ -461,6 +476,10 @@ _ROWS = (
             "mlp_post_norm": None,
         },
     ),
+    Family(architecture="DeepseekV2ForCausalLM", **_LATENT, **_NO_NEURONS),
+    Family(architecture="DeepseekV3ForCausalLM", **_LATENT, **_NO_NEURONS),
+    Family(architecture="Glm4MoeLiteForCausalLM", **_LATENT, **_NO_NEURONS),
+    Family(architecture="YoutuForCausalLM", **_LATENT),
     Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),
 )
 
@@ -476,6 +495,7 @@ TEXT_PART = {
 
 _NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
 _CLIPPED = "it clips its queries, keys and values; need a model that does not"
+_BIASED_LATENT = "its latents have biases, so that part of each key and value is no token's; need a model without"
 _REFUSED: dict[str, dict[str, str]] = {
     "StableLmForCausalLM": {"qk_layernorm": _NORM_OF_HEADS},
     "CohereForCausalLM": {"use_qk_norm": _NORM_OF_HEADS},
@@ -489,6 +509,7 @@ _REFUSED: dict[str, dict[str, str]] = {
     },
     "OlmoForCausalLM": {"clip_qkv": _CLIPPED},
     "OlmoeForCausalLM": {"clip_qkv": _CLIPPED},
+    **{row.architecture: {"attention_bias": _BIASED_LATENT} for row in _ROWS if row.kv_latent is not None},
 }
 """Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
 
@@ -530,8 +551,8 @@ LEFT_OUT = {
     "XGLMForCausalLM": _OWN_ATTENTION,
 }
 """Architecture that transformers and TransformerLens both have, without a row here -> why."""
-_LATENT = ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "LongcatFlash", "MiniCPM3", "Youtu")
-"""Models whose attention reads compressed keys and values."""
+_OTHER_LATENT = ("DeepseekV32", "LongcatFlash", "MiniCPM3")
+"""Models without a row whose attention reads compressed keys and values."""
 
 
 def family_of(architecture: str) -> Family:
@@ -545,10 +566,11 @@ def family_of(architecture: str) -> Family:
             f"{architecture} is a hybrid that is not known here: {_HYBRIDS[architecture]}; need one of "
             f"{_SUPPORTED_HYBRIDS}, or a model with attention in every layer"
         )
-    if architecture.removesuffix("ForCausalLM") in _LATENT:
+    if architecture.removesuffix("ForCausalLM") in _OTHER_LATENT:
+        known = [row.architecture for row in _ROWS if row.kv_latent is not None]
         raise ModelError(
-            f"{architecture} is not known here: its attention reads compressed keys and values (latent attention), "
-            f"which no site and no link of the chain has; need one of {', '.join(FAMILIES)}"
+            f"{architecture} is not known here: its attention reads compressed keys and values in a way of its own; "
+            f"need one of {', '.join(known)}, or another family of {', '.join(FAMILIES)}"
         )
     if architecture not in FAMILIES:
         why = LEFT_OUT.get(architecture)
@@ -595,6 +617,8 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
             f"the layers of this {architecture} have routed experts beside a shared MLP, and no module adds up what "
             "they give; need one without routed experts"
         )
+    if row.kv_latent is not None and config.q_lora_rank is None:  # V2-Lite
+        return replace(row, q="q_proj", q_latent=None)
     if architecture == "JambaForCausalLM" and max(config.layers_num_experts or [1]) == 1:
         return replace(row, gate="gate_proj", up="up_proj", down="down_proj")
     if architecture == "FalconH1ForCausalLM":
@@ -617,6 +641,17 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
         head_gate="head_gate" if config.attention.startswith("gate_") else None,
         qk_norm="head" if config.qk_norm else None,
     )
+
+
+def head_sizes(config: Any, *, family: Family) -> dict[str, int]:
+    """Numbers of heads and their widths: of queries and keys, and of values."""
+    n_heads = config.num_attention_heads
+    if family.kv_latent is not None:
+        widths = {"d_head": config.qk_nope_head_dim + config.qk_rope_head_dim, "d_value": config.v_head_dim}
+        return {"n_heads": n_heads, "n_kv_heads": n_heads} | widths
+    n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
+    d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads
+    return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head, "d_value": d_head}
 
 
 def reach_of(config: Any, *, layer: int) -> int | None:

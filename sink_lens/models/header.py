@@ -62,7 +62,17 @@ class Sized(Protocol):
 
     @property
     def d_head(self) -> int:
-        """Width of one head."""
+        """Width of one head's queries and keys."""
+        ...
+
+    @property
+    def d_value(self) -> int:
+        """Width of one head's values."""
+        ...
+
+    @property
+    def d_latents(self) -> tuple[int, int]:
+        """Widths of the latent that queries are made from and of that of keys and values; 0 without one."""
         ...
 
     @property
@@ -89,7 +99,8 @@ def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
     """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
     sizes |= {"head": model.n_heads, "kv_head": model.n_kv_heads}
-    sizes |= {"d_model": model.d_model, "d_head": model.d_head, "d_mlp": model.d_mlp}
+    sizes |= {"d_model": model.d_model, "d_head": model.d_head, "d_value": model.d_value, "d_mlp": model.d_mlp}
+    sizes |= zip(("d_q_latent", "d_kv_latent"), model.d_latents, strict=True)
     return tuple(sizes[axis] for axis in axes.split()[1:])
 
 
@@ -125,6 +136,16 @@ class Header:
     def having(self, site: str) -> tuple[int, ...]:
         """The layers that have a site: all, since a hybrid has no header here."""
         return tuple(range(self.n_layers))
+
+    @property
+    def d_value(self) -> int:
+        """Width of one head's values: that of its keys, since latent attention has no header here."""
+        return self.d_head
+
+    @property
+    def d_latents(self) -> tuple[int, int]:
+        """No latents, likewise."""
+        return (0, 0)
 
     @property
     def weight_bytes(self) -> int:
@@ -240,8 +261,9 @@ def check_files(folder: Path) -> None:
 def read_folder(folder: Path) -> Header | None:
     """Read the configuration of a saved model and the headers of its weights; None where they do not say it all.
 
-    Experts are not told apart from other weights, nor layers with attention from others, so that a mixture of experts
-    and a hybrid give None too; so does a folder that ``load`` would refuse, which says then what is wrong.
+    Experts are not told apart from other weights, nor layers with attention from others, and the widths of latent
+    attention are not read, so that these give None too; so does a folder that ``load`` would refuse, which says then
+    what is wrong.
 
     Raises:
         ModelError: the architecture is not known.
@@ -263,8 +285,8 @@ def read_folder(folder: Path) -> Header | None:
         tensors = [(name, shape) for name, shape in tensors if not _OF_IMAGES.search(name)]
     needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
     shapes = [shape for _, shape in tensors]
-    layers_differ = family.experts is not None or family.mixer is not None
-    if layers_differ or not shapes or not all(type(one) is int and one > 0 for one in needed):
+    unknown = not (family.experts is family.mixer is family.kv_latent is None)
+    if unknown or not shapes or not all(type(one) is int and one > 0 for one in needed):
         return None
     n_weights, n_vocab = sum(map(math.prod, shapes)), found["d_vocab"] * found["d_model"]
     ends = sum(len(shape) == 2 and shape[0] == found["d_vocab"] for shape in shapes)

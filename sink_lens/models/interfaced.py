@@ -9,13 +9,18 @@ and ``sdpa`` the parent runs, and no number of the model changes.
 TransformerLens delegates the attention of some families to the module of transformers, and fires the hooks of scores
 and pattern when both were used. ``hook_inside`` makes these components an ``InterfacedAttentionBridge``, which puts
 the hooks inside the module, so that edits take effect.
+
+``seen_inside`` shows the queries, keys and values that a module gives to its attention function, whichever that is: in
+latent attention no module of its own makes them.
 """
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -217,6 +222,59 @@ def attention_as(model: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         set_attention(model, before)
+
+
+@contextlib.contextmanager
+def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, the module computes something else."""
+    before = module.__dict__.get("forward")
+    object.__setattr__(module, "forward", forward)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(module, "forward")
+        else:
+            object.__setattr__(module, "forward", before)
+
+
+See = Callable[[Literal["q", "k", "v"], Tensor], Tensor]
+"""Gets a name and a tensor "batch head position d_head", and returns the one to go on with."""
+_SEEN_INSIDE = "sink_lens_seen"
+_SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", default=())
+"""Who sees what the running module gives, and the attention function behind; the last one first."""
+
+
+def seen_inside(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
+    """Within the block, what an attention module gives to its attention function is shown first.
+
+    The module's configuration names another function for as long as the module runs, which calls the one that it named.
+    """
+    AttentionInterface.register(_SEEN_INSIDE, _showing)
+    return instead(module, partial(_with_shown, module, module.forward, see))
+
+
+def _with_shown(module: nn.Module, forward: Callable[..., Any], see: See, *args: Any, **kwargs: Any) -> Any:
+    """Run a module with what stands before its attention function."""
+    config: Any = module.config
+    token = _SEEN.set(((see, kernel_of(config)), *_SEEN.get()))
+    try:
+        with kernel_set(config, _SEEN_INSIDE):
+            return forward(*args, **kwargs)
+    finally:
+        _SEEN.reset(token)
+
+
+def _showing(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Show queries, keys and values, and call the attention function that the configuration names."""
+    (see, name), *others = _SEEN.get()
+    eager: Any = sys.modules[type(module).__module__]
+    attend = AttentionInterface().get_interface(name, eager.eager_attention_forward)
+    token = _SEEN.set(tuple(others))
+    try:
+        return attend(module, see("q", query), see("k", key), see("v", value), *args, **kwargs)
+    finally:
+        _SEEN.reset(token)
 
 
 class InterfacedAttentionBridge(AttentionBridge):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import size_of
-from .families import OF_ATTENTION, Family, reach_of
+from .families import OF_ATTENTION, Family, head_sizes, reach_of
 from .foreign import kernel_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
@@ -59,9 +59,7 @@ class LensModel:
     @property
     def n_kv_heads(self) -> int:
         """Number of key and value heads."""
-        if getattr(self.config, "multi_query", False):
-            return 1
-        return getattr(self.config, "num_key_value_heads", None) or self.n_heads
+        return self.head_sizes["n_kv_heads"]
 
     @property
     def d_model(self) -> int:
@@ -70,8 +68,25 @@ class LensModel:
 
     @property
     def d_head(self) -> int:
-        """Width of one head."""
-        return getattr(self.config, "head_dim", None) or self.d_model // self.n_heads
+        """Width of one head's queries and keys."""
+        return self.head_sizes["d_head"]
+
+    @property
+    def d_value(self) -> int:
+        """Width of one head's values; another than that of its keys in latent attention."""
+        return self.head_sizes["d_value"]
+
+    @property
+    def d_latents(self) -> tuple[int, int]:
+        """Widths of the latent that queries are made from and of that of keys and values; 0 without one."""
+        if self.family.kv_latent is None:
+            return (0, 0)
+        return self.config.q_lora_rank or 0, self.config.kv_lora_rank
+
+    @property
+    def head_sizes(self) -> dict[str, int]:
+        """Numbers of heads and their widths, as ``read_site`` takes them."""
+        return head_sizes(self.config, family=self.family)
 
     @property
     def d_mlp(self) -> int:

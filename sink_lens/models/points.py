@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from transformer_lens.conversion_utils.conversion_steps.base_tensor_conversion import BaseTensorConversion
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
-from .families import Family
+from .families import Family, head_sizes
 from .foreign import register
 from .sites import SITES, Address, read_site
 
@@ -23,12 +24,7 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
     if not family.own_points:
         return
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
-    n_heads = config.num_attention_heads
-    sizes = {
-        "n_heads": n_heads,
-        "n_kv_heads": config.num_key_value_heads,
-        "d_head": getattr(config, "head_dim", None) or config.hidden_size // n_heads,
-    }
+    sizes = head_sizes(config, family=family)
     for layer, block in enumerate(bridge.blocks):
         for name in family.own_points:
             address = SITES[name].address(family)
@@ -42,6 +38,48 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
             block.add_module(own, point)
             register(bridge, point)
             module.register_forward_hook(partial(_fire, point=point, address=address, family=family, sizes=sizes))
+
+
+class _ByPosition(BaseTensorConversion):
+    """Shows "batch head position d_head" as "batch position head d_head"."""
+
+    def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """The tensor with its positions first."""
+        return input_value.transpose(1, 2)
+
+    def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """The tensor with its heads first."""
+        return input_value.transpose(1, 2)
+
+
+class _ByHead(BaseTensorConversion):
+    """Shows the heads that lie side by side as an axis."""
+
+    def __init__(self, n_heads: int) -> None:
+        """Split into so many heads."""
+        super().__init__()
+        self.n_heads = n_heads
+
+    def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """The heads apart."""
+        return input_value.unflatten(-1, (self.n_heads, -1))
+
+    def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """The heads side by side."""
+        return input_value.flatten(-2)
+
+
+def shape_latent(bridge: TransformerBridge, *, family: Family) -> None:
+    """Give the hook points of latent attention the axes of their sites.
+
+    TransformerLens shows queries, keys and values heads first, and splits z by the width of the rotary part.
+    """
+    if family.kv_latent is None:
+        return
+    for block in bridge.blocks:
+        block.attn.o.hook_in.hook_conversion = _ByHead(bridge.cfg.n_heads)
+        for point in (block.attn.hook_q, block.attn.hook_k, block.attn.hook_v):
+            point.hook_conversion, point.pos_dim = _ByPosition(), 1
 
 
 def _fire(

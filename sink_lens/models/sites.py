@@ -28,11 +28,12 @@ _PARTS = {"position": "position", "query": "position", "head": "head", "kv_head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The address of a site in the plain module: the input or output of one submodule, and how to read it."""
+    """The address of a site in the plain module: what one submodule takes or gives, and how to read it."""
 
     module: str
     """Path of the submodule from the layer ("" is the layer), or from the model if ``Site.per_layer`` is false."""
-    side: Literal["input", "output"]
+    side: Literal["input", "output", "inside"]
+    """Inside, it is what the module gives to its attention function (``interfaced.seen_inside``)."""
     part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
     """Which part of a fused projection to take, or that the tensor is viewed by heads."""
     scale: float = 1.0
@@ -85,7 +86,20 @@ def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
 
     def address(family: Family) -> Address:
         """The address in this family."""
+        if family.kv_latent is not None:
+            return Address(module=family.attention, side="inside", part=part)
         return Address(module=_join(family.attention, getattr(family, part)), side="output", part=part)
+
+    return address
+
+
+def _latent(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Address | None]:
+    """Return what gives the address of a latent."""
+
+    def address(family: Family) -> Address | None:
+        """The address in this family."""
+        norm: str | None = getattr(family, which)
+        return None if norm is None else Address(module=_join(family.attention, norm), side="output")
 
     return address
 
@@ -184,22 +198,37 @@ _LIST = (
         address=lambda family: Address(module=family.attention, side="input"),
     ),
     Site(
+        name="q_latent",
+        axes="batch position d_q_latent",
+        bridge="blocks.{layer}.attn.q_a_layernorm.hook_out",
+        meaning="what queries are made from in latent attention, after its norm",
+        address=_latent("q_latent"),
+    ),
+    Site(
+        name="kv_latent",
+        axes="batch position d_kv_latent",
+        bridge="blocks.{layer}.attn.kv_a_layernorm.hook_out",
+        meaning="what the values, and the keys but for their rotary part, are made from in latent attention, after its "
+        "norm",
+        address=_latent("kv_latent"),
+    ),
+    Site(
         name="q",
         axes="batch position head d_head",
         bridge="blocks.{layer}.attn.hook_q",
-        meaning="queries as projected, before their norm and rotation",
+        meaning="queries as projected, before their norm and rotation; in latent attention as the heads multiply them",
         address=_projection("q"),
     ),
     Site(
         name="k",
         axes="batch position kv_head d_head",
         bridge="blocks.{layer}.attn.hook_k",
-        meaning="keys as projected, before their norm and rotation",
+        meaning="keys as projected, before their norm and rotation; in latent attention as the heads multiply them",
         address=_projection("k"),
     ),
     Site(
         name="v",
-        axes="batch position kv_head d_head",
+        axes="batch position kv_head d_value",
         bridge="blocks.{layer}.attn.hook_v",
         meaning="values",
         address=_projection("v"),
@@ -222,14 +251,14 @@ _LIST = (
     ),
     Site(
         name="z_raw",
-        axes="batch position head d_head",
+        axes="batch position head d_value",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="aggregated values before a head norm or gate; equal to z where there is none",
         address=_aggregated_values,
     ),
     Site(
         name="z",
-        axes="batch position head d_head",
+        axes="batch position head d_value",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="input of the attention output projection W_O, by heads",
         address=_of_head,
@@ -348,10 +377,12 @@ def site_of(name: str, *, family: Family) -> Site:
     site = SITES[name]
     if not site.observed and site.address(family) is None:
         reason = "has no gate in its MLP"
-        if family.experts is not None and name != "mixer_out":
+        if family.experts is not None and name in ("gate", "up"):
             reason = "is a mixture of experts, whose gate and up-projection have no site"
         elif name == "mixer_out":
             reason = "has attention in every layer and no mixer"
+        elif name in ("q_latent", "kv_latent"):
+            reason = "projects its queries, or its keys and values, from what the attention reads, without a latent"
         elif name == "z_raw":
             reason = "gates its aggregated values within the attention"
         elif family.down is None:
@@ -429,6 +460,7 @@ def read_site(
     n_heads: int,
     n_kv_heads: int,
     d_head: int,
+    d_value: int,
     batch: int,
 ) -> "Float[Tensor, 'batch position *value']":
     """Extract a site's tensor from a submodule's input or output: split a fused projection, view by heads."""
@@ -440,7 +472,7 @@ def read_site(
         case "whole":
             return tensor
         case "heads":
-            return tensor.unflatten(-1, (n_heads, d_head))
+            return tensor.unflatten(-1, (n_heads, d_value))
         case "gate":
             return tensor.chunk(2, dim=-1)[0]
         case "up":

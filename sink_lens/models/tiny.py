@@ -170,6 +170,29 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("phimoe", _LLAMA | _EXPERTS | {"sliding_window": WINDOW}),
 }
 """Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
+_COMPRESSED = _LLAMA | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": _ROPE
+    | {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1}
+    | {"original_max_position_embeddings": 64},
+}
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 40}
+_ROUTED |= {"routed_scaling_factor": 1.7}
+_GROUPS = {"n_group": 2, "topk_group": 1}
+_LATENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("deepseek_v3", _COMPRESSED | _ROUTED | _GROUPS | {"first_k_dense_replace": 1}),
+    # its queries have no latent, as in V2-Lite
+    "deepseek_v2": ("deepseek_v2", _COMPRESSED | _ROUTED | {"q_lora_rank": None, "first_k_dense_replace": 1}),
+    "glm4_moe_lite": ("glm4_moe_lite", _COMPRESSED | _ROUTED | _GROUPS),
+    "youtu": ("youtu", _COMPRESSED),
+}
+"""Latent attention: heads of 16 for queries and keys, 14 for values, and 6 of the 16 are rotated."""
 _LINEAR = {
     "head_dim": 16,
     "rms_norm_eps": 1e-2,  # a linear head may give nearly nothing, and its norm would make rounding large
@@ -254,11 +277,13 @@ _HEADNORM = {
 _CONFIGS |= {name: (HeadNormConfig.model_type, _LLAMA | fields) for name, fields in _HEADNORM.items()}
 HYBRID_FAMILIES: tuple[str, ...] = tuple(_HYBRIDS)
 """The hybrids that `tiny` builds beside them."""
+LATENT_FAMILIES: tuple[str, ...] = tuple(_LATENT)
+"""The families with latent attention that `tiny` builds beside them."""
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """The families that every test goes through."""
 MORE_FAMILIES: tuple[str, ...] = tuple(_MORE)
 """The families that `tiny` builds beside them."""
-_CONFIGS |= _MORE | _HYBRIDS
+_CONFIGS |= _MORE | _LATENT | _HYBRIDS
 
 
 def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -271,7 +296,7 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     does not change.
 
     Args:
-        family: One of `TINY_FAMILIES`, `MORE_FAMILIES` or `HYBRID_FAMILIES`.
+        family: One of `TINY_FAMILIES`, `MORE_FAMILIES`, `LATENT_FAMILIES` or `HYBRID_FAMILIES`.
         seed: Seed of the weights.
         **overrides: Fields of the family's Hugging Face configuration, by their Hugging Face names, such as
             `num_hidden_layers=2` or `attn_implementation="eager"`.

@@ -13,6 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .experts import columns_of, rows_of
+from .families import FROM_LATENT
+from .interfaced import seen_inside
 from .lens import LensModel, check_attention
 from .offload import in_memory
 from .packed import check_stored, weight_of
@@ -28,28 +30,56 @@ class AttentionWeights:
 
     w_q: Float[Tensor, "head d_head d_model"]
     w_k: Float[Tensor, "kv_head d_head d_model"]
-    w_v: Float[Tensor, "kv_head d_head d_model"]
-    w_o: Float[Tensor, "head d_head d_model"]
+    w_v: Float[Tensor, "kv_head d_value d_model"]
+    w_o: Float[Tensor, "head d_value d_model"]
     """A head adds ``z_head @ w_o[head]`` to the attention's output."""
     b_q: Float[Tensor, "head d_head"]
     b_k: Float[Tensor, "kv_head d_head"]
-    b_v: Float[Tensor, "kv_head d_head"]
+    b_v: Float[Tensor, "kv_head d_value"]
     b_o: Float[Tensor, " d_model"]
+    latent: "Latent | None" = None
+    """In latent attention what is between; ``w_q``, ``w_k`` and ``w_v`` are then products of two projections and the
+    gain between them, and at each token all but the rotary part is divided by a number of the latent's norm."""
 
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "*batch kv_head d_head"]:
-        """The keys that an input makes, without their bias; of some of its dimensions, or of all."""
-        w_k = self.w_k
+        """The keys that an input makes, without their bias; of some of its dimensions, or of all.
+
+        In latent attention those at position 0, where nothing is rotated; the latent is normed as that of the whole
+        input.
+        """
+        w_k, of_norm = self.w_k, None if self.latent is None else self.latent.scale(x)
         if dimensions is not None:
             chosen = torch.as_tensor(dimensions)
             x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
-        return einsum(x, w_k.to(x.device, x.dtype), "... d_model, kv_head d_head d_model -> ... kv_head d_head")
+        found = einsum(x, w_k.to(x.device, x.dtype), "... d_model, kv_head d_head d_model -> ... kv_head d_head")
+        if of_norm is None:
+            return found
+        assert self.latent is not None
+        normed, rotary = found.split([self.latent.width, found.shape[-1] - self.latent.width], dim=-1)
+        return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
 
-    def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_head"]:
+    def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
         """The values that an input makes, without their bias."""
         w_v = self.w_v.to(x.device, x.dtype)
-        return einsum(x, w_v, "... d_model, kv_head d_head d_model -> ... kv_head d_head")
+        found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
+        return found if self.latent is None else found / self.latent.scale(x)[..., None, None].to(found.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """The latent of keys and values, between its two projections."""
+
+    w_down: Float[Tensor, "d_kv_latent d_model"]
+    eps: float
+    width: int
+    """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
+
+    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        """The root mean square by which the latent of an input is divided."""
+        found = x.float() @ self.w_down.to(x.device).float().T
+        return (found.square().mean(-1) + self.eps).sqrt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +136,8 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
         """Weight and bias of one of the attention's projections."""
         return _linear(module.get_submodule(name), lens)
 
+    if family.kv_latent is not None:
+        return _latent_weights(lens, module)
     if family.qkv_layout == "separate":
         pairs = [projection(name) for name in (family.q, family.k, family.v)]
         if family.gated_q:
@@ -134,6 +166,72 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
         b_v=b_v.unflatten(0, (-1, lens.d_head)),
         b_o=b_o,
     )
+
+
+def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
+    """The projections of latent attention: each the product of both, with the gain of the norm between them."""
+    family, (of_latent, rotated), d_value = (
+        lens.family,
+        (module.qk_nope_head_dim, module.qk_rope_head_dim),
+        lens.d_value,
+    )
+
+    def weight(name: str) -> Tensor:
+        """Weight of one of the attention's projections, in float32."""
+        return _linear(module.get_submodule(name), lens)[0].float()
+
+    def unrotated(rows: Float[Tensor, "*batch d_head d_model"]) -> Float[Tensor, "*batch d_head d_model"]:
+        """Rows of the rotary part in the order, and at the size, in which they enter the product at position 0."""
+        if getattr(lens.config, "rope_interleave", False):
+            rows = torch.cat([rows[..., 0::2, :], rows[..., 1::2, :]], dim=-2)
+        rotary: Any = lens.plain.base_model.get_submodule("rotary_emb")
+        return rows * rotary.attention_scaling
+
+    norm = _norm(module.get_submodule(family.kv_latent), lens)
+    w_down, w_rotary = weight(family.k).split([module.kv_lora_rank, rotated])
+    up = weight(FROM_LATENT["kv_latent"]).unflatten(0, (lens.n_heads, -1)) * norm.gain
+    w_k, w_v = (up @ w_down).split([of_latent, d_value], dim=1)
+    w_k = torch.cat([w_k, unrotated(w_rotary).expand(lens.n_heads, -1, -1)], dim=1)
+    w_q = weight(family.q)
+    if family.q_latent is not None:
+        gain = _norm(module.get_submodule(family.q_latent), lens).gain
+        w_q = (weight(FROM_LATENT["q_latent"]) * gain) @ w_q
+    passed, turned = w_q.unflatten(0, (lens.n_heads, -1)).split([of_latent, rotated], dim=1)
+    w_o, b_o = _linear(module.get_submodule(family.o), lens)
+    return AttentionWeights(
+        w_q=torch.cat([passed, unrotated(turned)], dim=1),
+        w_k=w_k,
+        w_v=w_v,
+        w_o=rearrange(w_o, "d_model (head d_value) -> head d_value d_model", d_value=d_value),
+        b_q=w_k.new_zeros(w_k.shape[:2]),
+        b_k=w_k.new_zeros(w_k.shape[:2]),
+        b_v=w_v.new_zeros(w_v.shape[:2]),
+        b_o=b_o,
+        latent=Latent(w_down=w_down, eps=norm.eps, width=of_latent),
+    )
+
+
+def keys_of(
+    lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
+) -> Float[Tensor, "batch kv_head d_head"]:
+    """What the site ``k`` is where the attention reads an input at a position."""
+    weights = attention_weights(lens, layer=layer)
+    if weights.latent is None:
+        return weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
+    module: Any = lens.layer(layer).get_submodule(lens.family.attention)
+    found: dict[str, Tensor] = {}
+
+    def see(name: str, tensor: Tensor) -> Tensor:
+        """Keep it."""
+        found[name] = tensor
+        return tensor
+
+    rotary: Any = lens.plain.base_model.get_submodule("rotary_emb")
+    x = x.to(lens.device, lens.dtype)[:, None]
+    with seen_inside(module, see), torch.no_grad():
+        turned = rotary(x, torch.tensor([[position]], device=x.device))
+        module(hidden_states=x, position_embeddings=turned, attention_mask=None)
+    return found["k"][:, :, 0]
 
 
 def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
@@ -195,8 +293,8 @@ class Constants:
     read: Float[Tensor, " d_model"]
     """The bias of the norm before the attention, in what the attention reads."""
     k: Float[Tensor, "kv_head d_head"]
-    v: Float[Tensor, "kv_head d_head"]
-    z: Float[Tensor, "head d_head"] | None
+    v: Float[Tensor, "kv_head d_value"]
+    z: Float[Tensor, "head d_value"] | None
     """In the aggregated values; None where weights need not sum to 1, or the values are normed or gated."""
     attn_out: Float[Tensor, " d_model"] | None
     """In what attention adds to the stream; None likewise, or where that is normed."""

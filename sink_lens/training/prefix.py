@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from ..configuration import check_known, check_least, check_types, with_fields
 from ..errors import InputError, ModelError
 from ..models import checks
-from ..models.families import Family
+from ..models.families import Family, head_sizes
 from ..models.foreign import name_of
 from ..models.interfaced import take_interface
 from ..models.sites import SITES, bridge_hook, read_site
@@ -214,6 +214,11 @@ class PrefixModel(nn.Module):
         if not isinstance(model, PreTrainedModel):
             raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain")
         family = checks.check_architecture(model)
+        if family.kv_latent is not None:
+            raise ModelError(
+                f"{family.architecture} makes its queries inside its attention (latent attention), where no module "
+                "gives them to this one; need a model with a query projection"
+            )
         take_interface(model)
         if any(name.endswith(f".{_NAME}") for name, _ in model.named_modules()):
             raise ModelError("this model has a module outside its heads already; need one without. Call unload first")
@@ -226,7 +231,7 @@ class PrefixModel(nn.Module):
         self.base_model, self.prefix_config = model, config
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.requires_grad_(requires_grad=False)
-        sizes, generator = _sizes(model.config), torch.Generator().manual_seed(config.seed)
+        sizes, generator = head_sizes(model.config, family=family), torch.Generator().manual_seed(config.seed)
         self.memories: dict[int, PrefixMemory] = {}
         """Layer -> its module, which is a part of the attention module ``prefix_memory``."""
         self._hooks: list[Any] = []
@@ -423,13 +428,6 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
         InputError: a field is unknown or has no such value.
     """
     return PrefixModel(model, with_fields(PrefixConfig, config, fields))
-
-
-def _sizes(config: Any) -> dict[str, int]:
-    n_heads = config.num_attention_heads
-    n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
-    d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads
-    return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head}
 
 
 def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:

@@ -8,7 +8,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from sink_lens.models.families import family_of
+from sink_lens.models.families import family_of, head_sizes
 from sink_lens.models.sites import SITES, read_site
 from sink_lens.models.tiny import tiny
 
@@ -63,13 +63,7 @@ def raw_logits(family, tokens, changes=(), *, model=None):
 def _listen(model, row, site, layer, change, *, batch):
     """A torch hook that writes into a copy of what the site's submodule takes or gives."""
     address = SITES[site].address(row)
-    config = model.config
-    n_heads = config.num_attention_heads
-    sizes = {
-        "n_heads": n_heads,
-        "n_kv_heads": getattr(config, "num_key_value_heads", None) or n_heads,
-        "d_head": getattr(config, "head_dim", None) or config.hidden_size // n_heads,
-    }
+    sizes = head_sizes(model.config, family=row)
 
     def changed(tensor):
         tensor = tensor.clone()

@@ -19,6 +19,7 @@ REPRESENTATIVES = {
     "bloom": "ALiBi, an attention of its own",
     "gpt_oss": "experts, sink logits",
     "headnorm_gate": "values with a norm, a gate",
+    "deepseek_v3": "latent attention, with widths of their own for keys and values",
     "qwen3_5": "a hybrid: a mixer in place of attention, a gate beside the queries",
 }
 """A family for each mechanism, and the mechanism."""

@@ -46,7 +46,7 @@ class WrittenOut:
     def projector(self, kind, layer):
         family = self.lens.family
         address = SITES[kind].address(family)
-        sizes = {"n_heads": self.lens.n_heads, "n_kv_heads": self.lens.n_kv_heads, "d_head": self.lens.d_head}
+        sizes = self.lens.head_sizes
 
         def project(x, hook):
             heads = []

@@ -19,7 +19,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
 LENGTHS = (20, 17, 20)
 METRICS = (
@@ -135,7 +135,7 @@ def assert_every_cell_moves(family: str) -> None:
 
 CASES = [
     pytest.param(family, metrics, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
+    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
     for name, metrics in {"all": METRICS, "scored": SCORED, "mass": METRICS[:1], "state": METRICS[3:4]}.items()
     if name == "all" or family in TINY_FAMILIES
 ]

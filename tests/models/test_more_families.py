@@ -13,11 +13,19 @@ from sink_lens.models.families import FAMILIES, family_of_model
 from sink_lens.models.foreign import set_attention
 from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
-from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, config_of, tiny
+from sink_lens.models.tiny import (
+    HYBRID_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    VOCAB_SIZE,
+    config_of,
+    tiny,
+)
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
 
-ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
+ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 OWN_ATTENTION = ("falcon", "gptj", "gpt_neo", "bloom")
 
 

@@ -15,22 +15,22 @@ from sink_lens.axes import AXES
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook, read_site, site_of, sites_of
-from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
-ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
-UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom")
+ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
+UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom", *LATENT_FAMILIES)
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
     *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan", "vaultgemma", "minimax_m2"),
-    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon_h1"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon_h1", *LATENT_FAMILIES),
 )
 D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
 NORMED = ("headnorm", "headnorm_gate", "bitnet")
 """Families with a step between the aggregated values and W_O."""
 GATED_Q = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
-NO_NEURONS = ("qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba")
+NO_NEURONS = ("qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba", "deepseek_v3", "deepseek_v2", "glm4_moe_lite")
 EVERY = pytest.mark.parametrize("family", ALL_FAMILIES)
 
 
@@ -90,6 +90,8 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
     assert list(SITES) == [
         "resid_pre",
         "attn_in",
+        "q_latent",
+        "kv_latent",
         "q",
         "k",
         "v",
@@ -118,6 +120,8 @@ def test_a_family_has_every_site_but_those_that_it_lacks(family):
     lacking = (*NO_GATE, "neurons") if family in NO_NEURONS else lacking
     lacking += ("z_raw",) if family in GATED_Q else ()
     lacking += () if family in HYBRID_FAMILIES else ("mixer_out",)
+    lacking += ("q_latent",) if family == "deepseek_v2" else ()
+    lacking += () if family in LATENT_FAMILIES else ("q_latent", "kv_latent")
     assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
 
 
@@ -149,6 +153,9 @@ def test_every_site_has_the_sizes_of_its_axes(family):
         "head": 4,
         "kv_head": 4 if family in UNGROUPED else 1 if family in ("falcon", "gpt_bigcode") else 2,
         "d_head": 16 if family in WIDE_HEAD else 12,
+        "d_value": 14 if family in LATENT_FAMILIES else 16 if family in WIDE_HEAD else 12,
+        "d_q_latent": 20,
+        "d_kv_latent": 18,
         "d_mlp": D_MLP.get(family, 80),
     }
     found = captured(family, "plain")
@@ -187,10 +194,8 @@ def raw_edit(family, site, layer=LAYER):
             tensor,
             address=address,
             family=model.family,
-            n_heads=model.n_heads,
-            n_kv_heads=model.n_kv_heads,
-            d_head=model.d_head,
             batch=BATCH,
+            **model.head_sizes,
         )
         view += noise_like(view)  # a view: the change is in the whole tensor
         return tensor
@@ -216,11 +221,16 @@ def raw_edit(family, site, layer=LAYER):
 
 @torch.no_grad()
 def raw_attention_edit(family, site, layer=LAYER):
-    """The same for scores and pattern: an attention written out here, with the noise inside."""
+    """The same for what has no module, such as the pattern: an attention written out here, with the noise inside."""
 
     def attention(
         module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, alibi=None, **rest
     ):
+        here = module.layer_idx == layer
+        given = {"q": query, "k": key, "v": value}
+        if here and site in given:
+            given[site] = given[site] + noise_like(given[site].transpose(1, 2)).transpose(1, 2)
+            query, key, value = given.values()
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores = query @ key.transpose(2, 3) * scaling
@@ -231,7 +241,6 @@ def raw_attention_edit(family, site, layer=LAYER):
         if mask is None:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(~mask, torch.finfo().min) if mask.dtype == torch.bool else scores + mask
-        here = module.layer_idx == layer
         if here and site == "scores":
             scores = scores + noise_like(scores)
         if weighting == "sigmoid":
@@ -265,7 +274,8 @@ def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(fam
     places = {(site, LAYER) for site in sites_of(lens(family).family) if LAYER in having(family, site)} | {*mixers}
     for site, layer in sorted(places):
         found = edited_bridge(family, [(site, layer)], lambda tensor, hook: tensor + noise_like(tensor))
-        raw = raw_attention_edit if SITES[site].observed else raw_edit
+        inside = SITES[site].observed or SITES[site].address(lens(family).row(layer)).side == "inside"
+        raw = raw_attention_edit if inside else raw_edit
         expected = raw(family, site, layer)
         assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm(), site
         assert_close(found, expected, of=(site, layer))

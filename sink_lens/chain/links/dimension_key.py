@@ -13,7 +13,7 @@ from ...edits.constructors import At, Edit, edit
 from ...measures import locking
 from ...measures.reductions import mean_where
 from ...models.lens import LensModel
-from ...models.weights import attention_constants, attention_weights, norm_weights
+from ...models.weights import attention_constants, attention_weights, keys_of, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
@@ -187,7 +187,12 @@ def _interventions(trial: Trial) -> list[Intervention]:
             if but:
                 dims = [one for one in range(at.read.shape[-1]) if one not in dims]
             x = at.read[:, at.positions.to(at.read.device)]
-            return k - weights[at.layer].keys(x - means[at.layer].to(x.device, x.dtype), dimensions=dims)
+            mean, here = means[at.layer].to(x.device, x.dtype), weights[at.layer]
+            if here.latent is None:
+                return k - here.keys(x - mean, dimensions=dims)
+            without = x.clone()
+            without[..., dims] = mean[..., dims]
+            return keys_of(setting.lens, without[:, 0], layer=at.layer, position=setting.sink_position)[:, None]
 
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
