@@ -179,7 +179,8 @@ def _listening(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put:
         elif address.side == "output":
             stack.callback(module.register_forward_hook(after).remove)
         else:
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            # before a hook of the user's, as the bridge's hook points are
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
         yield
 
 

@@ -310,6 +310,15 @@ def test_the_path_is_the_bridge_where_there_is_one():
     assert capture(lens("llama"), tokens(), sites=["resid_post", "pattern"]).path == "bridge"
 
 
+def test_a_hook_of_the_users_before_a_module_is_behind_the_site_on_both_paths():
+    model = tiny("llama")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 1.1,))
+    found = [capture(wrap(model), tokens(), sites=["z", "attn_out"], path=path) for path in ("plain", "bridge")]
+    for site in ("z", "attn_out"):
+        torch.testing.assert_close(found[0][site, 1], found[1][site, 1])
+
+
 def test_hooks_that_stand_on_the_bridge_act_or_are_refused():
     model, ids = lens("llama"), tokens()
     edited = run_with(model, ids, zero("attn_out", layers=[1]), sites=("resid_post",)).tensors
