@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
-from .errors import InputError
+from .errors import CallError, InputError
 from .modes import plainly
 
 P = ParamSpec("P")
@@ -40,13 +40,20 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         """Check the arguments, then call the function in no autocast and no inference mode."""
         try:
             bound = signature.bind(*args, **named).arguments
-        except TypeError:  # the function says itself what is missing, and may take names of 0.1
-            return function(*args, **named)
+        except TypeError as error:
+            plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+            call_of = signature.replace(parameters=plain, return_annotation=signature.empty)
+            raise CallError(f"{_name_of(function)}: {error}; need {_name_of(function)}{call_of}") from None
         check_arguments(function, bound)
         with plainly():
             return unchecked(*map(_plain, args), **{name: _plain(value) for name, value in named.items()})
 
     return call
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """What a user calls: the function, or the class whose method it is."""
+    return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
 
 def _plain(value: Any) -> Any:
@@ -58,8 +65,7 @@ def _plain(value: Any) -> Any:
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments, by name, that a function's signature does not allow."""
-    hints, parameters = _hints(function), inspect.signature(function).parameters
-    name_of = re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
+    hints, parameters, name_of = _hints(function), inspect.signature(function).parameters, _name_of(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
         if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:

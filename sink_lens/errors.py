@@ -20,6 +20,10 @@ class InputError(SinkLensError):
     """An argument, a file or a token batch that cannot be used."""
 
 
+class CallError(InputError, TypeError):
+    """A call whose arguments a public function does not have, or lacks."""
+
+
 class ModelError(SinkLensError):
     """A model that cannot be loaded, belongs to no known family, or fails a check while it is loaded."""
 

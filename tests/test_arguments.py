@@ -205,8 +205,11 @@ def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is(
 
 
 def test_an_argument_that_is_missing_is_a_type_error():
-    with pytest.raises(TypeError, match="missing"):
-        sink_lens.measures.gini()
+    for error in (TypeError, InputError):
+        with pytest.raises(error, match=r"missing .*; need gini\(rows, \*, row_positions"):
+            sink_lens.measures.gini()
+        with pytest.raises(error, match=r"missing .*'tokens'; need mean_ordinary\(lens, tokens, site, \*\*where\)"):
+            sink_lens.edits.mean_ordinary("z", layers=[1])
 
 
 def test_a_public_function_is_one_object_and_keeps_its_signature():

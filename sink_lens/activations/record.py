@@ -19,7 +19,7 @@ from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
 from ..models.families import OF_ATTENTION
 from ..models.foreign import kernel_of
-from ..models.lens import LensModel, check_having, linear_layers
+from ..models.lens import LensModel, check_having, from_end, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, give_back
 from ..models.sites import SITES, site_of
@@ -140,7 +140,7 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(_having(names, lens) if layers is None else from_end(layers, lens)))
+    chosen = sorted(set(_having(names, lens) if layers is None else from_end(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
         check_having(lens, chosen, site=name)
@@ -326,11 +326,6 @@ def _path(
 def sequences_a_forward(asked: int | None, batch: TokenBatch) -> int:
     """Sequences in one forward pass: as many as asked for, or by their length."""
     return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
-
-
-def from_end(layers: Iterable[int], lens: LensModel) -> list[int]:
-    """Layers, of which a negative number counts from the last one."""
-    return [lens.n_layers + layer if -lens.n_layers <= layer < 0 else layer for layer in layers]
 
 
 def check_layers(layers: Iterable[int], lens: LensModel) -> None:

@@ -26,7 +26,7 @@ from ..data.bos import answer_id
 from ..data.described import BosCondition
 from ..data.tokens import Prompts, TokenBatch, batch_of
 from ..edits.constructors import Edit
-from ..edits.hooks import Applied, check_edits
+from ..edits.hooks import Applied, edits_in
 from ..engine.forward import run_applied
 from ..engine.trust import TOLERANCE
 from ..errors import InputError, ModelError
@@ -117,7 +117,7 @@ def direct_logit_attribution(
     batch = batch_of(prompts, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    check_edits(given, lens=lens, n_positions=batch.n_positions)
+    given = edits_in(lens, given, n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
         raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
     for site in _READ[by]:

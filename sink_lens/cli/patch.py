@@ -88,13 +88,15 @@ def patch(
         if not result.finished:
             return unfinished(folder, shard=shard, quiet=quiet)
     strongest = result.strongest(top)
-    page = render_report(folder, quiet=True)
-    told = {"run": folder, "report": page, "metric": result.metric}
+    folders = [folder / site for site in config.sites] if len(config.sites) > 1 else [folder]
+    pages = [render_report(one, quiet=True) for one in folders]
+    told = {"run": folder, "report": pages if len(pages) > 1 else pages[0], "metric": result.metric}
     answer = Answer(found=lambda: {**told, "differences": rows(result.differences), "strongest": rows(strongest)})
     if quiet:
         echo(folder)
         return answer
-    print_conclusion(folder)
+    for one in folders:
+        print_conclusion(one)
     console().print(_differences(result.differences))
     console().print(
         f"the strongest of {len(result.frame)} patches of {result.site}, {result.direction}: {result.metric} "
@@ -104,7 +106,8 @@ def patch(
     console().print(_strongest(result, top=top))
     if sentence:
         echo(sentence)
-    echo(f"report: {page}")
+    for page in pages:
+        echo(f"report: {page}")
     echo(f"run: {folder}")
     return answer
 
@@ -155,7 +158,7 @@ def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table
     lines = []
     for row in frame.to_dict("records"):
         text = result.labels.get(int(row["position"]), "") if "position" in row else ""
-        where = [str(int(row[name])) for name in result.by]
+        where = [row[name] if name == "site" else str(int(row[name])) for name in result.by]
         cells = (row[name] if isinstance(row[name], str) else number(float(row[name])) for name in shown)
         lines.append((*where, token(text) if text else "", *cells))
     columns = (*result.by, "token", *(heads[name] for name in shown))

@@ -528,6 +528,12 @@ def _unpack(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[
     begins[:, 1:] |= real[:, 1:] & ~real[:, :-1]
     number = begins.flatten().cumsum(0)[real.flatten()]
     _, counts = number.unique_consecutive(return_counts=True)
+    firsts = position_ids[real][counts.cumsum(0) - counts]
+    if late := firsts[(counts > 1) & (firsts != 0)].tolist():
+        raise InputError(
+            f"a document begins at position {late[0]} by these position_ids; need documents that begin at position 0, "
+            "as a sequence does. Leave out what continues another row"
+        )
     documents = [one for one in tokens[real].split(counts.tolist()) if len(one) > 1]
     if not documents:
         raise InputError("no document has two tokens by these position_ids; need those that count within a document")

@@ -7,8 +7,9 @@ that were read earlier keep their values.
 The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choose the part, as ``edits.Part`` says.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 import torch
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import InputError, SiteError
+from ..models.lens import from_end
 from ..models.load import ModelLike, as_lens
 from ..models.memory import sent
 from ..models.sites import SITES, no_site
@@ -83,6 +85,21 @@ class Edit:
         """The layers that the edit changes."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
+    def counted(self, n_layers: int) -> "Edit":
+        """The edit with layers counted from the first one; a negative number counts from the last.
+
+        Raises:
+            InputError: two of them are one layer.
+        """
+        if all(layer >= 0 for layer in self.layers or ()):
+            return self
+        layers = from_end(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
+        if len(set(layers)) < len(layers):
+            raise InputError(
+                f"the edit {self.label!r} names layers twice: {list(self.layers or ())} of {n_layers}; need each once"
+            )
+        return replace(self, layers=layers)
+
 
 def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack[Where]) -> Edit:
     """Make an edit from your own function: ``change(values, at)`` returns new values of the same shape.
@@ -99,6 +116,11 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
     if reads is not None and ORDER[reads] >= ORDER[site]:
         raise SiteError(f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one")
     label = where.pop("label", "") or site
+    if unknown := sorted(where.keys() - Where.__annotations__.keys()):
+        raise InputError(
+            f"the edit {label!r} was given {', '.join(unknown)}; need some of {', '.join(Where.__annotations__)}"
+        )
+    _check_change(change, label=label)
     chosen: dict[str, Indices] = {}
     for name, given in where.items():
         indices = indices_of(name, given)
@@ -108,6 +130,18 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
             raise InputError(f"the edit {label!r} names {name} twice: {list(indices)}; need each once")
         chosen[name] = indices
     return Edit(site=site, change=change, reads=reads, label=label, **chosen)
+
+
+def _check_change(change: Change, *, label: str) -> None:
+    """Refuse a function that cannot be called with values and their context."""
+    try:
+        inspect.signature(change).bind(None, None)
+    except TypeError as error:
+        raise InputError(
+            f"the function of the edit {label!r} cannot be called with two arguments ({error}); need change(values, at)"
+        ) from error
+    except ValueError:  # a function in C that has no signature
+        return
 
 
 def zero(site: str, **where: Unpack[Where]) -> Edit:
@@ -179,6 +213,8 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
             the first axis has the size of the whole batch, each sequence gets its own values.
         **where: the chosen part; ``layers`` defaults to the layers of ``values``.
     """
+    if any(layer < 0 for layer in values):
+        raise InputError(f"the values of {site!r} are for layers {list(values)}; need layers counted from 0 on")
     if where.get("layers") is None:
         where["layers"] = tuple(values)
     missing = sorted(set(where.get("layers") or ()) - set(values))
@@ -242,7 +278,8 @@ def scalar(
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
     lens = as_lens(lens)
-    weights = mlp_weights(lens, layer=in_range("layer", layer, lens.n_layers))
+    layer = in_range("layer", from_end([layer], lens.n_layers)[0], lens.n_layers)
+    weights = mlp_weights(lens, layer=layer)
     for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):
             raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")

@@ -62,7 +62,7 @@ def fwd_hooks(
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
     check_unchanged(lens)
-    check_edits(given, lens=lens, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
+    given = edits_in(lens, given, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
     applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
     valid = None if tokens is None else tokens.valid
     return applied.fwd_hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
@@ -240,14 +240,15 @@ def warn_of_unchanged(
             warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel)
 
 
-def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> None:
-    """Refuse edits that do not fit this model or these sequences.
+def edits_in(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> tuple[Edit, ...]:
+    """Edits as they are in this model: layers from its end are counted from its beginning.
 
     Raises:
         SiteError: the family lacks a site, or edits of a site have no effect on this model's bridge.
-        InputError: layers, positions, heads, units or keys do not exist.
+        InputError: layers, positions, heads, units or keys do not exist, or two layers are one.
     """
-    for one in edits:
+    given = [one.counted(lens.n_layers) for one in edits]
+    for one in given:
         site = site_of(one.site, family=lens.family)
         if one.reads is not None:
             site_of(one.reads, family=lens.family)
@@ -272,6 +273,7 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
                     f"the edit {one.label!r} chooses {name} and {one.site!r} has the axes {site.axes!r}; "
                     f"need a site that has {name}"
                 )
+    return tuple(given)
 
 
 def _version(tensor: Tensor) -> int:
@@ -287,6 +289,8 @@ def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tens
             f"the edit {one.label!r} of {one.site!r} gave {found} at layer {layer}; need a tensor of the "
             f"shape that it received, {tuple(old.shape)}"
         )
+    if new.is_complex():
+        raise EditError(f"the edit {one.label!r} of {one.site!r} gave complex numbers at layer {layer}; need real ones")
     new = new.to(old.device, old.dtype)
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
     masked = old <= torch.finfo(old.dtype).min / 2 if one.site == "scores" else torch.zeros_like(bad)

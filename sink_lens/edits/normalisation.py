@@ -160,6 +160,8 @@ def _edit(change: Any, **where: Any) -> Edit:
 
 def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
     """The layers to edit, which must have values."""
+    if any(layer < 0 for layer in by_layer):
+        raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:
         return tuple(by_layer)
     if missing := sorted(set(layers) - set(by_layer)):

@@ -52,9 +52,13 @@ def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
     if not isinstance(given, Iterable):
-        raise InputError(f"{name} is {given!r}; need a list of numbers. Write {name}=[{given!r}]")
+        how = f". Write {name}=[{given!r}]" if isinstance(given, int) else ""
+        raise InputError(f"{name} is {given!r}; need a list of numbers{how}")
+    items = list(given)
+    if any(isinstance(one, bool) or "bool" in str(getattr(one, "dtype", "")) for one in items):
+        raise InputError(f"{name} is a mask of True and False; need indices. Write {name}=mask.nonzero() as a list")
     try:
-        return tuple(operator.index(one) for one in given)
+        return tuple(operator.index(one) for one in items)
     except TypeError as error:
         raise InputError(f"{name} is {given!r}; need a list of whole numbers") from error
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ..edits.constructors import Edit
 from ..edits.references import References
 from ..errors import InputError
+from ..models.lens import from_end
 from ..models.sites import SITES
 
 Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
@@ -27,6 +28,13 @@ class Cell:
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     tokens: int = 0
     """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
+
+    def counted(self, n_layers: int) -> "Cell":
+        """The cell with layers counted from the first one; a negative number counts from the last."""
+        if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
+            return self
+        counted = tuple((site, None if own is None else from_end(own, n_layers)) for site, own in self.touches)
+        return replace(self, touches=counted)
 
 
 def cell_of(edits: Sequence[Edit] | Edit) -> Cell:

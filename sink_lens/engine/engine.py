@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.hooks import check_edits
+from ..edits.hooks import edits_in
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome, join_outcomes
 from ..edits.references import References
@@ -93,7 +93,7 @@ class Engine:
             raise ModelError(lens.why_measured_only)
         self.lens = lens
         self.tokens = tokens
-        self.cells = tuple(cells)
+        self.cells = tuple(cell.counted(lens.n_layers) for cell in cells)
         self.metrics = tuple(metrics)
         self.plan = plan
         self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
@@ -298,10 +298,9 @@ class Engine:
         """Run cells that share a forward; one whose edits change nothing has the numbers of the baseline run."""
         passes = replace(self._passes, lens=lens)
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
-            edits = [self.cells[number].make(self._references) for number in pack]
+            made = [self.cells[number].make(self._references) for number in pack]
             baseline = self._baseline_batch(block.prompts.start)
-        for some in edits:
-            check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
+        edits = [edits_in(self.lens, some, n_positions=self.tokens.n_positions) for some in made]
         if block.first > self.lens.n_layers:
             return [(baseline.outcome, [False] * len(some)) for some in edits]
         before = self._baseline_run.edits

@@ -15,15 +15,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens
-from ..activations.record import check_layers, check_positions, from_end, never_fired
+from ..activations.record import check_layers, check_positions, never_fired
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, check_edits
+from ..edits.hooks import Applied, edits_in
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
 from ..models.delegation import beginning_at
-from ..models.lens import LensModel
+from ..models.lens import LensModel, from_end
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, sent
 from ..models.running import running
@@ -84,7 +84,7 @@ def run_with(
     batch = batch_of(tokens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     check_tokens(lens, batch)
-    check_edits(given, lens=lens, n_positions=batch.n_positions)
+    given = edits_in(lens, given, n_positions=batch.n_positions)
     read = _layers(lens, layers)
     if not positions:
         raise InputError("no positions were given; need at least one to read")
@@ -438,7 +438,7 @@ def bridge_pass(
 
 def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
     """The layers to read, sorted; refuses those that do not exist."""
-    chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(from_end(asked, lens))))
+    chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(from_end(asked, lens.n_layers))))
     check_layers(chosen, lens)
     if not chosen:
         raise InputError("no layers were given; need at least one to read")

@@ -25,7 +25,7 @@ from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, Step, check_edits
+from ..edits.hooks import Applied, Step, edits_in
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -119,7 +119,7 @@ def generate(
     if temperature > 0 and generator is None:
         raise InputError("a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)")
     check_tokens(lens, start)
-    check_edits(given, lens=lens, n_positions=total)
+    given = edits_in(lens, given, n_positions=total)
     state = None if generator is None else generator.get_state()
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     found = _continue(lens, start.tokens, given, generator=generator, **options)

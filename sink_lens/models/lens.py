@@ -251,6 +251,11 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
         raise SiteError(f"{linear_layers(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}")
 
 
+def from_end(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
+    """Layers, of which a negative number counts from the last one."""
+    return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
+
+
 def check_having(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
     """Refuse layers of a hybrid that lack a site.
 

@@ -23,6 +23,10 @@ else:
 """What can be put into a part by name: the other run's values, or a kind of edit that can edit any part."""
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
+EVERY = "every"
+"""The site of a patch of all ``ADDED``."""
+ADDED = ("resid_pre", "attn_out", "mlp_out")
+"""The stream, and what each layer adds to it: the sites of TransformerLens's ``get_act_patch_block_every``."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
@@ -62,7 +66,7 @@ class PatchConfig:
     corrupted: tuple[str, ...] = ()
     """The clean text with something changed, in as many tokens; one for each clean text."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
-    """The site that is patched; see sink_lens.SITES. From Python, every is resid_pre, attn_out and mlp_out."""
+    """The site that is patched, see sink_lens.SITES; every is resid_pre, attn_out and mlp_out, a run folder each."""
     metric: MetricName = "sink_mass"
     """Metric to report; loss is computed on the patched run's own tokens."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
@@ -124,8 +128,15 @@ class PatchConfig:
         """The chosen indices of each axis, as ``parts.cells`` takes them."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that are patched."""
+        return ADDED if self.site == EVERY else (self.site,)
+
     def check_together(self) -> None:
-        """Refuse fields that are for a gradient where none is taken."""
+        """Refuse fields that are for a gradient where none is taken, and several sites where one is."""
+        if self.approximate and self.site == EVERY:
+            raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
         if not self.approximate:
             check_unread(self, "check", reader="approximate")
             if not self.screen:

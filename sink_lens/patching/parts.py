@@ -133,7 +133,7 @@ def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int,
 def check_put(config: PatchConfig) -> None:
     """Refuse what cannot be put into parts of the site."""
     if config.put != "source":
-        put_spec(config, Part(site=config.site))
+        put_spec(config, Part(site=config.sites[0]))
     elif config.factor is not None:
         raise InputError("source takes no factor; leave it out")
 

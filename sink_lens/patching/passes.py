@@ -32,24 +32,26 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     if config.put == "source":
         check_differ(clean != corrupted)
-    grid = cells(header, config.site, by=config.by, n_positions=n_positions, **config.at)
-    site = SITES[config.site]
-    made, backwards = float(_BESIDE), 0
-    if config.approximate or config.screen:
-        backwards = config.steps
-        grid = grid[: config.check if config.approximate else config.screen]
-    axes = sizes_of(header, site.axes, n_positions=n_positions)
-    draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
-    drawn = [drawn_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
-    every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
-    if config.put == "source" and site.by_token:
-        every = {name: part for name, part in every.items() if max(part.positions or (0,)) >= first}
+    made, backwards = 0.0, 0
     read = spec_of(config).last(header)
     last = header.n_layers if read is None else read + 1
-    for part in every.values():
-        layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
-        weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
-        made += weights / (header.n_body + header.n_vocab)
+    for name in config.sites:
+        grid = cells(header, name, by=config.by, n_positions=n_positions, **config.at)
+        site = SITES[name]
+        made += _BESIDE
+        if config.approximate or config.screen:
+            backwards += config.steps
+            grid = grid[: config.check if config.approximate else config.screen]
+        axes = sizes_of(header, site.axes, n_positions=n_positions)
+        draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
+        drawn = [drawn_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
+        every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
+        if config.put == "source" and site.by_token:
+            every = {own: part for own, part in every.items() if max(part.positions or (0,)) >= first}
+        for part in every.values():
+            layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
+            weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
+            made += weights / (header.n_body + header.n_vocab)
     whole = Pass(forwards=made, backwards=backwards, tokens=sum(map(len, clean)))
     return Passes(
         parts=(whole,),
@@ -72,9 +74,10 @@ def check_before(config: PatchConfig) -> None:
     header = header_of(config.model)
     if header is not None:
         longest = most_tokens([*config.clean, *config.corrupted])
-        indices_of(header, config.site, by=config.by, n_positions=longest, **config.at)
+        for site in config.sites:
+            indices_of(header, site, by=config.by, n_positions=longest, **config.at)
         spec_of(config).last(header)
-    if config.site in SITES:
+    if all(site in SITES for site in config.sites):
         check_put(config)
 
 

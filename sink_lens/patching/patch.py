@@ -34,11 +34,11 @@ from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, check_known
 from ..records.shards import check_shard, run_in
 from .cells import MakesEdit
-from .config import PatchConfig
+from .config import ADDED, EVERY, PatchConfig
 from .first_order import first_order
 from .pairs import PromptPair, Sequences
 from .parts import check_put, drawn_parts, identity_of
-from .results import ADDED, EVERY, PatchResult, grid_frame, joined, shared_facts, write_result
+from .results import PatchResult, grid_frame, joined, shared_facts, write_result
 from .run_folder import Kept, Measured, label_of, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
 
@@ -80,7 +80,8 @@ def patch(
         overwrite: replace the run that the folder holds.
         progress: show a bar.
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``. ``site="every"``
-            patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``.
+            patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``; each has a run
+            folder in ``out``.
 
     With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
     largest are patched; the frame then has the column ``approximation``, as a check of it.
@@ -94,15 +95,32 @@ def patch(
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
         RunError: the folder is in use, or holds another run or another division into shards.
     """
-    if (fields.get("site") or (config.site if config is not None else "")) == EVERY:
-        if out is not None:
-            raise InputError(f"site={EVERY!r} and a run folder were given, which holds one site; leave out out")
-        asked: dict[str, Any] = {"metric": metric, "put": put, "edits": edits, "config": config, "progress": progress}
-        asked |= {name: one for name, one in fields.items() if name != "site"}
-        lens = as_lens(lens)
-        return joined({site: patch(lens, clean, corrupted, site=site, **asked) for site in ADDED})
     check_shard(shard, out=out, overwrite=overwrite)
-    request = _request(lens, clean, corrupted, metric=metric, put=put, edits=edits, config=config, fields=fields)
+    asked: dict[str, Any] = {"metric": metric, "put": put, "edits": edits, "config": config, "progress": progress}
+    asked |= {"shard": shard, "overwrite": overwrite}
+    if (fields.get("site") or (config.site if config is not None else "")) == EVERY:
+        folders = {site: None if out is None else Path(out) / site for site in ADDED}
+        lens = as_lens(lens)
+        own = {site: asked | {"fields": {**fields, "site": site}, "out": folder} for site, folder in folders.items()}
+        return joined({site: _patched(lens, clean, corrupted, reopen=True, **one) for site, one in own.items()})
+    return _patched(lens, clean, corrupted, fields=fields, out=out, reopen=shard is not None, **asked)
+
+
+def _patched(
+    lens: ModelLike,
+    clean: Sequences | None,
+    corrupted: Sequences | None,
+    *,
+    fields: Mapping[str, Any],
+    out: str | Path | None,
+    shard: str | None,
+    overwrite: bool,
+    progress: bool,
+    reopen: bool,
+    **asked: Any,
+) -> PatchResult:
+    """The patches of one site; ``reopen`` takes a finished run as it is."""
+    request = _request(lens, clean, corrupted, fields=fields, **asked)
     if out is None:
         return request.result(None, progress=progress)
     code = request.code()
@@ -124,7 +142,7 @@ def patch(
         Path(out),
         shard=shard,
         overwrite=overwrite,
-        opened=partial(request.open, code=code, reopen=shard is not None),
+        opened=partial(request.open, code=code, reopen=reopen),
         begin=begin,
         compute=compute,
         finish=partial(request.finish, progress=progress and shard is None),

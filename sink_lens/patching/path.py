@@ -21,7 +21,7 @@ Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arX
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -31,7 +31,7 @@ from torch import Tensor
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
-from ..edits.hooks import check_edits
+from ..edits.hooks import edits_in
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
 from ..edits.outcome import Outcome
 from ..edits.part import Part
@@ -43,7 +43,7 @@ from ..engine.needs import Needs
 from ..engine.plan import even_plan_of
 from ..engine.trust import check_plan
 from ..errors import InputError
-from ..models.lens import LensModel
+from ..models.lens import LensModel, from_end
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..progress import tqdm
@@ -149,7 +149,7 @@ def path_patch(
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
-    check_edits([_put(part, own[_place(part)]) for part in every], lens=lens, n_positions=run.n_positions)
+    edits_in(lens, [_put(part, own[_place(part)]) for part in every], n_positions=run.n_positions)
     edits = [
         [
             _put(start, other[_place(start)]),
@@ -236,6 +236,7 @@ def _part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
         given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
+    given = replace(given, layers=from_end(given.layers, lens.n_layers))
     cells(lens, given.site, by=(), n_positions=n_positions, **given.where)  # refuses a part that does not exist
     return given
 

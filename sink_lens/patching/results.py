@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..models.sites import SITES
 from ..records import RunWriter, display
 from ..stats import strongest
-from .config import PatchConfig
+from .config import EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .parts import identity_of
 from .run_pair import RunPair
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Rows of the table ``summary``."""
-EVERY = "every"
-"""The site of a patch of all ``ADDED``."""
-ADDED = ("resid_pre", "attn_out", "mlp_out")
-"""The stream, and what each layer adds to it: the sites of TransformerLens's ``get_act_patch_block_every``."""
 _THEIR_AXES = {"position": "pos"}
 _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_index"}
 """Axis of a sweep -> its name in ``transformer_lens.patching``, of activations and of scores and pattern."""
@@ -264,7 +260,9 @@ def joined(results: Mapping[str, PatchResult]) -> PatchResult:
     frame = pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True)
     frame = frame[[*by, *(name for name in frame if name not in by)]]
     values = torch.cat([one.values for one in results.values()])[torch.from_numpy(order)]
-    return replace(first, frame=frame, site=EVERY, by=by, values=values)
+    finished = all(one.finished for one in results.values())
+    folder = None if first.folder is None else first.folder.parent
+    return replace(first, frame=frame, site=EVERY, by=by, values=values, folder=folder, finished=finished)
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult, *, top: int = SHOWN) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from ..engine.cells import Cell
 from ..engine.cells import cell_of as engine_cell
 from ..errors import InputError
 from ..models.header import Sized
+from ..schema import table_of
 from .grid import Grid, drawn_axis, group_of
 
 
@@ -45,6 +46,10 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given or not name:
         raise InputError("a cell needs at least one edit, and a name")
+    table = table_of("sweep", "cells")
+    assert table is not None  # it is in the schema
+    if taken := sorted(columns.keys() & {one.name for one in table.columns if not one.optional}):
+        raise InputError(f"columns of a cell are called {', '.join(taken)}, as those of numbers are; need other names")
     places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
     identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
     return OwnCell(cell=engine_cell(given), columns={"name": name} | columns, identity=identity)

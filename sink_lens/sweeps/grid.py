@@ -109,8 +109,8 @@ class EditGrid:
                 if first is not None and given == "all":
                     raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
                 label = f"{name}s of {self.kind} {site.name}"
-                if name == "layer" and given == "each":
-                    given = list(lens.having(site.name))
+                if name == "layer":
+                    given = list(lens.having(site.name)) if given == "each" else _from_end(given, lens.n_layers)
                 axes.append(values_of(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._options()], sizes
 
@@ -127,6 +127,13 @@ class EditGrid:
                 raise InputError(f"{self.kind} needs {name}s, each once; found {list(given)}")
             found.append(chosen)
         return found
+
+
+def _from_end(given: Any, n_layers: int) -> Any:
+    """Layers, or lists of them, of which a negative number counts from the last one."""
+    if isinstance(given, list | tuple):
+        return [_from_end(one, n_layers) for one in given]
+    return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -460,3 +460,10 @@ def test_what_a_tokenizer_returns_is_a_batch_with_its_mask_read():
         batch_of(tokenizer(texts))
     with pytest.raises(InputError, match="a mapping with ids was given as tokens; need input_ids"):
         batch_of({"ids": [[3, 4]]})
+
+
+def test_a_document_that_continues_another_row_is_refused():
+    tokens, places = torch.arange(3, 9)[None], torch.tensor([[5, 6, 7, 0, 1, 2]])
+    with pytest.raises(InputError, match="a document begins at position 5 by these position_ids; need documents that"):
+        from_tensor(tokens, position_ids=places)
+    assert from_tensor(tokens[:, 2:], position_ids=places[:, 2:]).tokens.tolist() == [[6, 7, 8]]

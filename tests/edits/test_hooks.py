@@ -37,7 +37,8 @@ def test_an_empty_or_doubled_choice_is_refused(where, text):
     ("site", "where", "text"),
     [
         ("z", {"layers": [3]}, "layer 3 of the edit 'zero z' does not exist; need 0 to 2"),
-        ("z", {"layers": [-1]}, "layer -1 of the edit 'zero z' does not exist"),
+        ("z", {"layers": [-4]}, "layer -4 of the edit 'zero z' does not exist"),
+        ("z", {"layers": [2, -1]}, r"the edit 'zero z' names layers twice: \[2, -1\] of 3; need each once"),
         ("final", {"layers": [1]}, "layer 1 of the edit 'zero final' does not exist; need 0 to 0"),
         ("z", {"positions": [12]}, "position 12 of the edit 'zero z' does not exist; need 0 to 11"),
         ("pattern", {"positions": [12]}, "position 12 of the edit 'zero pattern' does not exist; need 0 to 11"),
@@ -55,6 +56,16 @@ def test_an_empty_or_doubled_choice_is_refused(where, text):
 def test_a_place_that_does_not_exist_is_refused(lens_of, site, where, text):
     with pytest.raises(InputError, match=text):
         run_with(lens_of("llama"), tokens(), zero(site, **where))
+
+
+def test_what_is_no_choice_and_no_change_is_refused():
+    with pytest.raises(InputError, match="'zero z' was given dims, layer; need some of layers, positions, heads"):
+        zero("z", layer=[1], dims=[0])
+    for mask in ([True, False], torch.tensor([True, False])):
+        with pytest.raises(InputError, match="units is a mask of True and False; need indices"):
+            zero("z", units=mask)
+    with pytest.raises(InputError, match=r"the function of the edit 'z' .*; need change\(values, at\)"):
+        edit("z", lambda x: x)
 
 
 def test_an_index_that_is_no_whole_number_is_refused():
@@ -112,6 +123,7 @@ def test_an_edit_that_gives_no_number_is_named_with_its_layer(lens_of, bad):
         (lambda x, at: x[:, 1:], r"gave \(2, 11, 4, 12\) at layer 0; need a tensor of the shape .*\(2, 12, 4, 12\)"),
         (lambda x, at: 0.0, "gave float at layer 0"),
         (lambda x, at: None, "gave NoneType at layer 0"),
+        (lambda x, at: x.to(torch.complex64), "gave complex numbers at layer 0"),
     ],
 )
 def test_a_result_of_another_shape_is_refused(lens_of, change, text):

@@ -14,7 +14,17 @@ from filelock import FileLock
 from lenses import lens_of
 from rounding import assert_close
 
-from sink_lens import TokenBatch, capture, edits, patching, run_with, wrap
+from sink_lens import (
+    TokenBatch,
+    capture,
+    direct_logit_attribution,
+    edits,
+    generate,
+    patching,
+    run_with,
+    sweep,
+    wrap,
+)
 from sink_lens.edits import metrics
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.engine import Engine
@@ -27,6 +37,7 @@ from sink_lens.records.shards import progress_of
 from sink_lens.report import circuit_of
 from sink_lens.report.html import content
 from sink_lens.stats import paired_differences
+from sink_lens.sweeps import EditGrid, cell_of
 
 N, T = 4, 10
 METRIC = metrics.logit_difference(5, 7)
@@ -339,7 +350,7 @@ def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_pat
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_every_patches_the_stream_attention_and_mlp_as_transformer_lens_does(family):
+def test_every_patches_the_stream_attention_and_mlp_as_transformer_lens_does(family, tmp_path):
     own = lens_of(family)
     clean = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(0))
     corrupted = clean.clone()
@@ -362,17 +373,78 @@ def test_every_patches_the_stream_attention_and_mlp_as_transformer_lens_does(fam
     assert (same.axis_names, tuple(same.values.shape)) == (["layer", "pos", "site"], (3, 5, 3, 2))
     assert "The strongest patch is at layer" in found._repr_html_()
     assert "control_effect" not in found._repr_html_()  # without controls, a column of nothing
-    with pytest.raises(InputError, match="site='every' and a run folder were given"):
-        patching.patch(own, clean, corrupted, site="every", metric=metric, out="runs/x")
+    kept = patching.patch(own, clean, corrupted, site="every", metric=metric, controls=0, out=tmp_path, progress=False)
+    assert torch.equal(kept.values, found.values)
+    assert kept.folder == tmp_path
+    shutil.rmtree(tmp_path / "mlp_out")  # as if it was stopped: the same call does what is missing
+    again = patching.patch(own, clean, corrupted, site="every", metric=metric, controls=0, out=tmp_path, progress=False)
+    assert torch.equal(again.values, found.values)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["attn_out", "mlp_out", "resid_pre"]
+    assert len(read_run(tmp_path / "mlp_out").tables["patches"]) == 15
 
 
-def test_a_layer_below_0_counts_from_the_last():
+def test_a_layer_below_0_counts_from_the_last(tmp_path):
     own, tokens = lens_of(), torch.randint(3, 300, (1, 6), generator=torch.Generator().manual_seed(0))
     assert set(capture(own, tokens, sites=["z"], layers=[-1, 0])) == {("z", 0), ("z", 2)}
     assert run_with(own, tokens, layers=[-2]).layers == (1,)
     part = {"layers": [-1], "positions": [2], "controls": 0}
     found = patching.patch(own, tokens, tokens.flip(1), metric="loss", progress=False, **part)
     assert found.frame["layer"].tolist() == [2]
+    difference = metrics.logit_difference(5, 7)
+    for one in (
+        lambda last, first: run_with(own, tokens, edits.zero("z", layers=[last, first])).loss,
+        lambda last, first: run_with(own, tokens, edits.mean_all(own, tokens, "z", layers=[last, first])).loss,
+        lambda last, first: run_with(own, tokens, edits.isolate([3], layers=[last])).loss,
+        lambda last, first: (
+            run_with(own, tokens, edits.scalar(own, layer=last, neurons=[1, 2], dimensions=[0], factor=9.0)).loss
+        ),
+        lambda last, first: own.bridge.run_with_hooks(
+            tokens, fwd_hooks=edits.fwd_hooks(own, edits.zero("mlp_out", layers=[last]))
+        ),
+        lambda last, first: generate(own, tokens, edits.add("z", 9.0, layers=[last]), max_new_tokens=4).ids,
+        lambda last, first: (
+            direct_logit_attribution(own, tokens, 5, edits=edits.scale("resid_post", 2.0, layers=[first])).values
+        ),
+        lambda last, first: (
+            patching.patch(
+                own,
+                tokens,
+                tokens.flip(1),
+                metric="loss",
+                edits=edits.scale("z", 3.0, layers=[first]),
+                put=lambda site, **where: edits.zero(site, **{**where, "layers": [last]}),
+                progress=False,
+                **{**part, "layers": [last]},
+            ).values
+        ),
+        lambda last, first: torch.tensor(
+            patching.path_patch(
+                own, tokens, tokens.flip(1), sender=("z", first, 0), receiver=("q", last, 1), metric=difference
+            ).frame["effect"]
+        ),
+        lambda last, first: torch.tensor(
+            sweep(
+                own,
+                [cell_of(edits.zero("z", layers=[first]), name="mine")],
+                tokens=tokens,
+                metrics=metrics.sink_mass(0),
+                out=tmp_path / str(last),
+                progress=False,
+            ).frame["effect"]
+        ),
+        lambda last, first: [
+            next(EditGrid(site="z", layers=chosen).specs(own, n_positions=6)).part
+            for chosen in (first, [last, first], [[first, last]])
+        ],
+    ):
+        (found, wanted) = one(-1, -3), one(2, 0)
+        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
+    for call in (
+        lambda: edits.freeze("z", {-1: torch.zeros(1)}),
+        lambda: edits.normalise({-1: torch.ones(4)}),
+    ):
+        with pytest.raises(InputError, match="need layers counted from 0 on"):
+            call()
     for ask in (lambda: capture(own, tokens, sites=["z"], layers=[-4]), lambda: run_with(own, tokens, layers=[-4])):
         with pytest.raises(InputError, match="layer -4 does not exist; need 0 to 2"):
             ask()

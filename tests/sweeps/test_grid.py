@@ -381,6 +381,11 @@ def test_a_cell_without_edits_or_without_a_name_is_refused(edits, name):
         cell_of(edits, name=name)
 
 
+def test_a_column_of_a_cell_that_would_be_one_of_the_numbers_is_refused():
+    with pytest.raises(InputError, match="columns of a cell are called effect, n, as those of numbers are"):
+        cell_of(zero("z"), name="mine", effect=1.0, n=3, dose=2)
+
+
 def test_every_site_of_a_family_can_be_swept(lens_of):
     lens = lens_of("llama")
     for site in sites_of(lens.family):
