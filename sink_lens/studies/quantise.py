@@ -416,7 +416,8 @@ def _sentence(found: Mapping[str, Any]) -> str:
     if found["controls"]:
         random = f"{plural(found['controls'], 'random set')} of that size at most {percent(found['random_most'])}"
     share = f"{percent(found['closed_share'])} {bounds(found['closed_low'], found['closed_high'], shown=percent)}"
-    closed = f"{share} of the gap, {random}"
+    share = f"all of the gap ({share})" if found["closed_share"] >= 1 else f"{share} of the gap"
+    closed = f"{share}, {random}"
     if found["verdict"] == "no small set":
         return f"No small set of tokens and channels helps: {cost}, and the best of those tried closes {closed}."
     sinks = [f"the sink tokens ({number(found['sink_tokens'])} a sequence)"] if found["sink_tokens"] else []

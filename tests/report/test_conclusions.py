@@ -71,13 +71,13 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
     assert [table.title for table in part.tables] == ["Readings"]
 
 
-def test_the_set_to_keep_is_named_in_the_title(tmp_path):
-    row = {"verdict": "keep", "format": "int8_tensor", "closed_share": 0.78, "closed_low": 0.7, "closed_high": 0.88}
+@pytest.mark.parametrize(("share", "said"), [(0.78, "78% [70%, 88%]"), (1.05, "all")])
+def test_the_set_to_keep_is_named_in_the_title(tmp_path, share, said):
+    row = {"verdict": "keep", "format": "int8_tensor", "closed_share": share, "closed_low": 0.7, "closed_high": 0.88}
     row |= {"sentence": "Keep the sink tokens in 16 bit: int8_tensor costs 0.7 nats.", "cost_nats": 0.7}
     run = a_run(tmp_path / "run", "quantise", summary=[row])
-    assert content(run).title == (
-        "int8 tensor: keep the sink tokens in 16 bit, which closes 78% [70%, 88%] of the 0.7 nats that it costs"
-    )
+    title = f"int8 tensor: keep the sink tokens in 16 bit, which closes {said} of the 0.7 nats that it costs"
+    assert content(run).title == title
 
 
 @pytest.mark.parametrize(("low", "told"), [(-0.1, True), (0.05, False)])

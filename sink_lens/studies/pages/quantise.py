@@ -58,7 +58,7 @@ def _title(run: Run) -> str:
     kept, colon, _ = visible(row.get("sentence", ""), limit=160).partition(": ")
     if np.isfinite(closed) and colon and kept.startswith("Keep"):
         bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
-        share = f"{percent(closed)} {bounds}".rstrip()
+        share = "all" if closed >= 1 else f"{percent(closed)} {bounds}".rstrip()
         return f"{form}: k{kept[1:]}, which closes {share} of the {number(cost)} nats that it costs"
     return f"{title}; the format {costs(cost, row.get('cost_low'), row.get('cost_high'))}"
 
@@ -110,7 +110,9 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     see = "Held-out loss of every condition, and how much of the cost of rounding everything it wins back."
     if len(random):
         shares = random["closed_share"].to_numpy(float)
-        see += f" {len(random)} random sets close {percent(shares.min())} to {percent(shares.max())}."
+        see += (
+            f" {len(random)} random sets of that size close {percent(shares.min())} to {percent(shares.max())} of it."
+        )
     table = shown_table(shown, heads | {"closed": "gap closed", "interval": "95%"}, most=40)
     return see + more(len(shown), "conditions", most=40), table
 
