@@ -7,12 +7,13 @@ import pandas as pd
 
 from ..chain.page.words import curve_text
 from ..chain.setting import Setting
-from ..edits.amplification import Centre, CentringMeans, centring_means
+from ..edits.amplification import Centre, CentringMeans, centres_of, centring_means
 from ..edits.amplification import amplify as amplifying
 from ..edits.constructors import Edit
 from ..edits.effects import layer_table
 from ..edits.outcome import Outcome
 from ..errors import InputError
+from ..models.lens import check_attention
 from ..stats import studentised_interval
 from ..text import span
 from .config import AmplifyConfig
@@ -27,9 +28,15 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
-    factors, centres, layers = config.factors, config.centres, config.layers
+    lens, factors, layers = setting.lens, config.factors, config.layers
+    centres = [centre for centre in centres_of(lens) if centre in config.centres]
+    if not centres:
+        raise InputError(f"values of {lens.name} are gated, so they have no such centre; need aggregated or none")
     chosen = list(setting.early_layers) if layers is None else list(layers)
-    after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]
+    check_attention(lens, chosen, what="values to amplify")
+    if not chosen:
+        raise InputError("the token grows before any layer with attention, so nothing can be amplified; name layers")
+    after = [layer for layer in lens.attention_layers if layer > max(chosen, default=-1)]
     reads = setting.next_layers if layers is None else after[:5]
     if not reads:
         raise InputError(f"layers {span(chosen)} leave no layer to read; need layers below the last one")
@@ -38,7 +45,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
     baseline, by_layer, summary = setting.baseline, [], []
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
-    at = {"position": setting.target_position, "layers": chosen, "means": means}
+    at = {"position": setting.target_position, "layers": chosen, "means": means, "site": lens.family.aggregated}
     edits = [_amplified(factor, centre=centre, **at) for centre, factor in cells]
     runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
     for (centre, factor), some, run in zip(cells, edits, runs, strict=True):
@@ -79,9 +86,9 @@ def _change(baseline: Outcome, edited: Outcome, *, position: int, reads: Sequenc
 
 
 def _amplified(
-    factor: float, *, position: int, layers: list[int], centre: Centre, means: CentringMeans | None
+    factor: float, *, position: int, layers: list[int], centre: Centre, means: CentringMeans | None, site: str
 ) -> list[Edit]:
     """The edit of one cell; none where the factor is 1, which is the baseline run."""
     if factor == 1:
         return []
-    return [amplifying(factor, positions=[position], layers=layers, centre=centre, means=means)]
+    return [amplifying(factor, positions=[position], layers=layers, centre=centre, means=means, site=site)]

@@ -41,6 +41,8 @@ from .study import Measured, Study, inputs, shown_name, write_study
 
 INACTIVE = 0.25
 """A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
+_SUBLAYERS = (("attention", "attn_out"), ("mixer", "mixer_out"), ("MLP", "mlp_out"))
+"""What writes to the stream -> its site."""
 _MOST_LISTED = 16
 
 
@@ -80,7 +82,7 @@ def card(
     if other is not None:
         fields |= {"others": (str(other) if isinstance(other, str | Path) else as_lens(other).name,)}
     check_free(out, overwrite=overwrite)
-    config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields)
+    config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     if len(config.others) > 1:
         count = 1 + len(config.others)
         raise InputError(f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more")
@@ -263,7 +265,7 @@ def _largest(seen: Observed) -> list[dict[str, Any]]:
         if name not in seen.core.values:
             continue
         found = seen.core.stacked(name)
-        layer, sequence = divmod(int(found[..., 0].abs().argmax()), found.shape[1])
+        layer, sequence = divmod(int(found[..., 0].abs().nan_to_num(-1.0).argmax()), found.shape[1])
         value, position, channel, over = found[layer, sequence].tolist()
         rows.append(
             {
@@ -337,14 +339,11 @@ def hook_points(lens: LensModel, seen: Observed) -> dict[str, Any]:
     for layer in layers:
         at = f"{family.layers}.{layer}"
         points.append({"what": "residual stream after the layer", "module": at, "side": "output", "layer": layer})
-        points.append(
-            {
-                "what": "heads joined, before W_O",
-                "module": f"{at}.{family.attention}.{family.o}",
-                "side": "input",
-                "layer": layer,
-            }
-        )
+        if layer in lens.attention_layers:
+            module = f"{at}.{family.attention}.{family.o}"
+            points.append({"what": "heads joined, before W_O", "module": module, "side": "input", "layer": layer})
+        if layer in lens.mixer_layers:
+            points.append({"what": "mixer", "module": f"{at}.{family.mixer}", "side": "output", "layer": layer})
         if family.down is not None:
             points.append({"what": "neurons", "module": f"{at}{mlp}.{family.down}", "side": "input", "layer": layer})
     return {
@@ -468,7 +467,8 @@ def _maker(row: Mapping[str, Any]) -> str:
     """Say what writes the outlier dimension in one growth layer: experts, neurons, else attention and MLP."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
-        units = [(name, ("", row[site])) for name, site in (("attention", "attn_out"), ("the MLP", "mlp_out"))]
+        said = {"attention": "attention", "mixer": "the mixer", "MLP": "the MLP"}
+        units = [(said[part], ("", row[site])) for part, site in _SUBLAYERS if site in row]
     kinds: dict[str, list[str]] = {}
     for name, (unit, share) in units:
         named = neuron_name(int(row["layer"]), int(unit)) if name == "neurons" else f"{unit}"
@@ -612,10 +612,7 @@ def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}
-        rows += [
-            at | {"part": part, "unit": None, "share": row[site]}
-            for part, site in (("attention", "attn_out"), ("MLP", "mlp_out"))
-        ]
+        rows += [at | {"part": part, "unit": None, "share": row[site]} for part, site in _SUBLAYERS if site in row]
         for part in ("expert", "neuron"):
             rows += [at | {"part": part, "unit": unit, "share": share} for unit, share in row.get(f"{part}s", [])]
     return rows + [

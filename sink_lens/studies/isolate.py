@@ -36,5 +36,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
     headline = "\n".join(
         f"isolating position {row['target_position']}: {sentence(row, sink_position=sink)}" for row in summary
     )
+    if mixing := setting.lens.mixer_layers:
+        headline += f"\nisolation masks attention alone: the mixers of layers {span(mixing)} still bring earlier tokens"
     options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
     return Measured(frames=frames, headline=headline, asked=options)

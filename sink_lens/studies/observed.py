@@ -29,9 +29,9 @@ from ..measures import attention, outputs
 from ..measures.dimensions import dominance_ratio
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
-from ..models.lens import LensModel, check_every_layer
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.sites import SITES
+from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights
 from ..schema import SINK_THRESHOLD
 
@@ -74,7 +74,6 @@ class Observed:
     ) -> None:
         """Check that the model takes the tokens; nothing is run yet."""
         self.lens: LensModel = as_lens(lens)
-        check_every_layer(self.lens)
         check_tokens(self.lens, tokens)
         self.tokens, self.batch_size = tokens, batch_size
         self.thresholds, self.seed = thresholds, seed
@@ -112,7 +111,7 @@ class Observed:
     def _take_rows(self, view: LayerView) -> Tensor:
         """Mean attention that each key receives; the scores of sinks are summed on the way."""
         assert view.rows is not None
-        if view.layer == 0:
+        if view.layer == self.lens.attention_layers[0]:
             self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
         self._received[-1].add(view)
         rows = attention.row_shares(view["rows"]) if self.lens.family.sigmoid else view["rows"]
@@ -258,9 +257,9 @@ class Observed:
 
     @cached_property
     def writers(self) -> list[dict[str, Any]]:
-        """Find the writers of the outlier dimension by growth step: attention, MLP and the strongest neurons.
+        """Find the writers of the outlier dimension by growth step: attention, mixer, MLP and the strongest neurons.
 
-        One row per layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
+        One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
         share] of those that make at least ``SUPER_SHARE``. A mixture of experts also has ``experts``: [expert, share],
         and its neurons are counted over all experts. No row where the token has no outlier dimension. A family that
         norms its MLP's output has no neurons here.
@@ -271,8 +270,8 @@ class Observed:
             for layer in step.layers:
                 change = float((self.states[layer + 1] - self.states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
-                sites = ["attn_out", "mlp_out"]
-                neurons = self.lens.family.mlp_post_norm is None
+                sites = self.lens.adding(layer)
+                neurons = self.lens.row(layer).mlp_post_norm is None and "neurons" in sites_of(self.lens.family)
                 kept = capture(
                     self.lens,
                     self.tokens,
@@ -305,6 +304,8 @@ class Observed:
         layers count is ours (``WRITES_MOST``, ``SPIKE``, ``OF_LARGEST``).
         """
         output = "down_out" if "largest:down_out" in self.core.values else "mlp_out"
+        if "largest:neurons" not in self.core.values:
+            return []
         rows = []
         for layer in range(self.lens.n_layers):
             inputs, written = self.core["largest:neurons", layer], self.core[f"largest:{output}", layer]

@@ -123,6 +123,8 @@ class SinkMonitor:
         self._outer, self._model = model, _unwrap(model)
         self._family = _family(self._model)
         self._layers = [_bare(one) for one in _children(self._model.get_submodule(self._family.layers))]
+        top = self._family.attention.partition(".")[0]
+        self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
         self._every, self._tokens, self._sequences = every, tokens, sequences
         self._threshold, self._extras = threshold, frozenset(extras)
         self._folder, self._step = None if folder is None else Path(folder), first_step
@@ -263,7 +265,7 @@ class SinkMonitor:
 
     def _state(self, sums: KeySums | None) -> int:
         """Check whether there is a reading, whose sums are taken then."""
-        if sums is not None and sums.complete(range(len(self._layers))):
+        if sums is not None and self._complete(sums):
             sums.settled()
             return _READY
         found = "the monitor was not listening" if sums is None else "the model was not called in it"
@@ -337,14 +339,17 @@ class SinkMonitor:
             self._end = None
         self._inputs = self._valid = self._documents = self._apart = None
 
+    def _complete(self, sums: KeySums) -> bool:
+        return sums.complete(range(len(self._layers)), attention=self._attending)
+
     def _listen(self) -> None:
         """Hooks on the layers and their attention modules."""
         first_hook = self._within(self._stream_before(iter([-1])))
         self._hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
-        for layer, numbers in _number_calls(self._layers):
+        for layer, numbers in _number_calls(self._layers, layers=range(len(self._layers))):
             self._hook(layer.register_forward_hook(self._within(self._stream_after(numbers))))
-        modules = [_bare(layer.get_submodule(self._family.attention)) for layer in self._layers]
-        for module, numbers in _number_calls(modules):
+        modules = [_bare(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
+        for module, numbers in _number_calls(modules, layers=self._attending):
             after = self._within(self._attention_after(numbers))
             self._hook(module.register_forward_hook(after, with_kwargs=True))
 
@@ -389,7 +394,7 @@ class SinkMonitor:
         self._end = kept
         if inputs is not None and output is not None and not self.stopped:
             with self._guarded():
-                if self._sums is not None and not self._sums.complete(range(len(self._layers))):
+                if self._sums is not None and not self._complete(self._sums):
                     self._replay(inputs, call=self._model.forward)
 
     def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
@@ -527,11 +532,11 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
     return (one for one in module._modules.values() if one is not None)
 
 
-def _number_calls(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """Each module once, and the layers that its calls within one forward are, round after round."""
+def _number_calls(modules: Sequence[nn.Module], *, layers: Sequence[int]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
+    """Each module once, and those of the modules' layers that its calls within one forward are, round after round."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
-            yield module, itertools.cycle([layer for layer, one in enumerate(modules) if one is module])
+            yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
 
 
 def _bare(module: nn.Module) -> nn.Module:
@@ -563,10 +568,7 @@ def _family(model: PreTrainedModel) -> Family:
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name
         known = names[1]
-    family = family_of_model(known, config=model.config)
-    if family.mixer is not None:
-        raise ModelError(f"{known} has layers without attention; need a model that has it in every layer to be watched")
-    return family
+    return family_of_model(known, config=model.config)
 
 
 def _has_compiled(model: nn.Module) -> bool:

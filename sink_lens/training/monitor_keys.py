@@ -27,6 +27,8 @@ SAMPLED = 64
 """The most query rows of a sequence, and the most of its ordinary tokens, that are looked at one by one."""
 COVERAGE_FACTOR = 20.0
 """A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
+_NOTHING = torch.full((2,), math.nan, dtype=torch.float64)
+"""Sum and count of what a layer does not have, as attention in some layers of a hybrid."""
 _LEAST_LOG = -1e4
 """Under it a weight is 0 in float32."""
 
@@ -183,9 +185,10 @@ class KeySums:
         self._by_key("rate_by_key", (score > self.threshold).float(), where=seen.score_told[:, None], layer=layer)
         self._by_key("mass_by_key", later / seen.mass[:, None], where=seen.mass_told[:, None], layer=layer)
 
-    def complete(self, layers: range) -> bool:
-        """Check whether every layer was read."""
-        return all(("kurtosis", one) in self._values and ("entropy", one) in self._values for one in layers)
+    def complete(self, layers: range, *, attention: Sequence[int]) -> bool:
+        """Check whether every layer was read, and the attention of those that have it."""
+        read = {"kurtosis": layers, "entropy": attention}
+        return all((name, one) in self._values for name, some in read.items() for one in some)
 
     def settled(self) -> "KeySums":
         """Turn the values collected so far into sums and counts, in place; returns itself."""
@@ -221,17 +224,18 @@ class KeySums:
         """The keys of a reading and their numbers, after ``settled``; what is not defined is left out."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
+        attention = [layer for layer in layers if ("score_by_key", layer) in added]
         by_layer: dict[str, list[float]] = {}
         for name in ("rate_first", "mass_first", "entropy", "kurtosis", *sorted(self.extras)):
-            by_layer[name] = [_ratio(added[name, layer]) for layer in layers]
+            by_layer[name] = [_ratio(added.get((name, layer), _NOTHING)) for layer in layers]
         for name in ("norm_ratio", "dominance"):
             by_layer[name] = [_ratio(added[name, layer]) for layer in range(-1, n_layers)]
         for name in ("max_activation", "max_logit"):
-            by_layer[name] = [float(self.largest[name, layer]) for layer in layers]
+            by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
         whole: dict[str, float] = {}
         if self.without_first:
             return _reading({name: by_layer[name] for name in _ANYWHERE}, whole, n_layers=n_layers)
-        scores = torch.stack([added["score_by_key", layer] for layer in layers]).sum(0)
+        scores = torch.stack([added["score_by_key", layer] for layer in attention]).sum(0)
         mean = scores[0] / scores[1]
         if not mean.isnan().all():
             strongest = int(mean.nan_to_num(-1.0).argmax())
@@ -240,8 +244,8 @@ class KeySums:
                 if strongest == 0:  # known from every query
                     by_layer[f"{name}_strongest"] = by_layer[f"{name}_first"]
                 else:
-                    found = [_ratio(added[f"{name}_by_key", layer][:, strongest]) for layer in layers]
-                    by_layer[f"{name}_strongest"] = found
+                    found = {layer: _ratio(added[f"{name}_by_key", layer][:, strongest]) for layer in attention}
+                    by_layer[f"{name}_strongest"] = [found.get(layer, math.nan) for layer in layers]
         shares = [added["coverage", layer] for layer in layers]
         by_layer["coverage"] = [float(share[:-1].max() / share[-1]) for share in shares]
         widest = _argmax(by_layer["coverage"])

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from analyses.zoo import build
 from sink_lens import patching
 from sink_lens.activations.attention import OBSERVED
 from sink_lens.activations.record import Reading, capture, stream
@@ -15,12 +16,16 @@ from sink_lens.edits.constructors import freeze
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, ModelError, SiteError
 from sink_lens.identity.contraction import contraction
+from sink_lens.measures.attention import sink_mass
 from sink_lens.models.families import family_of
 from sink_lens.models.load import load, random_init, wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
-from sink_lens.studies.card import card
+from sink_lens.studies.ablate import ablate
+from sink_lens.studies.amplify import amplify
+from sink_lens.studies.card import card, rows_of_card
+from sink_lens.studies.isolate import isolate
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
@@ -163,26 +168,12 @@ def test_a_direct_path_freezes_the_mixers_between(family):
 
 
 @pytest.mark.parametrize(
-    "do",
-    [
-        lambda lens, folder: card(lens, sequences=2, length=16, out=folder / "run", progress=False),
-        lambda lens, folder: contraction(lens, sequences=50, length=16),
-    ],
-    ids=["card", "contraction"],
-)
-@pytest.mark.parametrize(
     ("family", "reason"),
     [("lfm2", REFUSED), ("falcon_h1", r"layers 0-2 of .* have a mixer beside their attention, .*; need another model")],
 )
-def test_what_needs_every_layer_is_refused_before_anything_is_written(do, family, reason, tmp_path):
+def test_what_needs_every_layer_is_refused(family, reason):
     with pytest.raises(ModelError, match=reason):
-        do(lens_of(family), tmp_path)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_hybrid_in_training_is_refused():
-    with pytest.raises(ModelError, match="Lfm2ForCausalLM has layers without attention"):
-        SinkMonitor(tiny("lfm2"))
+        contraction(lens_of(family), sequences=50, length=16)
 
 
 @pytest.mark.parametrize("name", ["Zamba2ForCausalLM", "NemotronHForCausalLM"])
@@ -209,3 +200,74 @@ def test_a_jamba_without_experts_has_neurons():
     for layer in range(4):
         made = found["neurons", layer] @ mlp_weights(lens, layer=layer).w_down.T
         torch.testing.assert_close(found["down_out", layer], made, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "seed"),
+    [("in_mixer_layer", "lfm2", 0), pytest.param("mixer_spike", "jamba", 5, marks=pytest.mark.exhaustive)],
+)
+def test_a_card_of_a_hybrid_names_what_writes_and_where_nothing_attends(name, family, seed, tmp_path):
+    zoo = build(name, seed=seed, family=family)
+    tokens = from_tensor(zoo.draw(6, length=32, generator=torch.Generator().manual_seed(0)))
+    found = card(wrap(zoo.model), tokens=tokens, out=tmp_path / "run", progress=False)
+    (row,) = found.decision["writers"]
+    (maker,) = zoo.truth.makers
+    assert row["layer"] == maker.layer
+    assert [*row] == ["layer", "dimension", "change", "mixer_out", "mlp_out", "neurons"]
+    assert row["mixer_out"] == pytest.approx(float(maker.kind == "mixer"), abs=0.02)
+    assert [one for one, _ in row["neurons"]] == ([] if maker.kind == "mixer" else [maker.index])
+    assert found.decision["sink"]["positions"] == [0]
+    assert found.decision["sink"]["first_layer"] == zoo.truth.locked[0]
+    points = {(one["what"], one["module"]) for one in found.decision["hook_points"]["points"]}
+    mixer = "conv" if family == "lfm2" else "mamba"
+    assert ("mixer", f"model.layers.{maker.layer}.{mixer}") in points
+    assert not any("self_attn" in module for _, module in points)
+    assert ("the mixer (" in str(rows_of_card(found.decision))) == (maker.kind == "mixer")
+    found.report()
+
+
+def test_isolation_amplification_and_ablation_of_a_hybrid(tmp_path):
+    zoo = build("in_mixer_layer", seed=5, family="jamba")
+    lens = wrap(zoo.model)
+    tokens = from_tensor(zoo.draw(6, length=32, generator=torch.Generator().manual_seed(0)))
+    ablated = ablate(lens, tokens=tokens, out=tmp_path / "ablate", progress=False).tables["summary"]
+    (maker,) = zoo.truth.makers
+    assert ablated["neurons"].tolist() == [f"{maker.layer}.{maker.index}"]
+    assert ablated["read_layers"].tolist() == ["3,5"]
+    isolated = isolate(lens, tokens=tokens, out=tmp_path / "isolate", progress=False)
+    assert "the mixers of layers 0,2,4 still bring earlier tokens" in isolated.headline
+    by_layer = isolated.tables["layers"].set_index("layer")
+    columns = [name for name in by_layer.columns if name.endswith("mass")]
+    assert columns
+    for name in columns:
+        assert by_layer[name].notna().to_dict() == {layer: bool(layer % 2) for layer in range(6)}
+    options = {"tokens": tokens, "factors": (1.0, 3.0), "progress": False}
+    amplified = amplify(lens, out=tmp_path / "amplify", **options)
+    assert {*amplified.tables["summary"]["layers"]} == {"1"}
+    assert {*amplified.tables["summary"]["read_layers"]} == {"3,5"}
+    with pytest.raises(SiteError, match="so no values to amplify; need one of the layers 1,3,5"):
+        amplify(lens, out=tmp_path / "no", layers=(0,), **options)
+    early = build("in_mixer_layer", seed=0, family="lfm2")
+    with pytest.raises(InputError, match="before any layer with attention, so nothing can be amplified; name layers"):
+        amplify(wrap(early.model), out=tmp_path / "no", **options)
+    gated = amplify(lens_of("qwen3_5"), out=tmp_path / "gated", layers=(1,), **options)
+    assert {*gated.tables["summary"]["centre"]} == {"aggregated", "none"}  # no mean of values lies behind a gate
+
+
+@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+def test_a_monitor_reads_the_attention_of_the_layers_that_have_it(family):
+    model, ids = tiny(family), tokens().repeat(1, 2)
+    with SinkMonitor(model, every=1, sequences=len(ids)) as monitor:
+        model(input_ids=ids, use_cache=False)
+        found = monitor.step()
+    lens = lens_of(family)
+    for key, layers in (("mass_first", lens.attention_layers), ("kurtosis", range(lens.n_layers))):
+        assert {name for name in found if name.startswith(f"sinks/{key}/")} == {
+            f"sinks/{key}/layer_{layer}" for layer in layers
+        }
+    mass = Reading(
+        name="mass", sites=("mass",), function=lambda view: sink_mass(view["mass"][..., 0], valid=view.valid, key=0)
+    )
+    read = stream(lens, ids, [mass]).values["mass"]
+    for layer in lens.attention_layers:
+        assert found[f"sinks/mass_first/layer_{layer}"] == pytest.approx(float(read[layer].mean()), abs=1e-5)
