@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from analyses.zoo import build
-from sink_lens.activations.record import Reading, stream
+from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.activations.sink_mask import sink_rates
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
@@ -20,6 +20,7 @@ from sink_lens.chain.trace import trace
 from sink_lens.cli.trace_table import short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
+from sink_lens.measures.rank import effective_rank
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
@@ -188,6 +189,24 @@ def test_the_chain_of_a_sink_that_some_sequences_have_is_asked_on_them_alone(tmp
     assert said.startswith(f"Position 0 is the attention sink. It is in 4 of 20 sequences, in {rate}% of their heads. ")
     assert "Some tokens there make it, and others do not" in said
     assert "which token comes first" not in said
+
+
+def test_both_of_two_sinks_are_named_and_left_out_of_the_rank(tmp_path):
+    zoo, lens, batch = lens_and_tokens("two_sinks", sequences=4)
+    config = replace(CONFIG, interventions=False)
+    result = trace(lens, config=config, tokens=batch, out=tmp_path / "run", progress=False, report=False)
+    position, token = zoo.placed[0]
+    assert (batch.tokens[:, position] == token).all()
+    rate = round(100 * len(zoo.truth.locked) / zoo.model.config.num_hidden_layers)
+    said = title(read_run(tmp_path / "run"))
+    assert said.startswith(f"Position 0 is the attention sink ({rate}% of heads). So is position {position} ({rate}%")
+    middle = zoo.model.config.num_hidden_layers // 2
+    states = capture(lens, batch, sites=["resid_post"], layers=[middle])["resid_post", middle]
+    kept = [place for place in range(batch.n_positions) if place not in (0, position)]
+    summary = result.tables["summary"].set_index("quantity")["value"]
+    rank = float(effective_rank(states[:, kept].float()).mean())
+    assert float(summary["effective_rank_without"]) == pytest.approx(rank, rel=1e-4)
+    assert rank > 2 * float(effective_rank(states[:, 1:].float()).mean())  # without position 0 alone
 
 
 def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
