@@ -331,7 +331,9 @@ class Circuit:
         elif ending == ".dot":
             path.write_text(files.dot(self.edges, group=self.graph.group), "utf-8")
         elif ending == ".parquet":
-            self.every_edge.to_parquet(path, index=False)
+            every = self.every_edge
+            every.attrs["d_model"] = self.graph.d_model
+            every.to_parquet(path, index=False)
         elif ending == ".html":
             self.explore().save(path)
         elif ending == ".pdf":
@@ -442,6 +444,7 @@ def find(
     config = with_fields(FindConfig, config, fields, where="circuits.find")
     graph = Graph.of(lens, neurons=neurons)
     given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "bos": config.bos}
+    given["frozen"] = config.frozen
     runs = with_spans(Runs.of(lens, clean, corrupted, ordinary=ordinary, **given), spans or {})
     return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
 

@@ -46,10 +46,19 @@ class FindConfig:
     """Maximum number of points of integrated gradients."""
     tolerance: float = TOLERANCE
     """Largest error of a pair's sum, as a share of the mean difference of the metric."""
+    freeze: Literal["sink"] | None = None
+    """``sink``: the position of the sink keeps its clean values, so that no edge there carries anything."""
+    sink_position: int = 0
+    """Position of the sink."""
     bos: BosCondition = "auto"
     """BOS condition for texts."""
     seed: int = 0
     """Seed of bootstraps, halves and random circuits."""
+
+    @property
+    def frozen(self) -> int | None:
+        """The position that keeps its clean values."""
+        return self.sink_position if self.freeze else None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -74,7 +83,7 @@ class CircuitConfig:
     metric: MetricName | None = None
     """What the circuit explains. Default: logit_difference; sink_mass with the task text."""
     sink_position: int = 0
-    """Position at which sink_mass is read."""
+    """Position of the sink: where sink_mass is read, and whose share of scores and faithfulness the run says."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
     """Layers in which sink_mass is read. Default: all."""
     method: Method = "eap-ig"
@@ -86,6 +95,8 @@ class CircuitConfig:
     clean-corrupted was not judged."""
     ablation: Ablation | None = None
     """The value that takes the place of what an edge carries. Default: resample; mean_ordinary with the task text."""
+    freeze: Literal["sink"] | None = None
+    """Keep the path through the sink's position at its clean values (sink), so that no edge there carries anything."""
     steps: int = 5
     """Initial number of points of integrated gradients; it is doubled for a pair until the pair's sum is complete."""
     most_steps: int = 160
@@ -152,7 +163,7 @@ class CircuitConfig:
         if self.task != "text":
             check_unread(self, "length", reader="task text")
         if self.reads != "sink_mass":
-            check_unread(self, "sink_position", "metric_layers", reader="metric sink_mass")
+            check_unread(self, "metric_layers", reader="metric sink_mass")
         check_method(self.method, self.replaced_by)
         if not METHODS[self.method].integrates:
             check_unread(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
@@ -174,6 +185,11 @@ class CircuitConfig:
     def replaced_by(self) -> Ablation:
         """The ablation."""
         return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
+
+    @property
+    def frozen(self) -> int | None:
+        """The position that keeps its clean values."""
+        return self.sink_position if self.freeze else None
 
     @property
     def neurons_by_layer(self) -> dict[int, tuple[int, ...]]:

@@ -23,6 +23,8 @@ from sink_lens.text import capital, edge_name, listed, number, part_name, percen
 
 COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 """Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
+_CARRIES = 0.8
+"""Faithfulness without the sink's edges below which a circuit is largely the sink's."""
 _PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
 _NODE = re.compile(r"[am](\d+)")
 _CARRIED = {
@@ -344,7 +346,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         sizes: shares of the edges that were run.
     """
     row = summary.to_dict("records")[0]
-    sentences = [_faithful(row, most=max(sizes))]
+    sentences = [_faithful(row, most=max(sizes)), *_sink_told(row)]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
@@ -407,6 +409,22 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
         "least 5% of what all edges do, and ten times the sum of its edges' scores. Gradients do not see such edges, "
         f"for example if two parts cancel before a threshold. Score them with exact.{doubt}"
     )
+
+
+def _sink_told(row: Mapping[str, Any]) -> list[str]:
+    """Say how much of the scores is the sink's, and warn where faithfulness is too; where prompts differ, nothing."""
+    kept, share = row.get("without_sink_faithfulness", np.nan), row.get("sink_share", np.nan)
+    if not np.isfinite(kept) or share == 0:
+        return []
+    scores = f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest," * (share > 0)
+    said = f"{scores or 'Scores by position were not taken; edges'} are at the sink's position"
+    said += f"; all edges but those there keep {_kept(row, 'without_sink_')}."
+    if kept < _CARRIES and not str(row["metric"]).startswith("sink mass"):
+        said += (
+            " So what this circuit keeps is largely the sink, which every text needs, and not the task. Resampling "
+            "leaves the sink as it is, and so does --freeze sink."
+        )
+    return [said]
 
 
 def _core_told(row: Mapping[str, Any]) -> str:

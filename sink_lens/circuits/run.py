@@ -6,7 +6,7 @@ Scores are written in parts of 32 pairs, and each table when it is made: a run t
 import functools
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +38,7 @@ from .pairs import read_pairs
 from .runs import Runs
 from .scores import score
 from .scoring import part_name, parts_of, scored
+from .sink import at_sink
 from .tasks import Task, task_of
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
@@ -272,6 +273,7 @@ def runs_of(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Abl
         graph=graph,
         metric=metric_of(task, config),
         ablation=ablation,
+        frozen=config.frozen,
     )
     return with_spans(found, config.positions_by_span)
 
@@ -318,6 +320,9 @@ def _written(
         few = min(pairs, _NODE_PAIRS)
         if METHODS[config.method].along != "patches":
             nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
+    if not writer.has("sink.json"):
+        writer.write_text("sink.json", json.dumps(at_sink(circuit, config)))
+    sink = json.loads((writer.folder / "sink.json").read_text("utf-8"))
     core, alone = None, None
     if config.core:
         others = partial(_others, circuit, lens, task, config=config, writer=writer, progress=progress)
@@ -327,7 +332,7 @@ def _written(
     writer.once("prompt", lambda: _prompt(lens, task.clean))
     writer.once("attention", attention)
     found = _Found(circuit=circuit, rule=rule, curve=curve, areas=areas, gap=gap, completeness=completeness)
-    found = replace(found, check=check, nodes=nodes, core=core, alone=alone)
+    found = replace(found, check=check, nodes=nodes, core=core, alone=alone, sink=sink)
     summary = _summary(found)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
@@ -504,6 +509,7 @@ class _Found:
     nodes: pd.DataFrame | None = None
     core: pd.DataFrame | None = None
     alone: pd.DataFrame | None = None
+    sink: Mapping[str, float] = field(default_factory=dict)
 
 
 def _summary(found: _Found) -> pd.DataFrame:
@@ -543,6 +549,7 @@ def _summary(found: _Found) -> pd.DataFrame:
         "share_at_80": share if share < 1 else np.nan,
         "most_kept": most["faithfulness"],
         "most_kept_at": most["share"],
+        **found.sink,
         "jaccard_halves": circuit.jaccard,
         "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
         "rank_correlation": np.nan,

@@ -8,6 +8,9 @@ What a writer adds in the clean run is c, and a is what replaces it where its ed
 - ``mean_all``: its mean over sequences and all positions;
 - ``zero``: nothing.
 
+A position can be frozen: there, what replaces a writer is what it adds in the clean run. Then no edge at that position
+carries anything, as under ``resample`` where both prompts begin with the same token.
+
 Positions before the first that differs are the same in both runs of a pair, because the model is causal: nothing is
 computed for them.
 """
@@ -51,6 +54,8 @@ class Runs:
     ablation: Ablation
     masks: Bool[Tensor, "span pair position"] | None = None
     """Positions of each span in each pair; None where all positions are one."""
+    frozen: int | None = None
+    """The position that keeps its clean values."""
     means: Float[Tensor, "writer ... d_model"] | None = field(default=None, repr=False)
     """What replaces each writer, for means; one position stands for all."""
     clean_values: Float[Tensor, " pair"] = field(repr=False)
@@ -68,7 +73,7 @@ class Runs:
         graph: Graph,
         metric: Metric | Callable[[Outcome], Any],
         ablation: Ablation = "resample",
-        masks: Tensor | None = None,
+        frozen: int | None = None,
         ordinary: Bool[Tensor, "pair position"] | None = None,
         bos: BosCondition = "auto",
     ) -> "Runs":
@@ -81,7 +86,7 @@ class Runs:
             graph: the graph.
             metric: what is explained.
             ablation: what replaces what a writer adds.
-            masks: the positions of each span.
+            frozen: a position that keeps its clean values.
             ordinary: the positions that ``mean_ordinary`` is taken over; None is all that are no sink
                 (``edits.mean_ablation``).
             bos: BOS condition for texts.
@@ -107,7 +112,7 @@ class Runs:
             clean=pair.clean,
             corrupted=None if corrupted is None else pair.corrupted,
             ablation=ablation,
-            masks=masks,
+            frozen=frozen,
             clean_values=empty,
             corrupted_values=empty,
         )
@@ -185,11 +190,18 @@ class Runs:
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
         """Return what replaces what the writers add."""
         if self.ablation == "resample":
-            return self.writings(rows, corrupted=True, begin=begin)[0]
-        if self.means is None:
-            return torch.zeros((), dtype=self.weights.dtype).expand(1, len(self.graph.writers), 1, self.graph.d_model)
-        means = self.means if self.means.shape[1] == 1 else self.means[:, begin:]
-        return means[None].to(self.lens.device)
+            found = self.writings(rows, corrupted=True, begin=begin)[0]
+        elif self.means is None:
+            found = self.weights.final_norm.gain.new_zeros(()).expand(1, len(self.graph.writers), 1, self.graph.d_model)
+        else:
+            means = self.means if self.means.shape[1] == 1 else self.means[:, begin:]
+            found = means[None].to(self.lens.device)
+        if self.frozen is None or self.frozen < begin:
+            return found
+        clean = self.writings(rows, begin=begin)[0]
+        found, at = found.expand_as(clean).clone(), self.frozen - begin
+        found[:, :, at] = clean[:, :, at]
+        return found
 
     def inputs(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The stream before layer 0 of some pairs, replaced and clean: the two ends of integrated gradients."""
@@ -204,6 +216,10 @@ class Runs:
             ends.append(kept[key])
         if self.ablation != "resample":
             ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])
+        elif self.frozen is not None:
+            ends[0] = torch.cat(
+                [ends[0][:, : self.frozen], ends[1][:, [self.frozen]], ends[0][:, self.frozen + 1 :]], 1
+            )
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:

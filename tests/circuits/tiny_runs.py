@@ -1,6 +1,7 @@
 """Pairs, runs and circuits of tiny models, for the tests of this folder."""
 
 import json
+from dataclasses import replace
 
 import torch
 from lenses import lens_of, speaking
@@ -34,8 +35,8 @@ def exact_lens(family):
 
 def runs_of(lens, *, neurons=None, metric=METRIC, **more):
     graph = Graph.of(lens, neurons=neurons, spans=more.pop("spans", ("",)))
-    clean, corrupted = pair()
-    return Runs.of(lens, clean, corrupted, graph=graph, metric=metric, **more)
+    masks = more.pop("masks", None)
+    return replace(Runs.of(lens, *pair(), graph=graph, metric=metric, **more), masks=masks)
 
 
 def circuit(family="llama", **more):

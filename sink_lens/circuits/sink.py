@@ -1,0 +1,52 @@
+"""How much of the scores, and of faithfulness, is the sink's.
+
+The first token is mostly the same in both prompts of a pair, so that under ``resample`` no edge at its position carries
+anything. Means and zero replace what is there too, and with it every head's sink: then much of what a circuit keeps may
+be the sink alone, whatever the task. A run therefore says which share of its scores lies at that position, and how
+faithful the model is with every edge but those there.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .circuit import Circuit, with_spans
+from .config import CircuitConfig
+from .methods import METHODS
+from .runs import Runs
+from .scoring import scored
+
+_TOP, _PAIRS = 200, 8
+"""Largest scores, and pairs, whose scores are parted by position."""
+
+
+def apart(runs: Runs, position: int) -> Runs:
+    """The runs with the edges at one position apart from all others."""
+    whole = replace(runs, graph=replace(runs.graph, spans=("",)), masks=None)
+    return with_spans(whole, {"sink": [position]})
+
+
+def at_sink(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
+    """The sink's share of a run's scores, and what all edges but the sink's keep on the judged pairs.
+
+    Cost: scores of 8 pairs, and about three forwards of the judged pairs; nothing where both prompts begin alike.
+
+    Returns:
+        ``sink_share`` of the summed magnitudes, ``sink_share_top`` of the 200 largest (both nan for real patches), and
+        ``without_sink_faithfulness`` with ``_low`` and ``_high``.
+    """
+    position, judge = config.sink_position, circuit.judge
+    share = top = np.nan
+    names = [f"without_sink_faithfulness{end}" for end in ("", "_low", "_high")]
+    if circuit.runs.begin(slice(None)) > position or config.freeze:
+        return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(names, 1.0 if judge.defined else np.nan)
+    if METHODS[config.method].along != "patches":
+        some = apart(circuit.runs.some(range(min(_PAIRS, circuit.runs.n_pairs))), position)
+        size, there = np.abs(scored(some, config).mean), some.graph.ends[0] == 0
+        largest = np.argsort(-size, kind="stable")[:_TOP]
+        share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())
+    runs = apart(judge.runs, position)
+    kept = judge.judged(replace(judge, runs=runs).values((runs.graph.ends[0] != 0)[None])).to_dict("records")[0]
+    found = (float(kept[name]) for name in ("faithfulness", "low", "high"))
+    return {"sink_share": share, "sink_share_top": top} | dict(zip(names, found, strict=True))
