@@ -336,8 +336,9 @@ def now(device: "torch.device | str") -> float:
     return time.perf_counter()
 
 
-def operations_a_second(*, rows: int = 512, width: int = 2048) -> float:
+def operations_a_second() -> float:
     """Operations a second of the CPU in a product as large as those of a forward pass; takes half a second."""
+    rows, width = 512, 2048
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
     fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:])  # others may run beside it
     return 2 * rows * width**2 / fastest

@@ -179,9 +179,7 @@ def paired_difference(
     b: Any,
     *,
     generator: np.random.Generator,
-    statistic: Callable[..., Any] = np.mean,
     n_resamples: int = 2000,
-    level: float = 0.95,
 ) -> Interval:
     """Interval of the paired difference a - b. Pairing removes the variation that the two conditions share.
 
@@ -198,7 +196,7 @@ def paired_difference(
         )
     with np.errstate(invalid="ignore"):  # inf - inf is undefined, and such a unit is dropped
         difference = first - second
-    return interval(difference, generator=generator, statistic=statistic, n_resamples=n_resamples, level=level)
+    return interval(difference, generator=generator, n_resamples=n_resamples)
 
 
 def paired_differences(
@@ -289,8 +287,8 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def t_intervals(values: np.ndarray, *, level: float = 0.95) -> list[Interval]:
-    """Mean of each row (rows, units) with its t interval, for few units such as seeds; nan values are left out.
+def t_intervals(values: np.ndarray) -> list[Interval]:
+    """Mean of each row (rows, units) with its 95% t interval, for few units such as seeds; nan values are left out.
 
     A bootstrap over three seeds never leaves their range, and holds the mean of the differences far less often than it
     says. Where all values are equal the interval is that value; of a single one it is undefined.
@@ -303,7 +301,7 @@ def t_intervals(values: np.ndarray, *, level: float = 0.95) -> list[Interval]:
         n = len(known)
         mean = float(known.mean()) if n else math.nan
         if n > 1 and n not in quantiles:
-            quantiles[n] = float(t.ppf((1 + level) / 2, n - 1))
+            quantiles[n] = float(t.ppf((1 + 0.95) / 2, n - 1))
         wide = float(quantiles[n] * known.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
         found.append(Interval(estimate=mean, low=mean - wide, high=mean + wide, n=n))
     return found

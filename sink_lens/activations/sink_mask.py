@@ -38,7 +38,6 @@ from ..measures.sink_tokens import (
 )
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..progress import tqdm
 from ..schema import SINK_THRESHOLD, KernelChoice
 from .forward import check_tokens
 from .record import stream
@@ -63,11 +62,7 @@ def sink_mask(
     *,
     by: Rule = "attention",
     threshold: float | None = None,
-    least: float | None = None,
-    gap: float = GAP,
-    kernel: KernelChoice = "auto",
     batch_size: int | None = None,
-    progress: bool = False,
 ) -> Bool[Tensor, "batch position"]:
     """Mark the tokens that are sinks; False at padding, and everywhere in a model without sinks.
 
@@ -85,28 +80,22 @@ def sink_mask(
         by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
             that share a sequence's attention, of which neither has enough to be marked by ``attention``.
         threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
-        least: the least median score of the marked tokens, where the gap decides; ``LEAST[by]`` if None.
-        gap: the least ratio of the scores on both sides of the gap.
-        kernel: ``auto``, ``fused`` or ``eager``; see ``activations.attention``.
         batch_size: sequences per forward pass; None chooses it by their length.
-        progress: show a progress bar.
 
     Raises:
         InputError: a threshold was given for ``either``, or the model cannot take the tokens.
-        KernelError: ``fused`` was requested but is not exact.
     """
     batch = batch_of(tokens)
-    if by == "either" and (threshold is not None or least is not None):
+    if by == "either" and threshold is not None:
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
     marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    several = _scores(lens, batch, rules, kernel=kernel, batch_size=batch_size, progress=progress)
-    for rule, scores in several.items():
+    for rule, scores in _scores(lens, batch, rules, batch_size=batch_size).items():
         limit = threshold
         if limit is None and rule == "rate":
             limit = LEAST_RATE
         elif limit is None:
-            found = gap_of(scores, by=rule, least=least, gap=gap)
+            found = gap_of(scores, by=rule)
             log.info("%s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
@@ -121,13 +110,7 @@ def gap_of(
 
 
 def sink_scores(
-    lens: ModelLike,
-    tokens: Tokens,
-    *,
-    by: Rule = "attention",
-    kernel: KernelChoice = "auto",
-    batch_size: int | None = None,
-    progress: bool = False,
+    lens: ModelLike, tokens: Tokens, *, by: Rule = "attention", batch_size: int | None = None
 ) -> Float[Tensor, "batch position"]:
     """The score that ``sink_mask`` compares with its threshold; nan at padding, 1 at an ordinary token.
 
@@ -136,34 +119,25 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    batch = batch_of(tokens)
-    return _scores(lens, batch, (by,), kernel=kernel, batch_size=batch_size, progress=progress)[by]
+    return _scores(lens, batch_of(tokens), (by,), batch_size=batch_size)[by]
 
 
 def _scores(
-    lens: ModelLike,
-    batch: TokenBatch,
-    rules: Sequence[Rule],
-    *,
-    kernel: KernelChoice,
-    batch_size: int | None,
-    progress: bool,
+    lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
     """The scores of some criteria, from one pass."""
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
-        return {"rate": sink_rates(lens, batch, batch_size=batch_size, kernel=kernel).nanmean(0)}
+        return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
     scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
-    with tqdm(total=batch.n_sequences, desc="marking sinks", unit="seq", disable=not progress, leave=False) as bar:
-        for where, part in parts(batch, batch_size=batch_size):
-            taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
-            readings = [one.reading() for one in taken.values()]
-            rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
-            stream(lens, part, readings, rows=rows, kernel=kernel, batch_size=part.n_sequences)
-            for by, one in zip(rules, taken.values(), strict=True):
-                scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
-            bar.update(part.n_sequences)
+    for where, part in parts(batch, batch_size=batch_size):
+        taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
+        readings = [one.reading() for one in taken.values()]
+        rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
+        stream(lens, part, readings, rows=rows, batch_size=part.n_sequences)
+        for by, one in zip(rules, taken.values(), strict=True):
+            scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
     return scores
 
 

@@ -126,15 +126,12 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     return _task("genres", (known, kept), make, train=train, held_out=held_out)
 
 
-def pad_prompts(
-    pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, *, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
+def pad_prompts(pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
     """Make a batch of prompts with their answers, padded on the right; only the answers have labels.
 
     Args:
         pairs: prompt and answer.
         tokenizer: of the model. The prompt begins with BOS if that is what it does.
-        device: where the batch is to be.
 
     Returns:
         ``input_ids``, ``attention_mask`` and ``labels``, as a Hugging Face model takes them.
@@ -148,16 +145,16 @@ def pad_prompts(
     batch[2] = -100
     for at, (ids, labels) in enumerate(rows):
         batch[:, at, : len(ids)] = torch.tensor([ids, [1] * len(ids), labels])
-    return dict(zip(("input_ids", "attention_mask", "labels"), batch.to(device), strict=True))
+    return dict(zip(("input_ids", "attention_mask", "labels"), batch, strict=True))
 
 
 def batches(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, size: int, device: torch.device | str = "cpu"
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, size: int
 ) -> Iterator[dict[str, Tensor]]:
     """Make batches of right answers, in order; see ``pad_prompts``."""
     for start in range(0, len(examples), size):
         some = examples[start : start + size]
-        yield pad_prompts([(one.prompt, one.answer) for one in some], tokenizer, device=device)
+        yield pad_prompts([(one.prompt, one.answer) for one in some], tokenizer)
 
 
 @torch.no_grad()
@@ -167,7 +164,6 @@ def answer_examples(
     examples: Sequence[Example],
     *,
     size: int = 16,
-    device: torch.device | str = "cpu",
 ) -> pd.DataFrame:
     """Ask a model: a row for each example, with ``loss`` (nats of the right answer) and ``right`` (1 or 0).
 
@@ -179,14 +175,13 @@ def answer_examples(
         tokenizer: of the model.
         examples: what is asked.
         size: examples of one batch.
-        device: where the model is.
     """
     found: dict[tuple[int, str], float] = {}
     for start in range(0, len(examples), size):
         some = list(enumerate(examples))[start : start + size]
         ids = [[_behind(one.prompt, choice, tokenizer) for choice in one.choices] for _, one in some]
         if all(len(each) == 1 for choices in ids for each in choices):
-            batch = pad_prompts([(one.prompt, one.answer) for _, one in some], tokenizer, device=device)
+            batch = pad_prompts([(one.prompt, one.answer) for _, one in some], tokenizer)
             last = batch["attention_mask"].sum(1) - 2  # the prompt's last token
             logits = _logits(model, batch)[torch.arange(len(some)), last].log_softmax(-1)
             for row, (at, one) in enumerate(some):
@@ -194,7 +189,7 @@ def answer_examples(
                 found |= {(at, choice): -logits[row, token].item() for choice, (token,) in of}
             continue
         asked = [(at, one.prompt, choice) for at, one in some for choice in one.choices]
-        batch = pad_prompts([row[1:] for row in asked], tokenizer, device=device)
+        batch = pad_prompts([row[1:] for row in asked], tokenizer)
         labels, logits = batch["labels"][:, 1:], _logits(model, batch)[:, :-1]
         each = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
         losses = each.view(labels.shape).sum(1).tolist()

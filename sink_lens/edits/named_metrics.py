@@ -138,7 +138,7 @@ METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
 """Name -> how it is made, its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
 
 
-def whole(options: Mapping[str, Any], name: str, default: int, *, where: str = "a metric") -> int:
+def whole(options: Mapping[str, Any], name: str, default: int) -> int:
     """Read a whole number by its name.
 
     Raises:
@@ -146,7 +146,7 @@ def whole(options: Mapping[str, Any], name: str, default: int, *, where: str = "
     """
     found = options.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int):
-        raise InputError(f"{name} of {where} is {found!r}; need a whole number")
+        raise InputError(f"{name} of a metric is {found!r}; need a whole number")
     return found
 
 

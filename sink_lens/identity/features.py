@@ -202,15 +202,13 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
     return found
 
 
-def kept_features(
-    lens: LensModel, inputs: Inputs, *, of: Facts, batch_size: int | None = None, progress: bool = False
-) -> np.ndarray:
+def kept_features(lens: LensModel, inputs: Inputs, *, of: Facts, progress: bool = False) -> np.ndarray:
     """``features``, computed once: from the cache where these weights have read these inputs before."""
     folder = _cache_folder_of(of, inputs)
     with locked(folder):
         found = _read_features(folder)
         if found is None:
-            found = features(lens, inputs, batch_size=batch_size, progress=progress)
+            found = features(lens, inputs, progress=progress)
             with new_folder(folder) as part:
                 save_file({"features": found}, part / "features.safetensors")
                 write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})

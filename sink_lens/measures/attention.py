@@ -132,7 +132,7 @@ def tells(reach: int | None, *, threshold: float) -> bool:
     return reach is None or sum(1 / seen for seen in range(1, reach + 1)) / reach < threshold
 
 
-def fewest_queries(*, threshold: float, reach: int | None = None, min_queries: int = 8) -> float:
+def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
     """The fewest queries that must see a key for its sink score to be compared with the threshold.
 
     A late key has few queries after it, and a head that only looks at its own token and the one before would pass
@@ -141,9 +141,8 @@ def fewest_queries(*, threshold: float, reach: int | None = None, min_queries: i
     Args:
         threshold: of the sink score.
         reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
-        min_queries: the least number, whatever the threshold.
     """
-    fewest = max(min_queries, 2 / threshold)
+    fewest = max(8, 2 / threshold)
     return fewest if reach is None else min(fewest, reach)
 
 

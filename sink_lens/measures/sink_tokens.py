@@ -52,11 +52,11 @@ class ScoreGap(NamedTuple):
     """Number of tokens whose score is closer to the threshold than the root of the asked ratio."""
 
 
-def sampled_queries(length: int, *, first: int = 0, most: int = SAMPLED_QUERIES) -> Int[Tensor, " row"]:
+def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
     """Query positions from `first` on: all of a short sequence, evenly spaced ones of a long one, the last included."""
-    if length - first <= most:
+    if length - first <= SAMPLED_QUERIES:
         return torch.arange(first, length)
-    return torch.linspace(first, length - 1, most, dtype=torch.float32).round().long()
+    return torch.linspace(first, length - 1, SAMPLED_QUERIES, dtype=torch.float32).round().long()
 
 
 def earlier_keys(
@@ -133,13 +133,11 @@ def norm_ratios(
     return ratio.masked_fill(~valid, torch.nan)
 
 
-def score_gap(
-    scores: Float[Tensor, "..."], *, least: float, gap: float = GAP, stray_frac: float = STRAY_FRAC
-) -> ScoreGap | None:
+def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -> ScoreGap | None:
     """The lowest wide gap of the scores, above which their median is at least `least`.
 
-    A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `stray_frac` of
-    those above it, so none where fewer than 1 / `stray_frac` are above. Where there are several gaps, the
+    A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `STRAY_FRAC` of
+    those above it, so none where fewer than 1 / `STRAY_FRAC` are above. Where there are several gaps, the
     lowest decides that is at least half as wide as the widest, on the scale of the logarithm: a lower kind of sink
     counts, a chance hole in the tail of the ordinary tokens does not. The threshold is in the widest step between two
     scores of the gap.
@@ -150,7 +148,6 @@ def score_gap(
         scores: scores of tokens, any shape.
         least: the least median score of the marked tokens.
         gap: the least ratio of the edges.
-        stray_frac: how many tokens may lie within the gap, relative to those above.
 
     Raises:
         InputError: `gap` is not above 1.
@@ -159,15 +156,15 @@ def score_gap(
         raise InputError(f"found gap = {gap}; need a ratio above 1. {GAP} is the default.")
     ordered = scores[~scores.isnan()].double().sort().values
     ordered = ordered[ordered > 0]
-    if len(ordered) < 2 or _gap_at(ordered, gap, least=least, stray_frac=stray_frac) is None:
+    if len(ordered) < 2 or _gap_at(ordered, gap, least=least) is None:
         return None
     known, missed = math.log(gap), max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
     for _ in range(_BISECTIONS):  # the widest gap, between what is known to be there and what is not
         middle = (known + missed) / 2
-        there = _gap_at(ordered, math.exp(middle), least=least, stray_frac=stray_frac) is not None
+        there = _gap_at(ordered, math.exp(middle), least=least) is not None
         known, missed = (middle, missed) if there else (known, middle)
     wide = (max(gap, math.exp(known / 2)), math.exp(known))  # the median above half the width may be lower
-    places = (_gap_at(ordered, one, least=least, stray_frac=stray_frac) for one in wide)
+    places = (_gap_at(ordered, one, least=least) for one in wide)
     first, above = next(place for place in places if place is not None)
     around = ordered[first : above + 1]
     jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
@@ -183,16 +180,14 @@ def score_gap(
     )
 
 
-def _gap_at(
-    ordered: Float[Tensor, " sample"], gap: float, *, least: float, stray_frac: float
-) -> tuple[int, int] | None:
+def _gap_at(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
     """The lowest gap of this width among ascending scores: the places of its lower edge and of the score above it."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
     first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each
     above, within = len(ordered) - first_above, first_above - after
     median = ordered[(first_above + above // 2).clamp(max=last)]
-    parts = (above > 0) & (within <= stray_frac * above) & (median >= least)
+    parts = (above > 0) & (within <= STRAY_FRAC * above) & (median >= least)
     place = int(parts.int().argmax())
     return (place, int(first_above[place])) if parts[place] else None
 

@@ -265,14 +265,14 @@ def joined(results: Mapping[str, PatchResult]) -> PatchResult:
     return replace(first, frame=frame, site=EVERY, by=by, values=values, folder=folder, finished=finished)
 
 
-def write_result(writer: RunWriter, result: PatchResult | AttributionResult, *, top: int = SHOWN) -> pd.DataFrame:
+def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> pd.DataFrame:
     """Write the tables and the heat map; the strongest patches, which are the summary."""
     for name, frame in result.tables.items():
         writer.write_table(name, _in_folder(frame))
     if result.by:
         writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
-    strongest = _in_folder(result.strongest(top)).assign(**about)
+    strongest = _in_folder(result.strongest(SHOWN)).assign(**about)
     writer.write_csv("summary", strongest)
     return strongest
 

@@ -199,7 +199,7 @@ def has_table(name: str) -> Callable[[Run], bool]:
 
 
 def listed_table(
-    name: str, see: str, heads: Heads, *, need: Sequence[str] = (), most: int = MOST_ROWS
+    name: str, see: str, heads: Heads, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
     """Return the code that makes a page's table of one of the run's tables, as it is.
 
@@ -208,15 +208,13 @@ def listed_table(
         see: what the table says.
         heads: its columns.
         need: the columns without which it cannot be shown; all of ``heads`` if empty.
-        most: rows that are shown.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
         frame = run.need(name, columns=need or list(heads))
         shortened = run.tables.shortened.get(name)
-        return see + more(len(frame) if shortened is None else shortened.rows, name, most=most), shown_table(
-            frame, heads, most=most
-        )
+        see_all = more(len(frame) if shortened is None else shortened.rows, name)
+        return see + see_all, shown_table(frame, heads)
 
     return make
 

@@ -260,16 +260,13 @@ def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes],
     return bar.ax
 
 
-def lines_by_layer(
-    axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any], value: str = "value"
-) -> ScalarMappable | None:
+def lines_by_layer(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any]) -> ScalarMappable | None:
     """Draw one line per layer, dark to light; the stream before layer 0 is left out.
 
     Args:
         axes: what is drawn on.
-        rows: layer, the value's column and what ``x`` reads; sorted along x.
+        rows: layer, value and what ``x`` reads; sorted along x.
         x: where the rows of a layer stand.
-        value: the column that is drawn.
 
     Returns:
         The scale of the colours; None if no row has a layer.
@@ -281,7 +278,7 @@ def lines_by_layer(
     image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=LINES)
     for number in layers:
         own = rows.loc[layer == number]
-        axes.plot(x(own), own[value], color=image.to_rgba(number), marker=".", markersize=4, linewidth=1.3)
+        axes.plot(x(own), own["value"], color=image.to_rgba(number), marker=".", markersize=4, linewidth=1.3)
     return image
 
 

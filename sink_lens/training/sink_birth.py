@@ -58,15 +58,14 @@ class Birth:
         return f"{self.brief}; at the last checkpoint ({short(self.last)} {self.unit}) {rates}; {mass}"
 
 
-def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: float = MIN_SINK_RATE) -> Birth:
-    """Find the birth of the sink: the first checkpoint from which the sink rate stays at or above ``min_rate``.
+def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
+    """Find the birth of the sink: the first checkpoint from which the sink rate stays at ``MIN_SINK_RATE`` or above.
 
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
 
     Args:
         frame: what ``watch`` gives, of one run.
         threshold: of the sink score; one that was measured.
-        min_rate: share of (layer, head, sequence) from which there is a sink.
 
     Raises:
         InputError: nothing was measured, or not at this threshold.
@@ -83,7 +82,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
     here = rates.loc[np.isclose(rates["threshold"], threshold)].sort_values("step")
     step, tokens, rate = (here[name].to_numpy(dtype=float, na_value=np.nan) for name in ("step", "tokens", "value"))
     first = len(rate)
-    while first > 0 and rate[first - 1] >= min_rate:
+    while first > 0 and rate[first - 1] >= MIN_SINK_RATE:
         first -= 1
     born = first < len(rate)
     is_counted = not np.isnan(tokens).any()
@@ -98,7 +97,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
         threshold=threshold,
-        min_rate=min_rate,
+        min_rate=MIN_SINK_RATE,
         step=int(step[first]) if born else None,
         tokens=int(tokens[first]) if born else None,
         before=int(tokens[first - 1]) if born and first else None,

@@ -167,22 +167,17 @@ def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
     return len({json.dumps(config.get(name), sort_keys=True) for config in configs}) > 1
 
 
-_VARIANTS = (
-    "variants that differ in what is compared and the seed only. Leave runs out, or name what is compared with by "
-    "(--by)."
-)
-
-
-def _what_differs(
-    runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str], *, need: str = _VARIANTS
-) -> str:
+def _what_differs(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
         for run, config in zip(runs, configs, strict=True):
             seen.setdefault(_text(config.get(name)), run)
         parts.append(f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items()))
-    return f"the runs also differ in {'; '.join(parts)}; need {need}"
+    return (
+        f"the runs also differ in {'; '.join(parts)}; need variants that differ in what is compared and the seed only. "
+        "Leave runs out, or name what is compared with by (--by)."
+    )
 
 
 def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:

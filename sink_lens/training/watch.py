@@ -337,9 +337,7 @@ def evaluation_tokens(
     return from_text(bundled_text(), tokenizer, sequences=sequences, length=length, name="moby_dick")
 
 
-def write_course(
-    run_folder: str | Path, frame: pd.DataFrame, *, born: Birth, writer: RunWriter | None = None
-) -> "Figure":
+def write_course(run_folder: str | Path, frame: pd.DataFrame, *, born: Birth) -> "Figure":
     """Draw ``course.png`` and ``course.svg`` of a run from what was watched, and its log where it has one."""
     from .pages.training import course
 
@@ -352,7 +350,7 @@ def write_course(
         born=born.tokens,
         title=f"{run.folder.name}: {born.brief}",
     )
-    with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+    with add_to_run(run.folder) as kept:
         kept.write_bytes("course.png", display.image(figure, "png"))
         kept.write_bytes("course.svg", display.image(figure, "svg"))
     return figure

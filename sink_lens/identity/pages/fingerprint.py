@@ -25,8 +25,8 @@ from sink_lens.text import listed, number, plural, visible
 _SAME, _NO_ANSWER = "same lineage", "no answer"
 _PAIRS = ("a", "b", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
 _NULLS = ("a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws")
-_FEW = 4
-"""Pairs up to which each is drawn against its nulls."""
+_FEW, _MOST_SHORT = 4, 34
+"""Pairs up to which each is drawn against its nulls, and characters of a name beside an axis."""
 
 
 def sentences(pairs: pd.DataFrame) -> tuple[str, ...]:
@@ -103,10 +103,10 @@ def _matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: 
     colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
 
 
-def _short(name: str, *, most: int = 34) -> str:
+def _short(name: str) -> str:
     """The end of a name: of a path, where it differs."""
     text = visible(name)
-    return text if len(text) <= most else f"…{text[-most + 1 :]}"
+    return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
 
 def brief(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
