@@ -111,7 +111,7 @@ def test_a_dimension_that_only_the_embedding_has_is_no_outlier(tmp_path):
     """As in ``trace``; nothing writes it in a layer, and no layer's could be set to zero."""
     model = tiny("llama")
     with torch.no_grad():
-        model.model.embed_tokens.weight[:, 9] = 100
+        model.model.embed_tokens.weight[BOS_ID, 9] = 100
         model.model.layers[0].mlp.down_proj.weight *= 1000
     lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
     tokens = from_text(bundled_text(), lens.tokenizer, sequences=4, length=24)
