@@ -380,7 +380,7 @@ def _located(asked: _Asked) -> _Located:
         batch = without(batch, others)
         panel = asked.measured(batch, label="measuring where the sink is")
     location, rates = panel.location, panel.sink_rate(config.threshold)
-    n_heads = asked.lens.n_layers * asked.lens.n_heads
+    n_heads = int((~panel.at_sink("sink_score", location.sink_position).isnan()).any(1).sum())
     has = has_sink(rates, n_heads=n_heads, min_sink_rate=config.min_sink_rate) | (not location.sink_found)
     lacking = (~has).nonzero().flatten().tolist()
     if lacking:

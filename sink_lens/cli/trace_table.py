@@ -113,7 +113,11 @@ def _headline(
     text = Text()
     text.append(f"{config.model}", style="bold")
     if location.sink_found:
-        text.append(f": attention sink at position {location.sink_position}\n")
+        text.append(f": attention sink at position {location.sink_position}")
+        if "sequences_with_sink" in values.index:
+            count, whole = (int(values.loc[name, "value"]) for name in ("sequences_with_sink", "sequences_asked"))
+            text.append(f" in {count} of {whole} sequences")
+        text.append("\n")
     elif np.isnan(float(rate["value"])):
         text.append(f": {too_short(config.threshold)}\n")
     else:

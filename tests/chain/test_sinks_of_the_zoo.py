@@ -174,6 +174,7 @@ def test_both_paths_average_over_the_queries_that_reach_the_key(path):
     assert (columns[..., key + reach :] == 0).all()
 
 
+@pytest.mark.exhaustive
 def test_the_chain_of_a_sink_that_some_sequences_have_is_asked_on_them_alone(tmp_path):
     zoo, result = traced("sixth_of_sequences", tmp_path / "run", sequences=20)
     verdicts = result.links.drop_duplicates("link").set_index("link")["verdict"]
@@ -215,4 +216,8 @@ def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
     assert not any(len(result.tables[name]) for name in ("effects", "makers", "placement"))
     said = title(read_run(tmp_path / "run"))
     assert "It is in 3 of 18 sequences" in said
+    assert "position 0 in 3 of 18 sequences" in text_of(short_table(result))
+    page = result.report().read_text("utf-8")
+    assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in page
+    assert "in the 3 of 18 sequences that have the sink" in page
     assert said.endswith("too few to test. What makes it was not tested")

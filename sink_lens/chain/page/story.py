@@ -40,6 +40,8 @@ class Story:
     """Further sink positions."""
     sink_rate: float | None
     sink_interval: tuple[float, float] | None
+    having: tuple[int, int] | None
+    """Sequences that have the sink, and all; None if all of them have it."""
     threshold: float | None
     """Threshold of the sink score."""
     min_sink_rate: float
@@ -103,6 +105,8 @@ def headline(story: Story) -> list[str]:
         bounds = story.sink_interval
         if bounds is not None and not any(math.isnan(end) for end in bounds):
             rate += f" (interval over sequences: {bounds[0]:.1%} to {bounds[1]:.1%})"
+        if story.having is not None:
+            rate += ", in the {} of {} sequences that have the sink".format(*story.having)
         sentences.append(f"{rate}.")
     if story.others:
         sentences.append(f"Further sink positions: {listed(story.others)}.")
@@ -165,7 +169,8 @@ def first_numbers(run: Run) -> list[tuple[str, str]]:
     story, found = find_story(run), []
     if story.sink_rate is not None:
         over = "" if story.threshold is None else f", at threshold {story.threshold:g}"
-        found.append((f"{story.sink_rate:.0%}", f"of heads have the sink at position {story.position}{over}"))
+        where = "" if story.having is None else ", in {} of {} sequences".format(*story.having)
+        found.append((f"{story.sink_rate:.0%}", f"of heads have the sink at position {story.position}{over}{where}"))
     makers = run.optional("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "target"])
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
@@ -293,7 +298,11 @@ def find_story(run: Run) -> Story:
     minimum = real(setting(run, "min_sink_rate")) or 0.05
     position, others, rate = _sink(run, minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
-    bounds = None
+    bounds = having = None
+    if summary is not None:
+        values = dict(zip(summary["quantity"], summary["value"], strict=True))
+        if "sequences_with_sink" in values:
+            having = (int(float(values["sequences_with_sink"])), int(float(values["sequences_asked"])))
     if summary is not None and rate is not None:
         for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
             rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
@@ -311,6 +320,7 @@ def find_story(run: Run) -> Story:
         others=others,
         sink_rate=rate,
         sink_interval=bounds,
+        having=having,
         threshold=real(setting(run, "threshold")),
         min_sink_rate=minimum,
         dimensions=None if dimensions is None else outliers(dimensions, position),
