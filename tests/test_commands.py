@@ -705,6 +705,8 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(tmp_path, 
     drawn = trace(lens, config=config, out=out, progress=False)
     assert drawn.report_path.exists()
     assert drawn.location == whole.location
+    assert drawn.headline == whole.headline
+    assert "heads give position 0 a sink score above the threshold" in whole.headline
     assert {name: frame.shape for name, frame in drawn.tables.items()} == {
         name: frame.shape for name, frame in whole.tables.items()
     }

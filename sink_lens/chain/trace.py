@@ -206,7 +206,7 @@ def trace(
             )
             frames, panel = _run(asked, writer=writer, stages=stages)
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
+        result = _told(folder, config=config, location=panel.location, tables=frames)
     if report:
         result.report()
     return result
@@ -225,7 +225,14 @@ def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
 def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
     """The trace in a folder that lacks nothing but its page."""
     location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
-    return Trace(folder=folder, config=config, location=location, tables=dict(read_run(folder).tables))
+    return _told(folder, config=config, location=location, tables=dict(read_run(folder).tables))
+
+
+def _told(folder: Path, **of: Any) -> Trace:
+    """The result of the finished run in a folder, with the sentences of its page."""
+    from .page.story import find_story, headline
+
+    return Trace(folder=folder, headline="\n".join(headline(find_story(read_run(folder)))), **of)
 
 
 def _config_of(
