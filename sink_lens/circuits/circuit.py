@@ -27,6 +27,7 @@ from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError, check_home
 from ..models.load import ModelLike, as_lens
+from ..patching.config import check_differ
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
@@ -391,6 +392,8 @@ class Circuit:
         """
         from .page import edge_figure, sketch
 
+        if most < 1:
+            raise InputError(f"most is {most}; need at least 1 edge to draw")
         if style == "page":
             sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
             drawn = self.edges.loc[self.edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())]
@@ -446,6 +449,8 @@ def find(
     given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "bos": config.bos}
     given["frozen"] = config.frozen
     runs = with_spans(Runs.of(lens, clean, corrupted, ordinary=ordinary, **given), spans or {})
+    if config.ablation == "resample" and runs.corrupted is not None:
+        check_differ(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
 
 

@@ -9,9 +9,11 @@ is written as a part of its MLP.
 """
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,11 @@ from jaxtyping import Bool, Float
 from ..errors import InputError, check_regular
 from ..text import json_value, visible
 from .graph import Graph
+
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError),
+    *(struct.error, UnpicklingError),
+)
 
 _COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 
@@ -69,7 +76,7 @@ def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
         if path.suffix == ".pt":
             return _of_tensors(torch.load(path, weights_only=True, map_location="cpu"), n_kv_heads)
         return _of_json(json_value(path.read_text("utf-8")), n_kv_heads)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError) as error:
+    except _UNREADABLE as error:
         raise InputError(
             f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt"

@@ -1,6 +1,8 @@
 """Files of circuits: written and read again."""
 
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +40,12 @@ def test_what_is_saved_is_read_again(tmp_path):
     (tmp_path / "damaged.json").write_text('{"cfg": {}}')
     with pytest.raises(InputError, match="cannot be read as a circuit"):
         circuits.read(tmp_path / "damaged.json")
+    for content in (b"\x80\x02junk", pickle.dumps(Path.cwd, protocol=2)):
+        (tmp_path / "damaged.pt").write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read as a circuit"):
+            circuits.read(tmp_path / "damaged.pt")
+    with pytest.raises(InputError, match="most is 0; need at least 1 edge to draw"):
+        found.draw(most=0)
 
 
 def found_score(one, name):

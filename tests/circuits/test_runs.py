@@ -4,6 +4,7 @@ import pytest
 import torch
 from lenses import lens_of
 
+from sink_lens import circuits
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.edits import metrics
@@ -20,6 +21,12 @@ def written_by_mlp(lens, tokens, layer):
         logits = lens.plain(tokens).logits
     handle.remove()
     return kept[0], logits
+
+
+def test_prompts_that_do_not_differ_have_no_circuit():
+    clean, _ = pair()
+    with pytest.raises(InputError, match="the clean and the corrupted prompts have the same tokens"):
+        circuits.find(lens_of("llama"), clean, clean, metric=METRIC)
 
 
 def test_writings_and_the_metric_are_those_of_the_plain_model():
