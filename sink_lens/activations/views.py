@@ -62,9 +62,20 @@ class Reading:
     """Layers to read; None means every layer."""
 
     def read(self, view: LayerView) -> Tensor | None:
-        """Compute the reading of a layer; what the function raises has a note that says whose it is."""
+        """Compute the reading of a layer; what the function raises has a note that says whose it is.
+
+        Raises:
+            InputError: the function changed a tensor of the run in place, which goes on with it.
+        """
+        read = [(one, one._version) for one in view.tensors.values() if not one.is_inference()]
         with noted(f"the reading {self.name!r}, layer {view.layer}"):
-            return self.function(view)
+            found = self.function(view)
+        if any(one._version != version for one, version in read):
+            raise InputError(
+                f"the reading {self.name!r} changed a tensor of layer {view.layer} in place, with which the run goes "
+                "on; need new values: clone it first"
+            )
+        return found
 
     def fwd_hooks(
         self,
@@ -269,7 +280,11 @@ class Captured:
         return display.html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
-        return self.tensors[(key, 0) if isinstance(key, str) else key]
+        place = (key, 0) if isinstance(key, str) else key
+        if place not in self.tensors:
+            kept = ", ".join(f"{site!r}, {layer}" for site, layer in self.tensors)
+            raise InputError(f"{key!r} was not captured; need one of {kept}. Layers are counted from 0 on here")
+        return self.tensors[place]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.tensors)

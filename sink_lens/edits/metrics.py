@@ -348,6 +348,12 @@ def takes_logits(function: Callable[..., Any]) -> bool:
     return first is not None and ("logits" in first.name or "Tensor" in str(first.annotation))
 
 
+def _held(run: Outcome) -> list[Tensor]:
+    """The tensors of a run."""
+    found = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
+    return [one for one in found if one is not None]
+
+
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     """Compute the metric of a run: one number per sequence, or a single number for all sequences.
 
@@ -358,8 +364,14 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
         raise InputError(
             f"evaluate was given {value_text(metric)} and {value_text(run)}; need a Metric and an Outcome of run_with"
         )
+    read = [(one, one._version) for one in _held(run) if not one.is_inference()]
     with noted(f"the metric {metric.name!r}"):
         found = metric.function(run)
+    if any(one._version != version for one, version in read):
+        raise InputError(
+            f"the metric {metric.name!r} changed a tensor of the run in place, which other metrics read; need new "
+            "values: clone it first"
+        )
     n = run.valid.shape[0]
     if isinstance(found, float | int):
         found = torch.tensor(float(found), dtype=torch.float32)

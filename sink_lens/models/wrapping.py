@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError
 from . import adapters, checks, experts, interfaced, neox, opt, points
 from .families import Family
-from .foreign import build_bridge_from_module, name_of, set_attention
+from .foreign import build_bridge_from_module, device_of_hook, name_of, set_attention
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers
 from .memory import give_back
@@ -131,6 +131,10 @@ def assemble(
     checks.check_own_modules(plain, family=family, name=name)
     interfaced.take_interface(plain)
     experts.show_experts(plain)
+    if bytes_on_disk(plain) and all(device_of_hook(one) is None for one in plain.modules()):
+        raise ModelError(
+            f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
+        )
     if bytes_on_disk(plain):
         reason = reason_of(plain, name=name)
         lens = _measured_only(

@@ -179,6 +179,13 @@ def test_a_metric_of_logits_under_another_name_says_what_it_was_given():
         as_metric(other, lens=lens, n_positions=4).function(Outcome.__new__(Outcome))
 
 
+def test_a_metric_that_changes_the_run_is_refused():
+    run = run_with(lens_of("llama"), torch.tensor([[3, 4, 5]]), sites=("z",))
+    for change in (lambda one: one.mass.mul_(0), lambda one: one.tensors["z", 1].zero_()):
+        with pytest.raises(InputError, match="the metric 'm' changed a tensor of the run in place"):
+            evaluate(Metric(name="m", function=change), run)
+
+
 def as_llama_2():
     """A tokenizer as Llama 2's: a space of its own before a text, words with and without one, digits alone."""
     words = ["?", "▁", "▁gave", "▁to", "▁Mary", "▁John", "Mary", "John", "▁year", "1", "7", "5", "=", "."]

@@ -165,6 +165,11 @@ def test_a_tokenizer_in_memory_is_enough_and_is_left_as_it_is(adds_bos):
     assert found.bridge.to_tokens("abc").tolist() == [[1, 67, 68, 69]]
 
 
+def test_a_model_without_values_is_refused():
+    with pytest.raises(ModelError, match=r"weights of .* are on the device meta, which holds none"):
+        wrap(tiny("llama").to("meta"))
+
+
 @pytest.mark.parametrize("thing", ["model", torch.nn.Linear(2, 2), None])
 def test_what_is_no_model_is_refused(thing):
     with pytest.raises(ModelError, match=r"need a transformers PreTrainedModel or a TransformerBridge"):
