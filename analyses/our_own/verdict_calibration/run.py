@@ -35,6 +35,8 @@ from sink_lens.stats import Interval
 
 SEEDS = range(40_002, 40_003)
 """Every model in each of its architectures on each. A rule was changed on 40,000, none on a later one."""
+ADDED_SEEDS = range(41_002, 41_003)
+"""Those of the kinds that were added later (two letters), on which no rule was changed either."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
 COUNTED = ["model", "family", "subject", "question", "truth", "said"]
@@ -51,7 +53,7 @@ def measure(work: Work) -> Measured:
         if work.tiny:
             found = [traced(name, ZOO[name].families[0], SEEDS[0], quick=True) for name in TINY]
         else:
-            asked = [(*each, seed) for seed in SEEDS for each in combinations()]
+            asked = [(*each, seed) for each in combinations() for seed in seeds_of(each[0])]
             found = answers(asked, folder=work.shared / "verdict_calibration")
         counts = counted(pd.concat(found, ignore_index=True))
         if not work.tiny:
@@ -65,6 +67,11 @@ def measure(work: Work) -> Measured:
 def combinations() -> list[tuple[str, str]]:
     """Every model of the zoo with each of its architectures."""
     return [(name, family) for name, kind in ZOO.items() for family in kind.families]
+
+
+def seeds_of(name: str) -> range:
+    """The seeds of a kind of model."""
+    return ADDED_SEEDS if len(ZOO[name].letter) == 2 else SEEDS
 
 
 def unseen() -> set[tuple[str, str]]:
