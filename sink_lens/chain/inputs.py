@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..activations.sink_mask import sink_mask
 from ..data.bos import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -89,6 +90,17 @@ def has_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: flo
     passes = rates >= min_sink_rate
     typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
     return (rates >= typical / 4) | rates.isnan() | (typical * n_heads < _FEWEST_HEADS)
+
+
+def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
+    """The position of most tokens that ``sink_mask`` marks, and the sequences in which it is marked.
+
+    In none if there are no such tokens, or less than half of them stand there.
+    """
+    marked = sink_mask(lens, batch)
+    counts = marked.sum(0)
+    position = int(counts.argmax())
+    return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
 
 
 def without(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:

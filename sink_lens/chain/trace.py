@@ -41,7 +41,7 @@ from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .evidence import Evidence, gather
-from .inputs import align_sinks, elsewhere, has_sink, other_condition, provenance, without
+from .inputs import align_sinks, elsewhere, has_sink, marked_sink, other_condition, provenance, without
 from .interventions import TABLES, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
@@ -386,18 +386,32 @@ def _located(asked: _Asked) -> _Located:
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = without(batch, others)
         panel = asked.measured(batch, label="measuring where the sink is")
-    location, rates = panel.location, panel.sink_rate(config.threshold)
-    n_heads = int((~panel.at_sink("sink_score", location.sink_position).isnan()).any(1).sum())
-    has = has_sink(rates, n_heads=n_heads, min_sink_rate=config.min_sink_rate) | (not location.sink_found)
-    lacking = (~has).nonzero().flatten().tolist()
-    if lacking:
-        batch, label = without(batch, lacking), "measuring where there is a sink"
-        panel = asked.measured(batch, label=label, position=given)
-        if panel.location.sink_position != location.sink_position:
-            panel = asked.measured(batch, label=label, position=location.sink_position)
-    about = {"elsewhere": tuple(others.values()), "lacking": len(lacking), "n_asked": n_asked}
-    about["aligned"] = moved is not None
-    return _Located(batch=batch, panel=panel, **about)
+    n_with_other = batch.n_sequences
+    batch, panel = _where_there_is_one(asked, batch, panel)
+    about = {"elsewhere": tuple(others.values()), "lacking": n_with_other - batch.n_sequences, "n_asked": n_asked}
+    return _Located(batch=batch, panel=panel, aligned=moved is not None, **about)
+
+
+def _where_there_is_one(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
+    """The sequences that have the sink, and what is read of them; all of them where all have it, or none."""
+    config, position = asked.config, panel.location.sink_position
+    given = None if asked.there is None else asked.there.position
+    if panel.location.sink_found:
+        n_heads = int((~panel.at_sink("sink_score", position).isnan()).any(1).sum())
+        at = {"n_heads": n_heads, "min_sink_rate": config.min_sink_rate}
+        having = has_sink(panel.sink_rate(config.threshold), **at)
+    elif panel.lacks_sink and given is None:  # it may be in so few that their mean does not show it
+        position, having = marked_sink(asked.lens, batch)
+    else:
+        return batch, panel
+    if bool(having.all()) or not bool(having.any()):
+        return batch, panel
+    some = without(batch, (~having).nonzero().flatten().tolist())
+    label = "measuring where there is a sink"
+    found = asked.measured(some, label=label, position=given)
+    if found.location.sink_position != position:
+        found = asked.measured(some, label=label, position=position)
+    return (some, found) if found.location.sink_found else (batch, panel)
 
 
 def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[tuple[str, pd.DataFrame]]:

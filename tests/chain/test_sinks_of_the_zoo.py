@@ -210,6 +210,17 @@ def test_both_of_two_sinks_are_named_and_left_out_of_the_rank(tmp_path):
     assert rank > 2 * float(effective_rank(states[:, 1:].float()).mean())  # without position 0 alone
 
 
+def test_a_sink_that_the_mean_over_sequences_misses_is_found(tmp_path):
+    zoo, lens, _ = lens_and_tokens("sixth_of_sequences")
+    tokens = replace(zoo, first_every=14).draw(28, length=28, generator=torch.Generator().manual_seed(0))
+    rate = sink_rates(lens, from_tensor(tokens), threshold=CONFIG.threshold).nanmean(dim=(0, 1))[0]
+    assert 0 < rate < CONFIG.min_sink_rate
+    where = {"out": tmp_path / "run", "progress": False, "report": False}
+    result = trace(lens, config=replace(CONFIG, interventions=False), tokens=from_tensor(tokens), **where)
+    assert (result.location.sink_position, result.location.sink_found) == (0, True)
+    assert "It is in 2 of 28 sequences" in title(read_run(tmp_path / "run"))
+
+
 def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
     _, result = traced("sixth_of_sequences", tmp_path / "run", sequences=18)
     assert set(result.links["verdict"]) <= {"present, not tested", "absent"}
