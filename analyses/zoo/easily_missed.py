@@ -99,7 +99,8 @@ def held_down(*, seed: int, family: str) -> ZooModel:
     neuron(made, layer=layer, index=index, gate=reads, up=reads, down={})
     tokens = range(FIRST_ORDINARY, FIRST_ORDINARY + 16)
     fires = sum(activation(made, token=token, layer=layer, index=index) for token in tokens) / len(tokens)
-    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.outlier: -made.sign * _EMBEDDED / fires})
+    takes = 1.15 * _EMBEDDED  # a little more than there is: what is left to a token draws nothing
+    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.outlier: -made.sign * takes / fires})
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     truth = _of_token(made, (BOS_ID,), layer=layer, index=index)
     silent = Answers(present="no", necessary_or_sufficient="yes", carries="yes")  # the one token that it does not touch
