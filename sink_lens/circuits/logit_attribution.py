@@ -210,7 +210,8 @@ def _neurons(
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
     each = (read["neurons", layer] * (behind @ w_down)).T
     rest = behind @ b_down
-    experts = lens.family.experts and lens.layer(layer).get_submodule(f"{lens.family.mlp}.{lens.family.experts}")
+    family = lens.family
+    experts = family.experts and not family.dense and lens.layer(layer).get_submodule(f"{family.mlp}.{family.experts}")
     if experts and hasattr(experts, "down_proj_bias"):  # of gpt_oss, weighted by the router
         rest = (read["mlp_out", layer] * through).sum(-1) - each.sum(0)
     found: list[tuple[Label, Tensor]] = [(("neuron", layer, None, one), value) for one, value in enumerate(each)]

@@ -7,12 +7,18 @@ MLP, so the site ``neurons`` of a mixture of experts means what it means elsewhe
 experts, ``expert * size + neuron``; experts that a token is not sent to have 0 there. Where experts have a bias
 (gpt-oss), it is one more neuron of each, whose activation is the router's weight.
 
+Where layers differ (routed experts beside a shared one, or a dense MLP in some layers), the axis is that of the whole
+MLP: the routed experts' neurons, then the shared expert's, each times its gate, or the dense MLP's; and units that are
+always 0 up to the width of the widest layer. The place for them is on the MLP itself (``_Mixed``).
+
 The tensor of all experts is made only while something reads or edits the site. The numbers of the model are those of
 its own class, within rounding, at every token where no edit changed a neuron.
 """
 
+import contextlib
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +27,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from .families import EXPERTS_HOOK as HOOK
+from .families import Family
 from .foreign import gated, rebound, register
 
 
@@ -120,8 +127,11 @@ def _showing_class(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Shown{kind.__name__}", (_Shown, kind), {"__module__": __name__})
 
 
-def show_experts(model: nn.Module) -> None:
+def show_experts(model: nn.Module, *, family: Family) -> None:
     """Give the experts of a model the place where their neurons are read and edited; the modules stay the same."""
+    if family.dense:
+        _show_mixed(model, family)
+        return
     for block in model.modules():
         experts: Any = getattr(block, "experts", None)
         if isinstance(experts, _Shown) or not _is_shown(experts):
@@ -137,11 +147,127 @@ def _note_batch(block: Any, args: tuple[Any, ...]) -> None:
     block.experts.__dict__["n_sequences"] = args[0].shape[0]
 
 
+class _Mixed:
+    """An MLP in a mixture whose layers differ, with a place for all its neurons; the base class comes behind it."""
+
+    def forward(self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any) -> Tensor:
+        """Compute what the MLP adds to the stream at each token; where an edit changed something, by neurons."""
+        block: Any = self
+        point, given = getattr(block, HOOK), dict[str, Any]()
+        if not (point._forward_hooks or point._forward_pre_hooks):
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # of the base class
+        parts = parts_of(block)
+        with contextlib.ExitStack() as stack:
+            for name, module in parts.items():
+                if name == "gate":
+                    handle = module.register_forward_hook(lambda _, __, out: given.update(gate=out))
+                else:
+                    module = module if name == "experts" else module.down
+                    keep = lambda _, inputs, name=name: given.update({name: inputs})  # noqa: E731
+                    handle = module.register_forward_pre_hook(keep)
+                stack.callback(handle.remove)
+            out = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # of the base class
+        sent, some = None, []
+        if "experts" in parts:
+            experts = parts["experts"]
+            x, index, by = given["experts"]
+            weights = by.new_zeros(len(x), experts.num_experts).scatter(1, index, by)
+            sent = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, value=True)
+            some.append(_neurons(experts, x, weights=weights, sent=sent).flatten(1))
+        if "dense" in parts:
+            (neurons,) = given["dense"]
+            by = torch.sigmoid(given["gate"]).flatten(0, -2) if "gate" in parts else 1.0
+            some.append(neurons.flatten(0, -2) * by)
+        whole = torch.cat(some, dim=-1)
+        whole = torch.nn.functional.pad(whole, (0, block.__dict__["width"] - whole.shape[-1]))
+        edited = point(whole.unflatten(0, hidden_states.shape[:-1])).flatten(0, -2)
+        if edited.requires_grad:  # a gradient is asked for, with or without a change
+            return _written(parts, edited, sent=sent).view_as(out)
+        changed = (edited != whole).any(-1)
+        if bool(changed.any()):  # the other tokens keep every bit
+            found = out.flatten(0, -2).clone()
+            new = _written(parts, edited[changed], sent=None if sent is None else sent[changed])
+            found[changed] = new.to(found.dtype)
+            out = found.view_as(out)
+        return out
+
+
+def _written(parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None) -> Float[Tensor, "position d_model"]:
+    """Neurons of all parts times their columns."""
+    out, start = 0.0, 0
+    if sent is not None:
+        experts = parts["experts"]
+        start = experts.num_experts * size_of(experts)
+        out = _sum(experts, neurons[:, :start].unflatten(1, (experts.num_experts, -1)), sent=sent)
+    if "dense" in parts:
+        weight = parts["dense"].down.weight
+        out = out + neurons[:, start : start + weight.shape[1]] @ weight.T
+    assert isinstance(out, Tensor)  # there is a part
+    return out
+
+
+class Dense(NamedTuple):
+    """Projections of a dense MLP, or of a shared expert."""
+
+    gate: Any
+    up: Any
+    down: Any
+
+
+def parts_of(block: Any) -> dict[str, Any]:
+    """The routed ``experts`` of an MLP, its ``dense`` part (a shared expert, or all of it), and the ``gate`` of it."""
+    names = block.__dict__["names"]
+
+    def bare(name: str, of: Any = block) -> Any:
+        """A module without the bridge's components around it."""
+        found = getattr(of, name, None)
+        while isinstance(getattr(found, "original_component", None), nn.Module):
+            found = found.original_component  # type: ignore[union-attr]  # a component
+        return found
+
+    experts = bare("experts")
+    dense = block if experts is None else bare(names["shared"]) if names["shared"] else None
+    found: dict[str, Any] = {} if experts is None else {"experts": experts}
+    if dense is not None:
+        found["dense"] = Dense(*(bare(name, dense) for name in names["dense"]))
+    if experts is not None and names["gate"]:
+        found["gate"] = bare(names["gate"])
+    return found
+
+
+def units_of(block: Any) -> int:
+    """Number of neurons of an MLP."""
+    parts = parts_of(block)
+    dense = parts["dense"].down.weight.shape[1] if "dense" in parts else 0
+    return dense + (parts["experts"].num_experts * size_of(parts["experts"]) if "experts" in parts else 0)
+
+
+@functools.cache
+def _mixed_class(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Mixed{kind.__name__}", (_Mixed, kind), {"__module__": __name__})
+
+
+def _show_mixed(model: nn.Module, family: Family) -> None:
+    """Give every MLP of a mixture whose layers differ the place where its neurons are read and edited."""
+    layers = model.get_submodule(family.layers).children()
+    blocks: list[Any] = [layer.get_submodule(str(family.mlp)) for layer in layers]
+    names = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
+    for block in blocks:
+        block.__dict__["names"] = names
+    width = max(map(units_of, blocks))
+    for block in blocks:
+        block.__dict__["width"] = width
+        if not isinstance(block, _Mixed):
+            block.__class__ = _mixed_class(type(block))
+            rebound(block)
+            block.add_module(HOOK, HookPoint())
+
+
 def hook_experts(bridge: TransformerBridge) -> None:
     """Name the hooks of a bridge that was built from a model with shown experts, so that it finds them."""
     for layer, block in enumerate(bridge.blocks):
         original = getattr(getattr(block, "mlp", None), "original_component", None)
-        point = getattr(getattr(original, "experts", None), HOOK, None)
+        point = getattr(original if isinstance(original, _Mixed) else getattr(original, "experts", None), HOOK, None)
         if point is not None:
             point.name = f"blocks.{layer}.mlp.{HOOK}"
             register(bridge, point)

@@ -59,6 +59,13 @@ class Family:
     """Down-projection; None in a mixture of experts."""
     experts: str | None = None
     """The routed experts (``models.experts``); None in a dense MLP."""
+    dense: tuple[str, ...] = ()
+    """In a mixture whose layers differ, gate, up and down-projection of its dense MLPs and of its shared expert; the
+    site of the neurons is then on the MLP itself."""
+    shared: str | None = None
+    """The shared expert of such a mixture; None without one."""
+    shared_gate: str | None = None
+    """The projection whose sigmoid the shared expert's output is multiplied by; None without one."""
     gate_up_fused: bool = False
     """Whether gate and up are the two halves of one projection."""
     mlp_norm: str | None = "post_attention_layernorm"
@@ -169,7 +176,7 @@ _POST_NORM: dict[str, Any] = {
     "mlp_norm": None,
     "mlp_post_norm": "post_feedforward_layernorm",
 }
-_NO_NEURONS: dict[str, Any] = {"gate": None, "up": None, "down": None}
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _JAMBA: dict[str, Any] = {
     "mixer": "mamba",
     "final_norm": "model.final_layernorm",
@@ -191,6 +198,9 @@ _LFM2: dict[str, Any] = {
     "k_norm": "k_layernorm",
 }
 _EXPERTS: dict[str, Any] = {"gate": None, "up": None, "down": None, "experts": "experts"}
+_MIXED: dict[str, Any] = _EXPERTS | {"dense": _PROJECTIONS}
+_LFM2_MIXED: dict[str, Any] = _LFM2 | _MIXED | {"dense": ("w1", "w3", "w2")}
+_SHARED: dict[str, Any] = _MIXED | {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
 _LATENT: dict[str, Any] = {
     "q": "q_a_proj",
     "k": "kv_a_proj_with_mqa",
@@ -431,6 +441,9 @@ _ROWS = (
     ),
     Family(architecture="Qwen3MoeForCausalLM", **_EXPERTS, qk_norm="head"),
     Family(architecture="OlmoeForCausalLM", **_EXPERTS, qk_norm="width"),
+    Family(architecture="Qwen2MoeForCausalLM", **_SHARED),
+    Family(architecture="Glm4MoeForCausalLM", **_MIXED, shared="shared_experts"),
+    Family(architecture="Ernie4_5_MoeForCausalLM", **_MIXED, shared="shared_experts"),
     Family(architecture="Qwen3_5ForCausalLM", mixer="linear_attn", gated_q=True, qk_norm="head", gain_offset=1.0),
     Family(
         architecture="Qwen3NextForCausalLM",
@@ -438,10 +451,10 @@ _ROWS = (
         gated_q=True,
         qk_norm="head",
         gain_offset=1.0,
-        **_NO_NEURONS,
+        **_SHARED,
     ),
     Family(architecture="Lfm2ForCausalLM", **_LFM2),
-    Family(architecture="JambaForCausalLM", **_JAMBA, **_NO_NEURONS),
+    Family(architecture="JambaForCausalLM", **_JAMBA, **_MIXED),
     Family(architecture="BambaForCausalLM", **_JAMBA, layer_values=2),
     Family(
         architecture="Qwen3_5MoeForCausalLM",
@@ -449,9 +462,9 @@ _ROWS = (
         gated_q=True,
         qk_norm="head",
         gain_offset=1.0,
-        **_NO_NEURONS,
+        **_SHARED,
     ),
-    Family(architecture="Lfm2MoeForCausalLM", **_LFM2 | _NO_NEURONS),
+    Family(architecture="Lfm2MoeForCausalLM", **_LFM2_MIXED),
     Family(
         architecture="GraniteMoeHybridForCausalLM",
         mixer="mamba",
@@ -476,9 +489,9 @@ _ROWS = (
             "mlp_post_norm": None,
         },
     ),
-    Family(architecture="DeepseekV2ForCausalLM", **_LATENT, **_NO_NEURONS),
-    Family(architecture="DeepseekV3ForCausalLM", **_LATENT, **_NO_NEURONS),
-    Family(architecture="Glm4MoeLiteForCausalLM", **_LATENT, **_NO_NEURONS),
+    Family(architecture="DeepseekV2ForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
+    Family(architecture="DeepseekV3ForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
+    Family(architecture="Glm4MoeLiteForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
     Family(architecture="YoutuForCausalLM", **_LATENT),
     Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),
 )
@@ -525,28 +538,25 @@ _HYBRIDS = {
 
 
 _NO_ATTENTION = "it has no attention"
-_SHARED_EXPERTS = "the neurons of its routed and shared experts have no site"
+_GATED_HEADS = "its heads have gates that no row tells of yet"
 _OWN_ATTENTION = "its attention does not take transformers' attention interface"
 LEFT_OUT = {
-    "AfmoeForCausalLM": _SHARED_EXPERTS,
+    "AfmoeForCausalLM": _GATED_HEADS,
     "CodeGenForCausalLM": _OWN_ATTENTION,
     "DeepseekV4ForCausalLM": "its layers have several streams (hyper-connections)",
-    "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
     "FalconMambaForCausalLM": _NO_ATTENTION,
     "Gemma3nForConditionalGeneration": "it has four streams (AltUp)",
     "Gemma4ForCausalLM": "its heads differ by layer, and layers share keys and values",
-    "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "GlmMoeDsaForCausalLM": "which keys a token sees depends on the length of the text",
     "HrmTextForCausalLM": "it is recurrent in depth",
     "JetMoeForCausalLM": "its attention is a mixture of experts",
-    "LagunaForCausalLM": _SHARED_EXPERTS,
+    "LagunaForCausalLM": _GATED_HEADS,
     "Llama4ForCausalLM": "its attention sees chunks of a text, which no window says",
     "Mamba2ForCausalLM": _NO_ATTENTION,
     "MambaForCausalLM": _NO_ATTENTION,
     "ModernBertDecoderForCausalLM": "its windows are counted in another way",
     "MptForCausalLM": _OWN_ATTENTION,
     "OpenAIGPTLMHeadModel": "it norms behind its sublayers",
-    "Qwen2MoeForCausalLM": _SHARED_EXPERTS,
     "RwkvForCausalLM": _NO_ATTENTION,
     "XGLMForCausalLM": _OWN_ATTENTION,
 }
@@ -620,7 +630,9 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     if row.kv_latent is not None and config.q_lora_rank is None:  # V2-Lite
         return replace(row, q="q_proj", q_latent=None)
     if architecture == "JambaForCausalLM" and max(config.layers_num_experts or [1]) == 1:
-        return replace(row, gate="gate_proj", up="up_proj", down="down_proj")
+        return replace(row, gate="gate_proj", up="up_proj", down="down_proj", experts=None, dense=())
+    if architecture == "Glm4MoeForCausalLM" and config.use_qk_norm:
+        return replace(row, qk_norm="head")
     if architecture == "FalconH1ForCausalLM":
         return replace(
             row,

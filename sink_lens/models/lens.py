@@ -91,6 +91,8 @@ class LensModel:
     @property
     def d_mlp(self) -> int:
         """Number of neurons in one MLP, over all experts in a mixture of experts; 0 where neurons are no site."""
+        if self.family.dense:
+            return self.layer(0).get_submodule(str(self.family.mlp)).__dict__["width"]
         if self.family.down is None and self.family.experts is None:
             return 0
         if self.family.experts is not None:
@@ -102,8 +104,11 @@ class LensModel:
 
     @property
     def d_expert(self) -> int | None:
-        """Number of neurons of one expert; None in a dense MLP. Neuron n of expert e is unit ``e * d_expert + n``."""
-        if self.family.experts is None:
+        """Number of neurons of one expert. Neuron n of expert e is unit ``e * d_expert + n``.
+
+        None in a dense MLP, and where shared experts or dense layers have neurons on the same axis.
+        """
+        if self.family.experts is None or self.family.dense:
             return None
         return size_of(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 

@@ -123,7 +123,8 @@ def _up(family: Family) -> Address | None:
 def _neurons(family: Family) -> Address | None:
     """Where the input of the down-projection is."""
     if family.experts is not None:
-        return Address(module=_join(family.mlp, family.experts, EXPERTS_HOOK), side="output")
+        within = None if family.dense else family.experts
+        return Address(module=_join(family.mlp, within, EXPERTS_HOOK), side="output")
     if family.down is None:
         return None
     return Address(module=_join(family.mlp, family.down), side="input")
@@ -385,8 +386,6 @@ def site_of(name: str, *, family: Family) -> Site:
             reason = "projects its queries, or its keys and values, from what the attention reads, without a latent"
         elif name == "z_raw":
             reason = "gates its aggregated values within the attention"
-        elif family.down is None:
-            reason = "has routed experts beside a shared expert or beside dense layers, whose neurons have no site"
         raise SiteError(
             f"{family.architecture} has no site {name!r}: it {reason}; need one of {', '.join(sites_of(family))}"
         )

@@ -89,6 +89,8 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_SHARED |= {"shared_expert_intermediate_size": 56}
 _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", _WIDE_HEAD),
     "smollm3": ("smollm3", _LLAMA | {"no_rope_layers": [1, 0, 1]}),
@@ -168,6 +170,32 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
         | {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.0},
     ),
     "phimoe": ("phimoe", _LLAMA | _EXPERTS | {"sliding_window": WINDOW}),
+    "qwen2_moe": ("qwen2_moe", _LLAMA | _SHARED | {"mlp_only_layers": [1]}),
+    "glm4_moe": (
+        "glm4_moe",
+        _WIDE_HEAD
+        | {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5},
+        },
+    ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        _LLAMA
+        | {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "moe_layer_start_index": 1,
+        },
+    ),
 }
 """Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
 _COMPRESSED = _LLAMA | {
@@ -202,8 +230,6 @@ _LINEAR = {
     "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
 }
-_SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-_SHARED |= {"shared_expert_intermediate_size": 56}
 _MAMBA = {"mamba_d_state": 8, "num_experts": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}
 _HEADS = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_chunk_size": 8}
 _FOUR = _LLAMA | {"num_hidden_layers": 4}

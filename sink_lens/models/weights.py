@@ -12,7 +12,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .experts import columns_of, rows_of
+from .experts import columns_of, parts_of, rows_of
 from .families import FROM_LATENT
 from .interfaced import seen_inside
 from .lens import LensModel, check_attention
@@ -239,6 +239,8 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     check_unchanged(lens)
     family = lens.family
     module = lens.layer(layer).get_submodule(family.mlp or "")
+    if family.dense:
+        return _mixed_weights(module, width=lens.d_mlp)
     if family.experts is not None:
         experts: Any = module.get_submodule(family.experts)
         with in_memory(experts):
@@ -259,6 +261,30 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     else:
         w_gate = None
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
+
+
+def _mixed_weights(block: Any, *, width: int) -> MlpWeights:
+    """Projections of routed experts, a shared one or a dense MLP, on one axis; those of its other units are 0."""
+    parts = parts_of(block)
+    gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
+    with in_memory(block):
+        if "experts" in parts:
+            experts = parts["experts"]
+            check_stored(experts, "gate_up_proj")
+            check_stored(experts, "down_proj")
+            for expert in range(experts.num_experts):
+                for into, one in zip((gate, up), rows_of(experts, expert), strict=True):
+                    into.append(one)
+                down.append(columns_of(experts, expert).T)
+        if "dense" in parts:
+            of_gate, of_up, of_down = parts["dense"]
+            gate.append(of_gate.weight)
+            up.append(of_up.weight)
+            down.append(of_down.weight.T)
+        rows = [torch.cat(some).detach() for some in (gate, up, down)]
+    missing = (0, 0, 0, width - len(rows[0]))
+    w_gate, w_up, w_out = (torch.nn.functional.pad(one, missing) for one in rows)
+    return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_out.T, b_down=w_out.new_zeros(w_out.shape[1]))
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:

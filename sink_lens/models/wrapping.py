@@ -89,8 +89,8 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
         raise ModelError(f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself")
     interfaced.take_interface(plain)
     interfaced.take_interface(cast("PreTrainedModel", model.original_model))
-    experts.show_experts(plain)
-    experts.show_experts(model.original_model)
+    experts.show_experts(plain, family=family)
+    experts.show_experts(model.original_model, family=family)
     experts.hook_experts(model)
     set_attention(plain, family.plain_kernel)
     notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
@@ -130,7 +130,7 @@ def assemble(
         plain, notes = merged.plain, (*notes, merged.note)
     checks.check_own_modules(plain, family=family, name=name)
     interfaced.take_interface(plain)
-    experts.show_experts(plain)
+    experts.show_experts(plain, family=family)
     if bytes_on_disk(plain) and all(device_of_hook(one) is None for one in plain.modules()):
         raise ModelError(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"

@@ -164,3 +164,52 @@ def test_a_saved_model_has_the_classes_of_transformers_and_its_weights(tmp_path)
 def test_what_has_no_module_of_its_own_is_refused():
     with pytest.raises(SiteError, match=r"mixture of experts, whose neurons have no down-projection of their own"):
         bake(lens_of("mixtral"), neurons={0: [1]})
+
+
+MIXED = ("qwen2_moe", "glm4_moe", "ernie4_5_moe", "qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba", "deepseek_v3")
+
+
+@pytest.mark.parametrize(
+    "family", [one if one == "qwen2_moe" else pytest.param(one, marks=pytest.mark.exhaustive) for one in MIXED]
+)
+@torch.no_grad()
+def test_neurons_of_routed_shared_and_dense_parts_are_units_of_one_axis(family):
+    lens, model = wrap(tiny(family)), tiny(family)
+    ids = torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+    captured = [capture(lens, ids, sites=["neurons", "down_out"], path=path) for path in ("auto", "plain")]
+    widths = set()
+    for layer in range(lens.n_layers):
+        columns = mlp_weights(lens, layer=layer).w_down
+        for found in captured:
+            torch.testing.assert_close(
+                found["neurons", layer] @ columns.T, found["down_out", layer], atol=1e-4, rtol=1e-4
+            )
+        block = model.get_submodule(lens.family.layers)[layer].get_submodule(lens.family.mlp)
+        parts = _columns_of_raw(block, lens.family)
+        widths.add(len(parts))
+        assert lens.d_mlp >= len(parts)
+        assert not columns[:, len(parts) :].any()
+        assert not captured[0]["neurons", layer][..., len(parts) :].any()
+        units = sorted({0, len(parts) - 1, int(captured[0]["neurons", layer].abs().amax((0, 1)).argmax())})
+        without = run_with(lens, ids, zero("neurons", layers=[layer], units=units), logits=True, quiet=True).logits
+        kept = [parts[unit].clone() for unit in units]
+        for unit in units:
+            parts[unit].zero_()
+        expected = model(ids, use_cache=False).logits
+        for unit, before in zip(units, kept, strict=True):
+            parts[unit].copy_(before)
+        torch.testing.assert_close(without, expected, atol=1e-4, rtol=1e-4)
+    assert max(widths) == lens.d_mlp
+
+
+def _columns_of_raw(block, family):
+    """The columns of the raw model's down-projections, as views, in the order of the units."""
+    columns = []
+    experts = getattr(block, "experts", None)
+    if experts is not None:
+        columns += [weight[:, one] for weight in experts.down_proj for one in range(weight.shape[1])]
+    dense = block if experts is None else getattr(block, family.shared or "", None)
+    if dense is not None:
+        weight = getattr(dense, family.dense[2]).weight
+        columns += [weight[:, one] for one in range(weight.shape[1])]
+    return columns
