@@ -115,16 +115,6 @@ def test_all_constructors_at_once_are_the_same_edits_of_the_raw_model(lens_of, r
         assert_moved(found, logits(lens_of(family), [*edits[:number], *edits[number + 1 :]]), name)
 
 
-@pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("site", ["k", "scores", "pattern", "z", "neurons", "mlp_out", "final"])
-def test_each_constructor_alone_is_the_same_edit_of_the_raw_model(lens_of, raw_run, site, name):
-    family = "gemma2"
-    one, change = both(family, site, name, 0)
-    found = logits(lens_of(family), one)
-    assert_rows_close(found, raw_run(family, tokens(), [change]))
-    assert_moved(found, unedited(lens_of(family)).logits)
-
-
 @pytest.mark.parametrize(("family", "site"), CASES)
 def test_a_self_patch_brings_back_every_bit(lens_of, family, site):
     """Noise, then the model's own values on top: what is written is what goes on."""

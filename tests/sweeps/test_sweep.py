@@ -29,7 +29,6 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
-from sink_lens.stats import paired_difference
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps.cells import grid_cells
 from sink_lens.sweeps.sweep import sweep
@@ -44,10 +43,6 @@ FEW = Grid.of(HEADS, controls=0)
 METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
 TABLES = ("cells", "controls", "values")
 ROUNDING = {"rtol": CLOSE, "atol": CLOSE}
-COLUMNS = """
-    cell kind site where layer position head unit key factor seed centre metric metric_unit baseline value effect
-    ci_low ci_high control_effect control_sd n_controls over_control over_low over_high changed n error
-""".split()  # noqa: SIM905
 
 
 @functools.cache
@@ -177,30 +172,6 @@ def test_every_number_is_that_of_run_with_on_one_cell(whole):
             assert rows["sequence"].tolist() == [0, 1, 2, 3]
             assert rows["value"].tolist() == close(wanted.tolist())
     assert len(whole.values) == len(cells) * 2 * 4
-
-
-def test_a_row_is_the_mean_over_sequences_beside_the_unedited_run(whole):
-    lens, tokens = llama(), sequences()
-    baseline = slow_values(lens, tokens, ())
-    found = grid_cells(GRID, lens, n_positions=tokens.n_positions)
-    cells = found.every[: found.n]
-    references = References(lens, tokens)
-    assert list(whole.frame.columns) == COLUMNS
-    assert len(whole.frame) == 2 * len(cells) == 2 * (6 + 8)
-    for row in whole.frame.to_dict("records"):
-        before = baseline[row["metric"]]
-        values = slow_values(lens, tokens, cells[row["cell"]].make(references))[row["metric"]]
-        assert row["baseline"] == close(before.mean())
-        assert row["value"] == close(values.mean())
-        assert row["effect"] == close((values - before).mean())
-        assert row["n"] == 4
-        # With four sequences a bound is near a mean of the extreme draws: the same up to the draws.
-        alone = paired_difference(values, before, generator=np.random.default_rng(5), n_resamples=20_000)
-        slack = 0.15 * (alone.high - alone.low) + CLOSE
-        assert row["ci_low"] == pytest.approx(alone.low, rel=0, abs=slack)
-        assert row["ci_high"] == pytest.approx(alone.high, rel=0, abs=slack)
-        assert row["changed"]
-        assert pd.isna(row["error"])
 
 
 def test_the_columns_say_where_each_edit_is(whole):
