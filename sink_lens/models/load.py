@@ -212,7 +212,9 @@ def _check_room(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
         ModelError: their size in this type, and in the checkpoint's own where that is smaller.
     """
     header = read_folder(folder)
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    stored = sum(
+        file.stat().st_size for file in folder.glob("*.safetensors") if file.exists()
+    )  # a link may lead nowhere
     needed = stored if header is None or isinstance(dtype, str) else header.n_weights * dtype.itemsize
     free = psutil.virtual_memory().available
     if needed <= free:

@@ -339,6 +339,9 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"has no weights; need \*.safetensors"):
         load(tmp_path)
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"the weights cannot be read \(.*\); need whole safetensors files"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 0.5])
