@@ -22,7 +22,7 @@ def killed(*options, kills):
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace"]))
+@pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace", "watch"]))
 def test_a_killed_run_is_resumed_to_the_same_tables(name):
     assert killed("--only", name, kills=1) == [f"{name}: 1 kills, differing: nothing"]
 
@@ -30,5 +30,5 @@ def test_a_killed_run_is_resumed_to_the_same_tables(name):
 @pytest.mark.exhaustive
 def test_runs_killed_twice_and_killed_shards_are_resumed_to_the_same_tables():
     divided = tuple(f"{name} in 8 shards" for name in ("sweep", "patch", "circuit"))
-    names = ("sweep", "patch", "circuit", "trace", *divided)
+    names = ("sweep", "patch", "circuit", "trace", "watch", *divided)
     assert killed(kills=2) == [f"{name}: 2 kills, differing: nothing" for name in names]

@@ -1,4 +1,4 @@
-"""Kills a sweep, a patch, a circuit, shards of them and a trace at random (SIGKILL), resumes them, compares tables.
+"""Kills commands, and shards of some, at random (SIGKILL), resumes them, and compares tables.
 
 ``python tests/checking/killed.py --kills 20`` prints a line for each; the exit code is 1 where a table differs from
 that of a run that nobody killed. The commands run on a tiny model in forks of this process, which has everything
@@ -7,6 +7,7 @@ imported.
 
 import argparse
 import functools
+import json
 import os
 import random
 import shutil
@@ -54,6 +55,7 @@ COMMANDS = {
         *("--random", "2", "--check", "5"),
     ],
     "trace": ["trace", "model", *SMALL],
+    "watch": ["watch", "trained", "--sequences", "4", "--length", "24"],
 }
 
 
@@ -81,6 +83,12 @@ def finished(child: int) -> bool:
 def tables(folder: str) -> dict[str, pd.DataFrame]:
     """The tables of a run."""
     return {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
+
+
+def complete(folder: str) -> bool:
+    """Whether a run is finished and has its page."""
+    about = Path(folder) / "run.json"
+    return (Path(folder) / "report.html").exists() and json.loads(about.read_text())["status"] == "finished"
 
 
 def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> list[str]:
@@ -125,6 +133,9 @@ def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         done += 1
+        if complete(out):  # after its last file: it is compared, and begins again
+            wrong += differing(whole, tables(out))
+            shutil.rmtree(out)
     if not finished(run(arguments, out=out)):
         wrong.append("the last run, resumed")
     return wrong + differing(whole, tables(out))
@@ -176,8 +187,9 @@ def main() -> int:
         os.chdir(folder)
         os.environ["SINK_LENS_CACHE"] = "cache"
         Path("sweep.toml").write_text(SWEEP)
-        planted().model.save_pretrained("model")
-        tiny_tokenizer(adds_bos=True).save_pretrained("model")
+        for seed, place in enumerate(["model", *(f"trained/checkpoint-{step}" for step in range(10, 50, 10))]):
+            planted(seed=seed, sink=seed != 1).model.save_pretrained(place)
+            tiny_tokenizer(adds_bos=True).save_pretrained(place)
         for name in COMMANDS:
             if options.only in (None, name):
                 wrong = killed(name, kills=options.kills, drawn=drawn)
