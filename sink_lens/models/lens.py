@@ -222,27 +222,19 @@ def linear_layers(lens: LensModel) -> str:
     return f"layers {span(skipped)} of {lens.name} have no attention ({mixer})"
 
 
-def refusal(found: str) -> str:
-    """Say what an error says of layers without attention, as ``linear_layers`` gives them."""
-    return (
-        f"{found}, and this needs it in every layer; need another model. The attention of the other layers is measured "
-        "by sink-lens tokens, sink_mask, capture and stream, and edited by sweep and patch"
-    )
-
-
 def check_every_layer(lens: LensModel) -> None:
     """Refuse a model whose layers are not all attention and an MLP.
 
     Raises:
         ModelError: the model is a hybrid.
     """
+    other = "need another model. This one is traced, measured, swept and patched"
     if found := linear_layers(lens):
-        raise ModelError(refusal(found))
+        raise ModelError(f"{found}, and this needs it in every layer; {other}")
     if lens.mixer_layers:
         raise ModelError(
             f"layers {span(lens.mixer_layers)} of {lens.name} have a mixer beside their attention, and this takes "
-            "attention and MLPs for all that writes to the stream; need another model. This one is measured by "
-            "sink-lens tokens, sink_mask, capture and stream, and edited by sweep and patch"
+            f"attention and MLPs for all that writes to the stream; {other}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Models that only the plain path runs: those whose weights do not fit into memory, and hybrids.
+"""Models that only the plain path runs: those whose weights do not fit into memory.
 
 accelerate reads a module's weights from the checkpoint when its forward begins and drops them when it ends. Hooks on
 the plain module see the same tensors as in a model that is whole in memory, so everything that measures works. The
