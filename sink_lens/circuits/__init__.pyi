@@ -7,6 +7,8 @@ from .config import FindConfig as FindConfig
 from .curve import Curve as Curve
 from .files import SavedCircuit as SavedCircuit
 from .files import read as read
+from .given import compare as compare
+from .given import evaluate as evaluate
 from .graph import Graph as Graph
 from .run import run as run
 from .tasks import Task as Task

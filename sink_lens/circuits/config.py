@@ -106,6 +106,9 @@ class CircuitConfig:
     edges: int | None = None
     """Number of edges of the circuit. Default: the smallest size of the curve from which on every larger circuit keeps
     at least 80% of the metric, by the lower end of its interval, and at most 120%; 200 if there is none."""
+    circuit: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Judge this circuit instead of choosing one: EAP-IG's .json or .pt, a run folder, a .parquet of every edge, or a
+    .csv of edges or nodes."""
     choice: Choice = "top"
     """How edges are chosen: the largest scores (top), a connected set grown from the output (greedy), or all scores
     above a threshold (threshold)."""
@@ -158,6 +161,8 @@ class CircuitConfig:
             raise InputError("the task file and a pairs_file belong together; give both or neither")
         if self.choice == "threshold" and not self.threshold:
             raise InputError("choice threshold takes every edge whose score is at least 0; need a threshold above 0")
+        if self.circuit is not None and (self.edges is not None or self.choice != "top"):
+            raise InputError("a circuit was given, and edges or choice would choose another; need one of them")
         if self.choice != "threshold":
             check_unread(self, "threshold", reader="choice threshold")
         if self.task != "text":

@@ -1,4 +1,4 @@
-"""Formats of circuits that other programs read: EAP-IG's JSON and tensors, MIB's folder, and Graphviz.
+"""Circuits as files: EAP-IG's JSON and tensors, MIB's folder, our tables, a paper's list of edges or heads, Graphviz.
 
 EAP-IG's files hold all edges with score and whether they are in the circuit; its tensors are read with
 ``weights_only=True``. A folder such as ``ioi_gpt2`` is what MIB takes as a submission: ``importances.json`` inside.
@@ -6,40 +6,84 @@ EAP-IG's files hold all edges with score and whether they are in the circuit; it
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
 each of them, with equal parts of the score, and read back as their sum. Spans of positions are summed; a set of neurons
 is written as a part of its MLP.
+
+A run folder, and a ``.parquet`` of every edge, hold a circuit with all of that. A ``.csv`` lists the edges of a circuit
+(a column ``edge``, and ``score`` if it is known), or its nodes (``node``, such as a9.h9 or m5; or ``layer`` and
+``head``): then all edges between these are in it. Lists of heads alone, as papers have them, leave every MLP in.
 """
 
 import json
-import struct
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..errors import InputError, check_regular
+from ..errors import InputError, SinkLensError, check_regular
+from ..records import read_run
 from ..text import json_value, visible
+from .choice import between
 from .graph import Graph
 
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError),
-    *(struct.error, UnpicklingError),
-)
+if TYPE_CHECKING:
+    from ..models.lens import LensModel
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError)
 
 _COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCircuit:
-    """A circuit as a file holds it: mean scores and the chosen edges."""
+    """A circuit without its runs: mean scores and the chosen edges."""
 
     graph: Graph
-    scores: Float[np.ndarray, " edge"]
-    chosen: Bool[np.ndarray, " edge"]
+    scores: Float[np.ndarray, " edge"] = field(repr=False)
+    """0 where the file gives none."""
+    chosen: Bool[np.ndarray, " edge"] = field(repr=False)
+
+    @property
+    def n_edges(self) -> int:
+        """Edges of the circuit."""
+        return int(self.chosen.sum())
+
+    @property
+    def edges(self) -> pd.DataFrame:
+        """Its edges, the largest first: ``edge`` and ``score``."""
+        found = pd.DataFrame({"edge": self.graph.names[self.chosen], "score": self.scores[self.chosen].astype(float)})
+        return found.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
+
+    def on(self, graph: Graph) -> "SavedCircuit":
+        """The same edges in the graph of a model; without spans of its own, in every span of that graph.
+
+        Raises:
+            InputError: the model lacks one of them.
+        """
+        every = self.graph.spans == ("",)
+        names = [str(name).partition("@")[0] if every else str(name) for name in graph.names]
+        at = np.array([self.graph.index.get(name, -1) for name in names])
+        if lost := sorted(set(self.graph.names[self.chosen].tolist()) - set(names)):
+            raise InputError(
+                f"the circuit has {len(lost)} edges that the model lacks, such as {lost[0]}: it is one of "
+                f"{_sizes(self.graph)}, and the model has {_sizes(graph)}. Need a circuit of this model"
+            )
+        there = at >= 0
+        return SavedCircuit(graph=graph, scores=np.where(there, self.scores[at], 0.0), chosen=there & self.chosen[at])
+
+    def save(self, path: str | Path) -> Path:
+        """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
+        write(self, Path(path))
+        return Path(path)
+
+
+def _sizes(graph: Graph) -> str:
+    """The sizes of a graph in words."""
+    return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
 
 def write(circuit: SavedCircuit, path: Path) -> None:
@@ -54,33 +98,128 @@ def write(circuit: SavedCircuit, path: Path) -> None:
         (path / "importances.json").write_text(eap_ig_json(*held), "utf-8")
 
 
-def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
-    """Read a circuit of EAP-IG's JSON or tensors, or of a MIB folder with one file of importances.
+def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int | None = None) -> SavedCircuit:
+    """Read a circuit.
 
     Args:
-        path: the file or the folder.
-        n_kv_heads: key-value heads of the model; edges of heads that share one are summed. Default: what a file of ours
-            says, else one for each head.
+        path: EAP-IG's JSON or ``.pt`` (no code in it is run), a MIB folder, a run folder, a ``.parquet`` of every edge,
+            or a ``.csv`` with a list of edges or nodes.
+        lens: the model: the circuit is one of its graph. A list needs it.
+        n_kv_heads: key-value heads of the model; edges of heads that share one are summed. Default: the model's, else
+            what a file of ours says, else one for each head.
 
     Raises:
         InputError: the file is none of these, or names edges that its graph lacks.
     """
-    path = Path(path)
+    path, graph = Path(path), None if lens is None else Graph.of(lens)
     if path.is_dir():
-        found = [one for one in (path / "importances.json", path / "importances.pt") if one.is_file()]
+        found = [path / name for name in ("run.json", "importances.json", "importances.pt") if (path / name).is_file()]
         if not found:
-            raise InputError(f"{path} has neither importances.json nor importances.pt; need a MIB folder of one file")
+            raise InputError(f"{path} is no run and has neither importances.json nor importances.pt; need one of these")
         path = found[0]
     check_regular(path, what="the file of the circuit")
+    n_kv_heads = graph.n_kv_heads if n_kv_heads is None and graph is not None else n_kv_heads
     try:
+        if path.suffix == ".csv":
+            return _of_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
         if path.suffix == ".pt":
-            return _of_tensors(torch.load(path, weights_only=True, map_location="cpu"), n_kv_heads)
-        return _of_json(json_value(path.read_text("utf-8")), n_kv_heads)
+            circuit = _of_tensors(_tensors_of(path), n_kv_heads)
+        elif path.name == "run.json":
+            run = read_run(path.parent)
+            circuit = _of_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
+        elif path.suffix == ".parquet":
+            frame = pd.read_parquet(path)
+            circuit = _of_table(frame, frame.attrs.get("d_model"))
+        else:
+            circuit = _of_json(json_value(path.read_text("utf-8")), n_kv_heads)
     except _UNREADABLE as error:
+        if isinstance(error, SinkLensError):
+            raise
         raise InputError(
             f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
-            "EAP-IG's JSON or .pt"
+            "EAP-IG's JSON or .pt, a run folder, our .parquet, or a .csv with a column edge, node, or layer and head"
         ) from None
+    return circuit if graph is None else circuit.on(graph)
+
+
+_NEEDED = ["edge", "score", "in_circuit"]
+_HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP)(\d+)")
+
+
+def _tensors_of(path: Path) -> Any:
+    """What a .pt file holds; no code in it is run.
+
+    Raises:
+        ValueError: it is damaged, or holds other things than tensors, texts and numbers.
+    """
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
+        raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
+
+
+def _of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
+    """The circuit of a table of every edge of a graph."""
+    names = [str(name) for name in frame["edge"]]
+    ends = [tuple(name.partition("@")[0].split("->")) for name in names]
+    writers, readers = ({one[at] for one in ends} for at in (0, 1))
+    heads = [tuple(map(int, one[1:].split(".h"))) for one in writers if one.startswith("a")]
+    shared = [int(one.split(".kv")[1].split("<")[0]) for one in readers if ".kv" in one]
+    n_heads = 1 + max(head for _, head in heads)
+    graph = Graph(
+        n_layers=1 + max(layer for layer, _ in heads),
+        n_heads=n_heads,
+        n_kv_heads=1 + max(shared) if shared else n_heads,
+        d_model=int(d_model or 0),
+        parallel=("a0.h0", "m0") not in ends,
+        gated=any(one.endswith("<g>") for one in readers),
+        neurons={int(one[1:-2]): () for one in writers if one.endswith(".n")},
+        spans=tuple(dict.fromkeys(name.partition("@")[2] for name in names)),
+    )
+    if names != graph.names.tolist():
+        raise ValueError(f"its {len(names)} edges are not all edges of {_sizes(graph)}")
+    chosen, scores = frame["in_circuit"].to_numpy(bool), frame["score"].to_numpy(float)
+    return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
+
+
+def _of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
+    """The circuit of a list of edges or of nodes."""
+    if graph is None:
+        raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
+    chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
+    if "edge" in frame:
+        for number, row in enumerate(frame.to_dict("records"), 2):
+            edge = _own_name(str(row["edge"]).strip(), graph)
+            if edge not in graph.index:
+                raise ValueError(f"line {number}: {row['edge']!r} is no edge of the model, such as {graph.names[0]}")
+            chosen[graph.index[edge]] |= str(row.get("in_circuit", "true")).lower() in ("true", "1", "yes")
+            scores[graph.index[edge]] += float(row.get("score", 0.0))
+        return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
+    if "node" not in frame and not {"layer", "head"} <= set(frame.columns):
+        raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
+    rows = frame.to_dict("records")
+    names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in rows]
+    nodes = {_node(name.replace(" ", "")) for name in names} - {"input", "logits"}
+    if not any(one.startswith("m") for one in nodes):
+        nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
+    known = [writer.name for writer in graph.writers]
+    if unknown := sorted(nodes - set(known)):
+        raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_sizes(graph)}")
+    return SavedCircuit(graph=graph, scores=scores, chosen=between(graph, np.isin(known, sorted(nodes))))
+
+
+def _node(name: str) -> str:
+    """Our name of a node: a9.h9 of 9.9, L9H9 and L9.H9, m5 of MLP 5."""
+    head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
+    return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
+
+
+def _own_name(edge: str, graph: Graph) -> str:
+    """Our name of an edge, whose key or value may be named by a head that shares it."""
+    reader = re.fullmatch(r"(.*->a\d+)\.h(\d+)<([kv])>", edge)
+    if reader is None or graph.group == 1:
+        return edge
+    return f"{reader[1]}.kv{int(reader[2]) // graph.group}<{reader[3]}>"
 
 
 def _plain(graph: Graph) -> Graph:

@@ -362,9 +362,14 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         sentences.append(_core_told(row))
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
+    method, chosen_on = visible(row["method"]).upper(), row.get("chosen_on", row["pairs"])
+    by = (
+        f"Its edges were chosen by {method} on {chosen_on}"
+        if chosen_on
+        else f"It was given, and scored by {method} on all"
+    )
     sentences += [
-        f"Its edges were chosen by {visible(row['method']).upper()} on {row.get('chosen_on', row['pairs'])} of "
-        f"{row['pairs']} pairs; other edges carry {carried} instead.",
+        f"{by} of {row['pairs']} pairs; other edges carry {carried} instead.",
         f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
@@ -483,8 +488,8 @@ def _faithful(row: Mapping[str, Any], *, most: float) -> str:
         return f"The run does not say what the circuit of {_edges_told(row)} keeps alone; the curve shows other sizes."
     return (
         f"The circuit has {_edges_told(row)} and keeps {_kept(row)} of what all edges add to the "
-        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it."
-        f"{_rule_told(row)}{areas * bool(np.isfinite(row['cpr']))}"
+        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it; without it, all other "
+        f"edges keep {_kept(row, 'without_')}.{_rule_told(row)}{areas * bool(np.isfinite(row['cpr']))}"
     )
 
 
@@ -502,6 +507,7 @@ def _rule_told(row: Mapping[str, Any]) -> str:
         "smallest": f" It is the smallest size from which on all circuits that were run {carry}.",
         "none": f" It has the largest scores: at no size but all edges did this and every larger circuit {carry}.",
         "asked": f" Its size was asked for. {said}.",
+        "given": f" It was given; as many of the largest scores keep {_kept(row, 'as_many_')}. {said}.",
         "threshold": f" It has all scores above the threshold. {said}.",
     }.get(str(row["rule"]), "")
     if row["most_kept"] > 1.2:

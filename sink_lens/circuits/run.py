@@ -32,6 +32,7 @@ from .checks import CONFIRMED, patchable
 from .circuit import Circuit, chosen_by, with_spans
 from .config import Ablation, CircuitConfig, without_files
 from .curve import Judge, described, steady
+from .files import read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
@@ -201,6 +202,8 @@ def _asked(
     lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
+    if asked.circuit is not None:
+        read(asked.circuit, lens=lens)
     return _Asked(lens=lens, task=task_for(lens, asked), config=asked)
 
 
@@ -428,16 +431,20 @@ def one_circuit(half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig) ->
     Args:
         half: the circuit of as many edges as were asked for, chosen on the half of the pairs that judges none.
         curve: circuits of several sizes, judged on the other half.
-        config: says the number of edges, or a threshold, if they are known.
+        config: says the circuit, the number of edges, or a threshold, if they are known.
 
     Returns:
-        The circuit, and ``asked``, ``threshold``, ``smallest`` (the smallest size that carries the metric, see
-        ``curve``) or ``none`` (no size but all edges does).
+        The circuit, and ``given``, ``asked``, ``threshold``, ``smallest`` (the smallest size that carries the metric,
+        see ``curve``) or ``none`` (no size but all edges does).
 
     Raises:
-        InputError: none of its edges lies on a path from the input to the metric.
+        InputError: none of its edges lies on a path from the input to the metric, or the file of a given circuit
+            cannot be read.
     """
     share = steady(curve)
+    if config.circuit is not None:
+        mask = read(config.circuit, lens=half.runs.lens).on(half.graph).chosen
+        return replace(half, chosen=mask, size=int(mask.sum()), rows=()), "given"
     if config.choice == "threshold" or config.edges is not None:
         circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
     elif share < 1:
@@ -451,10 +458,11 @@ def one_circuit(half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig) ->
 
 
 def _judged(judge: Judge, circuit: Circuit) -> pd.DataFrame:
-    """The rows of the curve that are the circuit's own: the circuit, and the part of it that is drawn."""
-    masks = np.stack([circuit.chosen, circuit.strongest()])
+    """Rows of the curve: the circuit, its drawn part, all edges but its own, and as many of the largest scores."""
+    like = circuit if circuit.rows else replace(circuit, rows=tuple(circuit.halves[0].tolist())).smaller(circuit.size)
+    masks = np.stack([circuit.chosen, circuit.strongest(), ~circuit.chosen, like.chosen])
     rows = [described(circuit.graph, mask) for mask in masks]
-    frame = pd.DataFrame(rows).assign(by=["circuit", "picture"], n=masks.sum(1), draw=0)
+    frame = pd.DataFrame(rows).assign(by=["circuit", "picture", "without", "as_many"], n=masks.sum(1), draw=0)
     return pd.concat(
         [frame.assign(share=frame["n"] / circuit.graph.n_edges), judge.judged(judge.values(masks))], axis=1
     )
@@ -520,7 +528,10 @@ def _summary(found: _Found) -> pd.DataFrame:
     share = steady(found.curve)
     of_edges = found.curve.loc[found.curve["by"].eq("edges")]
     most = of_edges.sort_values("faithfulness", ascending=False).to_dict("records")[0]
-    own, drawn = (found.curve.loc[found.curve["by"].eq(name)].to_dict("records")[0] for name in ("circuit", "picture"))
+    own, drawn, without, like = (
+        found.curve.loc[found.curve["by"].eq(name)].to_dict("records")[0]
+        for name in ("circuit", "picture", "without", "as_many")
+    )
     row: dict[str, Any] = {
         "metric": circuit.runs.metric.name,
         "method": circuit.scores.method,
@@ -531,6 +542,8 @@ def _summary(found: _Found) -> pd.DataFrame:
         "edges": circuit.n_edges,
         "all_edges": circuit.graph.n_edges,
         **_kept(own, ""),
+        **_kept(without, "without_"),
+        **_kept(like, "as_many_"),
         "picture_edges": drawn["n"],
         **_kept(drawn, "picture_"),
         "clean": float(circuit.scores.clean.mean()),

@@ -23,6 +23,10 @@ sink-lens circuit --task file --pairs-file my_pairs.jsonl --ablation mean_ordina
 
 sink-lens circuit --task text --pairs 16 --metric-layers 12-29 --span sink=0 --span rest=1-63
 
+sink-lens circuit --task ioi --circuit heads_of_a_paper.csv  [dim]judge a given circuit[/dim]
+
+sink-lens circuit runs/ioi --against eap_ig.json
+
 sink-lens circuit --task ioi --pairs 1000 --out runs/ioi --shard 3/8  [dim]in each of 8 jobs; or slurm[/dim]
 """
 
@@ -32,6 +36,12 @@ sink-lens circuit --task ioi --pairs 1000 --out runs/ioi --shard 3/8  [dim]in ea
 def circuit(
     config: CircuitConfig,
     top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 12,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare two circuits, the argument and FILE, each a file or a run, and stop.", metavar="FILE"
+        ),
+    ] = None,
     out: Out = None,
     shard: InShard = None,
     overwrite: Overwrite = False,
@@ -40,6 +50,8 @@ def circuit(
 ) -> Answer:
     """Find the edges between heads and MLPs that carry a task or the sink, and judge them; write a run folder."""
     hush(quiet)
+    if against is not None:
+        return _compared(config.model, against, top=top)
     if dry_run:
         from ..circuits.passes import passes
 
@@ -69,6 +81,25 @@ def circuit(
     echo(f"report: {found.report_path}")
     echo(f"run: {found.folder}")
     return answer
+
+
+def _compared(one: str, other: str, *, top: int) -> Answer:
+    """Compare two circuits."""
+    from ..circuits.given import compare
+    from ..text import edge_name, number
+
+    found = compare(one, other)
+    for sentence in found.sentences:
+        echo(sentence)
+    edges = found.frame.head(top)
+    heads = ("edge", "in the first", "its score there", "in the second", "its score there")
+    lines = []
+    for row in edges.to_dict("records"):
+        cells = [("yes" if row[name] else "", number(float(row[f"score_{name}"]))) for name in ("one", "other")]
+        lines.append((edge_name(str(row["edge"])), *cells[0], *cells[1]))
+    console().print(table_of(heads, lines, texts=len(heads), wrapped=heads))
+    about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": rows(edges)}
+    return Answer(found=lambda: about | {"sentences": list(found.sentences)})
 
 
 def _table(edges: "pd.DataFrame", *, core: "pd.DataFrame | None") -> "Table":

@@ -108,6 +108,18 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     low, high = (f"{summary[f'faithfulness_{end}']:.0%}" for end in ("low", "high"))
     assert CIRCUIT.title(read).endswith(f"9 of 110 edges (8.2%) keep 100% [{low}, {high}] of the logit difference")
     assert len(edge_circuit(read).drawn) == 9
+    held = circuits.read(tmp_path / "run")
+    assert (held.chosen == run.circuit.chosen).all()
+    half = circuits.read(tmp_path / "c.json").edges.head(6)
+    half.to_csv(tmp_path / "six.csv", index=False)
+    asked |= {"check": 0, "save": (), "circuit": str(tmp_path / "six.csv")}
+    given = circuits.run(lens, out=tmp_path / "given", sizes=(1.0,), report=False, **asked)
+    (told,) = given.tables["summary"].to_dict("records")
+    assert (told["rule"], told["edges"], told["chosen_on"]) == ("given", 6, 0)
+    mask = np.isin(held.graph.names, half["edge"].to_numpy())
+    judge = given.circuit.judge
+    assert told["faithfulness"] == pytest.approx(judge.judged(judge.values(mask[None]))["faithfulness"].item())
+    assert "It was given; as many of the largest scores keep" in "".join(given.sentences)
 
 
 def test_a_picture_is_the_strongest_part_and_a_circuit_of_its_own():

@@ -36,6 +36,10 @@ class WrittenOut:
 
         return keep
 
+    def check(self, new, x):
+        """What is written out is what the model computes."""
+        torch.testing.assert_close(new, x, atol=1e-5, rtol=1e-5)
+
     def own_stream(self, name, x):
         self.zeros[name] = torch.zeros_like(x, requires_grad=True)
         return x + self.zeros[name]
@@ -55,7 +59,7 @@ class WrittenOut:
                 out = self.lens.layer(layer).get_submodule(address.module)(self.norm(layer, family.attn_norm)(stream))
                 heads.append(read_site(out, address=address, family=family, batch=len(x), **sizes)[:, :, head])
             new = torch.stack(heads, 2)
-            torch.testing.assert_close(new, x, atol=1e-5, rtol=1e-5)
+            self.check(new, x)
             return new
 
         return project
@@ -85,7 +89,7 @@ class WrittenOut:
         def reader(x, hook):
             stream = self.kept["resid_pre", layer] + (0 if parallel else self.kept["attn_out", layer])
             new = self.norm(layer, family.mlp_norm)(self.own_stream(f"m{layer}", stream)).reshape(x.shape)
-            torch.testing.assert_close(new, x, atol=1e-5, rtol=1e-5)
+            self.check(new, x)
             return new
 
         return reader
@@ -111,6 +115,42 @@ class WrittenOut:
                 found.append((o(alone.flatten(2)) - nothing) * factor)
             found.append(self.kept["mlp_out", layer])
         return [one.detach() for one in found]
+
+
+class WithCircuit(WrittenOut):
+    """The same with only some edges: a reader sums its own stream, of what is added in this run or on other tokens."""
+
+    def __init__(self, lens, tokens, *, kept, instead):
+        self.edges, self.instead = set(kept), WrittenOut(lens, instead).written()
+        super().__init__(lens, tokens)
+
+    def check(self, new, x):
+        """Readers read other streams than the model's."""
+
+    def own_stream(self, name, x):
+        layer = self.lens.n_layers if name == "logits" else int(name[1:].split(".")[0])
+        before = [(one, kind) for one in range(layer) for kind in "am"] + [(layer, "a")] * name.startswith("m")
+        total = self.kept["resid_pre", 0] if self.holds("input", name) else self.instead[0]
+        for one, kind in before:
+            at = 1 + one * (self.lens.n_heads + 1)
+            if kind == "m":
+                mlp = self.kept["mlp_out", one]
+                total = total + (mlp if self.holds(f"m{one}", name) else self.instead[at + self.lens.n_heads])
+                continue
+            z, o = self.kept["z", one], self.attention(one).get_submodule(self.lens.family.o)
+            bias = o(torch.zeros_like(z).flatten(2))  # belongs to no head
+            total = total + bias
+            for head in range(self.lens.n_heads):
+                alone = torch.zeros_like(z)
+                alone[:, :, head] = z[:, :, head]
+                kept = self.holds(f"a{one}.h{head}", name)
+                total = total + (o(alone.flatten(2)) - bias if kept else self.instead[at + head])
+        return total
+
+    def holds(self, writer, reader):
+        """Check that an edge is kept; keys and values are named by their key-value head."""
+        alone = reader.endswith("<q>") or self.lens.n_kv_heads == self.lens.n_heads
+        return f"{writer}->{reader.replace('.', '.h' if alone else '.kv')}" in self.edges
 
 
 class HeldNorms(WrittenOut):

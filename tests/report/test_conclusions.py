@@ -186,6 +186,11 @@ _NONE = {"rule": "none", "share_at_80": np.nan, "faithfulness": 0.231, "faithful
         ),
         (_ASKED, "keep 94% [81%, 110%] of the logit diff", "Its size was asked for. From 5% of the edges on, circuits"),
         (_NONE, "keep 23% [16%, 110%] of the logit diff", "It has the largest scores: at no size but all edges"),
+        (
+            {"rule": "given", "chosen_on": 0},
+            "of the logit diff",
+            "It was given; as many of the largest scores keep 10%",
+        ),
         ({"most_kept": 1.976}, "keep 94% [81%, 110%] of the logit diff", "overshoots: circuits of 1% keep 198%."),
         ({"gap_low": -0.5}, "what it carries is undefined", "Faithfulness is undefined"),
     ],
@@ -197,6 +202,7 @@ def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_keeps(tmp_p
     numbers |= {"method": "eap", "ablation": "resample", "metric": "logit_diff", "completeness": np.nan}
     numbers |= {"rule": "smallest", "share_at_80": 0.002, "most_kept_at": 0.01, "faithfulness": 0.94}
     numbers |= {"faithfulness_low": 0.81, "faithfulness_high": 1.1}
+    numbers |= {f"{name}_faithfulness{end}": 0.1 for name in ("without", "as_many") for end in ("", "_low", "_high")}
     summary = pd.DataFrame([numbers | change])
     shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
     assert shown.title.endswith(title)

@@ -1,0 +1,177 @@
+"""A circuit that is given: of a paper, of another program, of a run.
+
+judged = circuits.evaluate(lens, task, "ioi_heads.csv")
+judged.frame           # faithfulness of the circuit, of all edges but its own, and of random ones
+circuits.compare("runs/a", "runs/b").sentences
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import spearmanr
+
+from ..configuration import with_fields
+from ..edits.metrics import Metric
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from ..patching.pairs import Sequences
+from ..stats import Interval
+from ..text import percent
+from .choice import random_like
+from .circuit import Circuit
+from .config import FindConfig
+from .curve import Judge, Sizes, curve, described
+from .files import SavedCircuit, read
+from .graph import Graph
+from .runs import Runs
+from .stability import jaccard
+from .tasks import Task
+
+Given = Circuit | SavedCircuit | str | Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """How much of the metric a given circuit keeps, and how much is left without it."""
+
+    frame: pd.DataFrame
+    """One row per circuit: ``by`` (circuit; without, all edges but its own; random, of the same size and depth; edges,
+    a size of the curve of its file's scores), ``n``, ``connected``, ``nodes``, ``value``, ``faithfulness``, ``low``,
+    ``high``."""
+    circuit: SavedCircuit = field(repr=False)
+    gap: Interval
+    """The metric of all edges less that of none."""
+    n_pairs: int
+
+    @property
+    def faithfulness(self) -> float:
+        """Faithfulness of the circuit."""
+        return float(self.frame["faithfulness"].iloc[0])
+
+    @property
+    def completeness(self) -> float:
+        """1 minus the faithfulness of all edges but the circuit's: 1 if nothing is left without it."""
+        return 1 - float(self.frame["faithfulness"].iloc[1])
+
+
+def evaluate(
+    lens: ModelLike,
+    pairs: Task | tuple[Sequences, Sequences | None],
+    circuit: Given,
+    *,
+    metric: Metric | None = None,
+    sizes: Sequence[float] = (),
+    random: int = 3,
+    config: FindConfig | None = None,
+    **fields: Any,
+) -> Judged:
+    """Judge a given circuit on pairs, none of which has chosen it.
+
+    Cost: two forwards, and about two for each circuit.
+
+    Args:
+        lens: the model.
+        pairs: a task, or clean and corrupted sequences.
+        circuit: a circuit, or the path of one (``circuits.read``).
+        metric: what is explained; the task's if None.
+        sizes: also circuits of these shares of all edges, by the scores of the file.
+        random: random circuits of the same size and depth.
+        config: the ablation, a frozen sink, the seed; the default one if None.
+        **fields: fields of ``FindConfig``, such as ``ablation="mean_ordinary"``.
+
+    Raises:
+        InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
+    """
+    lens = as_lens(lens)
+    config = with_fields(FindConfig, config, fields, where="circuits.evaluate")
+    clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
+    metric = pairs.metric if metric is None and isinstance(pairs, Task) else metric
+    if metric is None:
+        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
+    graph = Graph.of(lens)
+    own = saved(circuit, lens).on(graph)
+    if not own.n_edges:
+        raise InputError("the circuit has no edge; need one that is marked as in it")
+    if len(sizes) and not own.scores.any():
+        raise InputError("sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own")
+    given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "frozen": config.frozen}
+    runs = Runs.of(lens, clean, corrupted, bos=config.bos, **given)
+    judge, generator = Judge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
+    masks = [own.chosen, ~own.chosen]
+    masks += [random_like(graph, own.chosen, generator=generator) for _ in range(random)]
+    about = [{"by": by} for by in ("circuit", "without", *("random",) * random)]
+    rows = [row | {"n": int(mask.sum())} | described(graph, mask) for row, mask in zip(about, masks, strict=True)]
+    frame = pd.concat([pd.DataFrame(rows), judge.judged(judge.values(np.stack(masks)))], axis=1)
+    if len(sizes):
+        asked = Sizes(sizes=tuple(sizes), random=0, nodes=False)
+        more = curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
+        frame = pd.concat([frame, pd.DataFrame(more)], ignore_index=True)
+    return Judged(frame=frame, circuit=own, gap=judge.gap, n_pairs=runs.n_pairs)
+
+
+def saved(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
+    """A circuit without its runs, read if it is a path."""
+    if isinstance(circuit, Circuit):
+        return SavedCircuit(graph=circuit.graph, scores=circuit.mean, chosen=circuit.chosen)
+    return circuit if isinstance(circuit, SavedCircuit) else read(circuit, lens=lens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two circuits of one graph."""
+
+    frame: pd.DataFrame
+    """The edges of either: ``edge``, ``one``, ``other`` (it has it), ``score_one``, ``score_other``."""
+    jaccard: float
+    """Edges of both over those of either."""
+    rank_correlation: float
+    """Rank correlation of the magnitudes of all scores; nan if a circuit has none."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The comparison in words."""
+        one, other = (self.frame[name].to_numpy(bool) for name in ("one", "other"))
+        both = int((one & other).sum())
+        told = [
+            f"The first circuit has {one.sum():,} edges, the second {other.sum():,}; {both:,} are in both, "
+            f"{percent(self.jaccard)} of those in either."
+        ]
+        if np.isfinite(self.rank_correlation):
+            told.append(f"The magnitudes of all scores have a rank correlation of {self.rank_correlation:.2f}.")
+        return tuple(told)
+
+
+def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Comparison:
+    """Compare two circuits of one model edge by edge.
+
+    Args:
+        one: a circuit, or its path.
+        other: another.
+        lens: the model; lists of edges or nodes need it.
+
+    Raises:
+        InputError: a circuit that cannot be read, or two of different models.
+    """
+    first = saved(one, lens)
+    second = saved(other, lens).on(first.graph)
+    either = np.flatnonzero(first.chosen | second.chosen)
+    order = either[np.argsort(-np.maximum(np.abs(first.scores), np.abs(second.scores))[either], kind="stable")]
+    frame = pd.DataFrame(
+        {
+            "edge": first.graph.names[order],
+            "one": first.chosen[order],
+            "other": second.chosen[order],
+            "score_one": first.scores[order].astype(float),
+            "score_other": second.scores[order].astype(float),
+        }
+    )
+    rank: Any = np.nan
+    if np.ptp(first.scores) and np.ptp(second.scores):
+        rank = spearmanr(np.abs(first.scores), np.abs(second.scores))
+        rank = rank.statistic
+    return Comparison(frame=frame, jaccard=jaccard(first.chosen, second.chosen), rank_correlation=float(rank))

@@ -1,0 +1,131 @@
+"""A circuit that is given, in any format, judged to the value that a run written out gives; two circuits compared."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lenses import lens_of
+from typer.testing import CliRunner
+
+from sink_lens import circuits
+from sink_lens.circuits.config import CircuitConfig
+from sink_lens.cli import app
+from sink_lens.errors import InputError
+
+from .tiny_runs import METRIC, SIX, circuit, pair
+from .written_out import WithCircuit, WrittenOut
+
+
+def oracle(lens, names):
+    """Faithfulness of a circuit on three pairs, by runs in which every reader sums its own stream."""
+    clean, corrupted = pair(n=3, length=9)
+    rows = torch.arange(3)
+
+    def metric(logits):
+        return float((logits[rows, -1, [5, 6, 9]] - logits[rows, -1, [7, 8, 10]]).mean())
+
+    with torch.no_grad():
+        whole, nothing = (metric(WrittenOut(lens, tokens).logits) for tokens in (clean, corrupted))
+        kept = metric(WithCircuit(lens, clean, kept=names, instead=corrupted).logits)
+    return (kept - nothing) / (whole - nothing)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_circuit_of_every_format_is_judged_to_the_value_of_a_run_written_out(tmp_path, family):
+    lens, found = lens_of(family), circuit(family, edges=60)
+    names = found.graph.names[found.chosen].tolist()
+    pairs, expected = pair(n=3, length=9), oracle(lens, names)
+    assert abs(expected - 1) > 0.05
+    files = [found.save(tmp_path / name) for name in ("c.json", "c.pt", "mib", "c.parquet")]
+    theirs = json.loads((tmp_path / "c.json").read_text())
+    del theirs["sink_lens"]  # as EAP-IG's own code writes it
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs))
+    inside = [name for name, edge in theirs["edges"].items() if edge["in_graph"]]
+    pd.DataFrame({"edge": inside}).to_csv(tmp_path / "list.csv", index=False)
+    held = circuits.read(tmp_path / "c.parquet")
+    assert (held.graph.names == found.graph.names).all()
+    assert held.edges["edge"].tolist() == found.edges["edge"].tolist()
+    for one in (*files, tmp_path / "theirs.json", tmp_path / "list.csv", held, found):
+        judged = circuits.evaluate(lens, pairs, one, metric=METRIC, random=1)
+        judge = judged.frame.set_index("by")
+        assert judge.loc["circuit", "n"] == len(names)
+        values = judge["value"]
+        gap = judged.gap.estimate
+        assert (values["circuit"] - judge_nothing(lens, pairs)) / gap == pytest.approx(expected, abs=1e-4), one
+        assert judge.loc["without", "n"] == found.graph.n_edges - len(names)
+
+
+def judge_nothing(lens, pairs):
+    """The metric of the corrupted prompts."""
+    rows = torch.arange(3)
+    with torch.no_grad():
+        logits = lens.plain(pairs[1]).logits
+    return float((logits[rows, -1, [5, 6, 9]] - logits[rows, -1, [7, 8, 10]]).mean())
+
+
+def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
+    lens = lens_of("llama")
+    (tmp_path / "heads.csv").write_text("layer,head\n0,1\n2,3\n")
+    (tmp_path / "nodes.csv").write_text("node\nL0H1\n2.3\nMLP 0\nm1\nm2\n")
+    first, second = (circuits.read(tmp_path / name, lens=lens) for name in ("heads.csv", "nodes.csv"))
+    assert (first.chosen == second.chosen).all()
+    ends = [name.split("->") for name in first.graph.names[first.chosen]]
+    assert {one for one, _ in ends} == {"input", "a0.h1", "a2.h3", "m0", "m1", "m2"}
+    kv = first.graph.n_heads // first.graph.n_kv_heads
+    assert f"a2.kv{3 // kv}<k>" in {reader for _, reader in ends}
+    for text, said in (
+        ("node\na9.h1\n", "'a9.h1' is no node of the model"),
+        ("edge\nm5->m1\n", "line 2: 'm5->m1' is no edge"),
+        ("a,b\n1,2\n", "its columns are a, b"),
+    ):
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(InputError, match=said):
+            circuits.read(tmp_path / "bad.csv", lens=lens)
+    with pytest.raises(InputError, match="need the model: lens="):
+        circuits.read(tmp_path / "heads.csv")
+
+
+class Harmful:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (print, ("this code was run",))
+
+
+def test_no_code_of_a_file_is_run_and_a_circuit_of_another_model_is_refused(tmp_path, capsys):
+    torch.save({"cfg": Harmful()}, tmp_path / "bad.pt")
+    with pytest.raises(InputError, match="cannot be read as a circuit"):
+        circuits.read(tmp_path / "bad.pt")
+    assert "this code was run" not in capsys.readouterr().out
+    found = circuit("gpt2")
+    with pytest.raises(InputError, match=r"edges that the model lacks, such as .* key-value heads"):
+        circuits.evaluate(lens_of("llama"), pair(n=3, length=9), found, metric=METRIC)
+    with pytest.raises(InputError, match="no metric was given"):
+        circuits.evaluate(lens_of("gpt2"), pair(n=3, length=9), found)
+    with pytest.raises(InputError, match="a circuit was given, and edges or choice would choose another"):
+        CircuitConfig(circuit="c.json", edges=5).check_together()
+
+
+def test_two_circuits_are_compared_from_python_and_the_command_line(tmp_path):
+    one, other = circuit(edges=60), circuit(edges=60, method="eap")
+    found = circuits.compare(one, other)
+    both = (one.chosen & other.chosen).sum()
+    assert found.jaccard == pytest.approx(both / (one.chosen | other.chosen).sum())
+    assert len(found.frame) == (one.chosen | other.chosen).sum()
+    files = [str(each.save(tmp_path / f"{at}.json")) for at, each in enumerate((one, other))]
+    said = CliRunner().invoke(app, ["circuit", files[0], "--against", files[1], "--json"])
+    assert said.exit_code == 0, said.output
+    answer = json.loads(said.stdout)
+    assert answer["jaccard"] == pytest.approx(found.jaccard)
+    assert f"{both:,} are in both" in answer["sentences"][0]
+
+
+def test_sizes_of_a_given_circuit_are_those_of_its_own_scores():
+    found = circuit()
+    judged = circuits.evaluate(found.runs.lens, pair(n=6, length=9), found, metric=SIX, sizes=[0.5, 1.0], random=0)
+    assert judged.frame["by"].tolist() == ["circuit", "without", "edges", "edges"]
+    whole = judged.frame["value"].iloc[-1]
+    assert whole == pytest.approx(float(found.runs.clean_values.mean()), abs=1e-5)
+    assert np.isnan(judged.completeness) or judged.completeness == 1 - judged.frame["faithfulness"].iloc[1]
