@@ -144,8 +144,9 @@ def makers_of(zoo: Any, found: Any) -> list[tuple[str, str, str, str]]:
 
 def truth_of(present: str, necessary: str) -> str:
     """A verdict is one word for two questions: whether a link is seen, and whether its break matters to a sink."""
-    if "not applicable" in (present, necessary):
-        return "not applicable"
+    for word in ("not applicable", "not asked"):
+        if word in (present, necessary):
+            return word
     return "broken" if "no" in (present, necessary) else "intact"
 
 
@@ -167,7 +168,7 @@ def right_of(row: Any) -> str:
         return "right" if row.said == "true" else "wrong"
     elif row.question == "F1":
         return "right" if float(row.said) >= 0.95 else "wrong"
-    elif row.truth == "not applicable":
+    elif row.truth in ("not applicable", "not asked"):
         return "wrong" if row.said in WRONG else "right"
     else:
         right, wrong = row.truth, WRONG[row.truth]
@@ -213,7 +214,7 @@ def numbers_of(counts: pd.DataFrame) -> dict[str, Interval]:
                 if len(at):
                     numbers[f"{name} @ {link}"] = share(at[at["answer"] == answer], at)
     titles = table[table["question"] == "phrases"]
-    verdicts = table[(table["question"] == "verdict") & (table["truth"] != "not applicable")]
+    verdicts = table[(table["question"] == "verdict") & table["truth"].isin(["intact", "broken"])]
     fresh = [each in unseen() for each in zip(table["model"], table["family"], strict=True)]
     for name, of in (("headline_untrue", titles), ("verdict_wrong", verdicts)):
         numbers[name] = share(of[of["answer"] == "wrong"], of)
