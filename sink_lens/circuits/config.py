@@ -75,7 +75,7 @@ class CircuitConfig:
     task: Literal[ReadyTask, "text", "file"] = "ioi"
     """What the model does: a task with pairs of prompts, text (prose, no corrupted prompts), or a file of pairs."""
     pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """With the task file: JSON lines with clean, corrupted, correct, incorrect."""
+    """With the task file: JSON lines, or a .csv, with clean, corrupted, correct, incorrect."""
     pairs: int = 128
     """Number of pairs; with the task text, number of sequences."""
     length: int = 64

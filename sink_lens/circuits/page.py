@@ -426,8 +426,8 @@ def _sink_told(row: Mapping[str, Any]) -> list[str]:
     said += f"; all edges but those there keep {_kept(row, 'without_sink_')}."
     if kept < _CARRIES and not str(row["metric"]).startswith("sink mass"):
         said += (
-            " So what this circuit keeps is largely the sink, which every text needs, and not the task. Resampling "
-            "leaves the sink as it is, and so does --freeze sink."
+            " Below 80%, what a circuit keeps is to a large part the sink, which every text needs, and not the task. "
+            "Resampling leaves the sink as it is, and so does --freeze sink."
         )
     return [said]
 
@@ -495,7 +495,7 @@ def _faithful(row: Mapping[str, Any], *, most: float) -> str:
 
 def _size(share: float) -> str:
     """A share of the edges, which may be far below a percent."""
-    return f"{100 * share:.2g}%"
+    return percent(share) if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _rule_told(row: Mapping[str, Any]) -> str:
@@ -505,7 +505,8 @@ def _rule_told(row: Mapping[str, Any]) -> str:
     said = f"From {_size(share)} of the edges on, circuits {carry}" if np.isfinite(share) else f"No size did {carry}"
     told = {
         "smallest": f" It is the smallest size from which on all circuits that were run {carry}.",
-        "none": f" It has the largest scores: at no size but all edges did this and every larger circuit {carry}.",
+        "none": f" There is no size below all edges at which it and every larger circuit that was run {carry}; so the "
+        "largest scores were taken.",
         "asked": f" Its size was asked for. {said}.",
         "given": f" It was given; as many of the largest scores keep {_kept(row, 'as_many_')}. {said}.",
         "threshold": f" It has all scores above the threshold. {said}.",

@@ -10,11 +10,13 @@
 Prompts whose tokens do not fit (an answer or a name of several tokens, other lengths) are left out.
 """
 
+import csv
+import io
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -126,7 +128,7 @@ def pairs_that_fit(
 
 
 def read_pairs(file: str | Path) -> list[Pair]:
-    """Pairs of a file of JSON lines.
+    """Pairs of a file of JSON lines, or of a .csv with the same names as columns, whose prompts and answers are texts.
 
     Raises:
         InputError: the file cannot be read, or a line lacks what a pair needs.
@@ -134,15 +136,18 @@ def read_pairs(file: str | Path) -> list[Pair]:
     path = Path(file)
     check_regular(path, what="the file of pairs")
     try:
-        lines = path.read_text("utf-8-sig").split("\n")  # splitlines breaks texts at U+2028 too
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines") from None
+        text = path.read_text("utf-8-sig")
+        lines: list[Any] = text.split("\n")  # splitlines breaks texts at U+2028 too
+        if path.suffix.lower() == ".csv":
+            lines = ["", *csv.DictReader(io.StringIO(text, newline=""))]  # after the line of names
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines, or a .csv") from None
     found = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if isinstance(line, str) and not line.strip():
             continue
         try:
-            row = json_value(line)
+            row = json_value(line) if isinstance(line, str) else line
             fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
@@ -160,9 +165,9 @@ def read_pairs(file: str | Path) -> list[Pair]:
             if not (isinstance(fields[name], str) or _is_id(fields[name])):
                 said = visible(repr(fields[name]))
                 raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id")
-        found.append(Pair(**fields, template=str(row.get("template", ""))))
+        found.append(Pair(**fields, template=str(row.get("template") or "")))
     if not found:
-        raise InputError(f"{path} has no pairs; need one JSON object per line")
+        raise InputError(f"{path} has no pairs; need one JSON object per line, or a row of a .csv")
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -21,6 +22,17 @@ def test_the_templates_of_indirect_objects_are_those_of_transformer_lens():
     assert list(pairs._TEMPLATES[:-1]) == IOIDataset.get_default_templates()
     theirs = {noun: tuple(words) for noun, words in IOIDataset.get_default_nouns().items()}
     assert list(theirs.items()) == list(pairs._OF_TEMPLATES.items())
+
+
+def test_pairs_of_a_table_are_those_of_json_lines(tmp_path):
+    rows = [{"clean": 'the "cat", and', "corrupted": "a dog, and", "correct": " one", "incorrect": " two"}]
+    rows += [rows[0] | {"clean": "new\u2028line", "template": "b"}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pd.DataFrame(rows).to_csv(tmp_path / "p.csv", index=False)
+    assert read_pairs(tmp_path / "p.csv") == read_pairs(tmp_path / "p.jsonl")
+    (tmp_path / "short.csv").write_text("clean,corrupted,correct\na,b,c\n")
+    with pytest.raises(InputError, match=r"line 2 of .* is no pair \('incorrect'\)"):
+        read_pairs(tmp_path / "short.csv")
 
 
 def test_the_answer_of_a_year_is_its_next_token():

@@ -185,11 +185,16 @@ _NONE = {"rule": "none", "share_at_80": np.nan, "faithfulness": 0.231, "faithful
             "It is the smallest size from which",
         ),
         (_ASKED, "keep 94% [81%, 110%] of the logit diff", "Its size was asked for. From 5% of the edges on, circuits"),
-        (_NONE, "keep 23% [16%, 110%] of the logit diff", "It has the largest scores: at no size but all edges"),
+        (_NONE, "keep 23% [16%, 110%] of the logit diff", "There is no size below all edges at which"),
         (
             {"rule": "given", "chosen_on": 0},
             "of the logit diff",
             "It was given; as many of the largest scores keep 10%",
+        ),
+        (
+            {"edges": 70512},
+            "70,512 of 70,512 edges (100%) keep 94% [81%, 110%] of the logit diff",
+            "It is the smallest",
         ),
         ({"most_kept": 1.976}, "keep 94% [81%, 110%] of the logit diff", "overshoots: circuits of 1% keep 198%."),
         ({"gap_low": -0.5}, "what it carries is undefined", "Faithfulness is undefined"),
