@@ -50,16 +50,13 @@ def styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def dots(
-    variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]], *, zero: bool = True
-) -> Figure:
+def dots(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
     """Draw one line per variant and one panel per measure: a dot per seed, and the mean over seeds with its interval.
 
     Args:
         variants: measure, variant, mean, low, high.
         summary: measure, variant, value and, where there is one, null_low and null_high.
         measures: of the panels: name, label, whether the scale is logarithmic.
-        zero: draw a line at 0 where the scale is not logarithmic.
 
     Raises:
         RunError: there is nothing to draw.
@@ -87,7 +84,6 @@ def dots(
             logarithmic(axes, axis="x")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, 9 // len(measures))))
-        if zero and not log:
             axes.axvline(0, color=QUIET, linewidth=0.9)
         shown = [name_of(variant, among=names) for variant in names] if place == 1 else [""] * len(names)
         axes.set_yticks(range(len(names)), shown)
