@@ -14,7 +14,7 @@ OTHER_SPELLING = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 NO_TEXT_DECODER = {
     "BertLMHeadModel": "an encoder",
     "Gemma3ForConditionalGeneration": "reads images too; its language model is a row",
-    "Gemma4ForConditionalGeneration": "reads images too",
+    "Gemma4ForConditionalGeneration": "reads images too; its language model is a row",
     "Gemma4UnifiedForConditionalGeneration": "reads images too",
 }
 NOT_LOOKED_AT = "not looked at"
@@ -34,8 +34,11 @@ def state_of(name: str) -> str:
         return NO_TEXT_DECODER[name]
     if name in FAMILIES:
         row = FAMILIES[name]
-        without_neurons = row.experts is row.down is None
-        return "hybrid: no chain" if row.mixer is not None else "no neurons: no chain" if without_neurons else "full"
+        if row.mixer is not None:
+            return "hybrid: no chain"
+        if row.scaled_layers:
+            return "scaled stream: no chain"
+        return "no neurons: no chain" if row.experts is row.down is None else "full"
     if name in LEFT_OUT:
         return f"refused: {LEFT_OUT[name]}"
     try:

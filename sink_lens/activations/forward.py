@@ -155,10 +155,11 @@ def _listening(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put:
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)
+    sizes = lens.head_sizes(layer if site.per_layer else 0)
 
     def take(tensor: Tensor) -> None:
         """Hand on the part of the tensor that the site names."""
-        put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **lens.head_sizes))
+        put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         """Take a module's output."""

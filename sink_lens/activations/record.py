@@ -192,12 +192,13 @@ def estimate_bytes(
     """The exact size in bytes of the tensors that ``capture`` keeps."""
     numbers = 0
     for site in (SITES[name] for name in sites):
-        sizes = lens.sizes(site.axes, n_positions=batch.n_positions)
-        if positions is not None:
-            sizes = [
-                len(positions) if name == "position" else size for name, size in zip(site.parts, sizes, strict=True)
-            ]
-        numbers += prod(sizes) * (len(layers) if site.per_layer else 1)
+        for layer in layers if site.per_layer else (None,):
+            sizes = lens.sizes(site.axes, n_positions=batch.n_positions, layer=layer)
+            if positions is not None:
+                sizes = [
+                    len(positions) if name == "position" else size for name, size in zip(site.parts, sizes, strict=True)
+                ]
+            numbers += prod(sizes)
     return numbers * batch.n_sequences * lens.dtype.itemsize
 
 

@@ -29,7 +29,7 @@ from ..edits.amplification import CentringMeans
 from ..engine.plan import Plan
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_sums
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
@@ -171,6 +171,7 @@ def trace(
     check_tokens(lens, batch)
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    check_sums(lens)
     site_of("neurons", family=lens.family)  # refused where there are none
     if lens.offloaded and config.random_init:
         raise InputError(

@@ -263,10 +263,11 @@ def edits_in(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> tup
             for name in (one.site, one.reads):
                 if name is not None:
                     check_having(lens, one.layers or (), site=name)
-        used, sizes = [f"{name}s" for name in site.parts], lens.sizes(site.axes, n_positions=n_positions)
-        for axis, name, size in zip(site.axes.split()[1:], used, sizes, strict=True):
+        used, layers = [f"{name}s" for name in site.parts], one.layers or lens.having(one.site)
+        every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
+        for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):
             for index in getattr(one, name) or ():
-                in_range(_SPOKEN.get(axis, axis).replace("_", "-"), index, size, of=one.label)
+                in_range(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)
         for name in ("heads", "units", "keys"):
             if getattr(one, name) is not None and name not in used:
                 raise InputError(

@@ -209,7 +209,10 @@ def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
     """Paths, from the layer, of the linear layers that read a site; empty where the family has none."""
     family = lens.family
     named = {
-        "attn_in": (family.attention, (family.q, family.k, family.v, family.head_gate)),
+        "attn_in": (
+            family.attention,
+            ("q_proj", "k_proj", "v_proj") if family.normed_qkv else (family.q, family.k, family.v, family.head_gate),
+        ),
         "q_latent": (family.attention, (family.q_latent and FROM_LATENT["q_latent"],)),
         "kv_latent": (family.attention, (family.kv_latent and FROM_LATENT["kv_latent"],)),
         "z": (family.attention, (family.o,)),

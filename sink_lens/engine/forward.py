@@ -23,6 +23,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
 from ..models.delegation import beginning_at
+from ..models.families import keys_from
 from ..models.lens import LensModel, from_end
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, sent
@@ -451,6 +452,12 @@ def _check_start(
     """Refuse a start that does not fit the run."""
     if not 0 <= start.layer < lens.n_layers:
         raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
+    behind = range(start.layer, lens.n_layers) if lens.family.shared_keys else ()
+    if any(keys_from(lens.config, layer=layer) < start.layer for layer in behind):
+        raise InputError(
+            f"the run would begin at layer {start.layer}, and layers behind it attend to keys and values of a layer "
+            "before it; need a run that begins before that layer"
+        )
     shape = (batch.n_sequences, batch.n_positions, lens.d_model)
     if tuple(start.stream.shape) != shape:
         raise InputError(f"the stream to begin with has the shape {tuple(start.stream.shape)}; need {shape}")

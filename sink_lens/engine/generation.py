@@ -183,7 +183,9 @@ def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
 def _held_bytes(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> int:
     """Bytes of the values of edited sites, before and after each edit."""
     sizes = (
-        prod(lens.sizes(SITES[one.site].axes, n_positions=n_positions)) * len(one.over(lens.n_layers)) for one in edits
+        prod(lens.sizes(SITES[one.site].axes, n_positions=n_positions, layer=layer))
+        for one in edits
+        for layer in one.over(lens.n_layers)
     )
     return 2 * sum(sizes) * torch.finfo(lens.dtype).bits // 8
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..edits.hooks import Act
 from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, instead
-from ..models.families import Family
+from ..models.families import Family, keys_from
 from ..models.lens import LensModel
 from ..models.running import inside
 from ..models.sites import SITES, bridge_hook
@@ -169,6 +169,8 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
             stack.enter_context(ending_after(module))
         positions = layout.index(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
+        if lens.family.shared_keys:
+            inputs["shared_kv_states"] = _stored(lens, asked)
         if last <= lens.n_layers or not asked.unembed:
             states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
             return states
@@ -178,7 +180,20 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     return None
 
 
-def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None) -> Known:
+def _stored(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
+    """The keys and values that layers of a pass attend to and that a layer before it makes: the baseline run's."""
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for layer in range(asked.first, min(asked.last, lens.n_layers)):
+        source = keys_from(lens.config, layer=layer)
+        if source < asked.first or (source == asked.first and asked.skip):
+            rows = (asked.layout.flat(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
+            found[lens.config.layer_types[layer]] = tuple(rows)
+    return found
+
+
+def know(
+    lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
+) -> Known:
     """Compute a layer without an edit, by a pass from an earlier layer's stream, or from the tokens."""
     family = lens.family
     found: dict[str, Tensor] = {}
@@ -199,7 +214,9 @@ def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tenso
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.flat(stream)
-    partial_pass(lens, tokens, Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps))
+    partial_pass(
+        lens, tokens, Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {})
+    )
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 

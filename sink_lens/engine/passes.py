@@ -100,7 +100,7 @@ class Passes:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
             if layer in baseline.streams:
                 begin = layer, baseline.streams[layer].to(self.lens.device)
-            known = know(self.lens, baseline.part.tokens, layer=layer, begin=begin)
+            known = know(self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys)
             baseline.known = known
         return known
 

@@ -217,7 +217,8 @@ def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: An
 
 def _part(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
     """The part of a module's tensor that the site names."""
-    return read_site(whole, address=address, family=lens.family, batch=len(whole), **lens.head_sizes)
+    sizes = lens.head_sizes(0)  # the same in all layers where they are fused
+    return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
 
 
 def _hooked(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:

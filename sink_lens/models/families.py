@@ -131,6 +131,16 @@ class Family:
     """Path of the norm of the queries from the attention, where there is one."""
     k_norm: str = "k_norm"
     """Path of the norm of the keys from the attention, where there is one."""
+    normed_qkv: bool = False
+    """Whether ``q``, ``k`` and ``v`` are paths of norms: some layers make keys and values by one projection."""
+    own_sizes: bool = False
+    """Whether layers differ in the number and the width of their heads, and in their neurons."""
+    shared_keys: bool = False
+    """Whether some layers attend to the keys and values of an earlier one, and have none of their own."""
+    per_layer: str | None = None
+    """Path of the norm of what a layer adds of an input that each token has for it; None without such an input."""
+    scaled_layers: bool = False
+    """Whether a layer multiplies the whole stream at its end."""
     q_latent: str | None = None
     """Path, from the attention, of the norm of the latent that queries are made from; None where there is none."""
     kv_latent: str | None = None
@@ -489,6 +499,19 @@ _ROWS = (
             "mlp_post_norm": None,
         },
     ),
+    Family(
+        architecture="Gemma4ForCausalLM",
+        **_SANDWICH | dict[str, Any](gain_offset=0.0),
+        q="q_norm",
+        k="k_norm",
+        v="v_norm",
+        qk_norm="head",
+        normed_qkv=True,
+        own_sizes=True,
+        shared_keys=True,
+        per_layer="post_per_layer_input_norm",
+        scaled_layers=True,
+    ),
     Family(architecture="DeepseekV2ForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
     Family(architecture="DeepseekV3ForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
     Family(architecture="Glm4MoeLiteForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
@@ -501,6 +524,7 @@ FAMILIES = {row.architecture: row for row in _ROWS}
 
 TEXT_PART = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
@@ -546,7 +570,6 @@ LEFT_OUT = {
     "DeepseekV4ForCausalLM": "its layers have several streams (hyper-connections)",
     "FalconMambaForCausalLM": _NO_ATTENTION,
     "Gemma3nForConditionalGeneration": "it has four streams (AltUp)",
-    "Gemma4ForCausalLM": "its heads differ by layer, and layers share keys and values",
     "GlmMoeDsaForCausalLM": "which keys a token sees depends on the length of the text",
     "HrmTextForCausalLM": "it is recurrent in depth",
     "JetMoeForCausalLM": "its attention is a mixture of experts",
@@ -627,6 +650,11 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
             f"the layers of this {architecture} have routed experts beside a shared MLP, and no module adds up what "
             "they give; need one without routed experts"
         )
+    if architecture == "Gemma4ForCausalLM":
+        if config.use_bidirectional_attention == "all":
+            raise ModelError("the tokens of this Gemma4ForCausalLM see those behind them; need a causal model")
+        without = {} if config.hidden_size_per_layer_input else {"per_layer": None}
+        return replace(row, **without, **({"gate": None, "up": None, "down": None} if config.enable_moe_block else {}))
     if row.kv_latent is not None and config.q_lora_rank is None:  # V2-Lite
         return replace(row, q="q_proj", q_latent=None)
     if architecture == "JambaForCausalLM" and max(config.layers_num_experts or [1]) == 1:
@@ -655,15 +683,25 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     )
 
 
-def head_sizes(config: Any, *, family: Family) -> dict[str, int]:
-    """Numbers of heads and their widths: of queries and keys, and of values."""
+def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
+    """Numbers of heads of a layer and their widths: of queries and keys, and of values."""
     n_heads = config.num_attention_heads
+    if family.own_sizes:
+        config = config.per_layer_config[layer]
     if family.kv_latent is not None:
         widths = {"d_head": config.qk_nope_head_dim + config.qk_rope_head_dim, "d_value": config.v_head_dim}
         return {"n_heads": n_heads, "n_kv_heads": n_heads} | widths
     n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
     d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads
     return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head, "d_value": d_head}
+
+
+def keys_from(config: Any, *, layer: int) -> int:
+    """The layer whose keys and values a layer of a family with ``shared_keys`` attends to: its own, or an earlier."""
+    modes, types = config.kv_sharing_modes, config.layer_types
+    if modes[layer] != "reuse":
+        return layer
+    return next(at for at, mode in enumerate(modes) if mode == "store" and types[at] == types[layer])
 
 
 def reach_of(config: Any, *, layer: int) -> int | None:

@@ -94,14 +94,26 @@ class Sized(Protocol):
         """The layers that have a site."""
         ...
 
+    def differing(self, axes: str) -> bool:
+        """Check whether layers differ in the size of one of a site's axes."""
+        ...
+
 
 def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
-    """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
+    """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``.
+
+    Where layers differ, the least of any.
+    """
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
     sizes |= {"head": model.n_heads, "kv_head": model.n_kv_heads}
     sizes |= {"d_model": model.d_model, "d_head": model.d_head, "d_value": model.d_value, "d_mlp": model.d_mlp}
     sizes |= zip(("d_q_latent", "d_kv_latent"), model.d_latents, strict=True)
     return tuple(sizes[axis] for axis in axes.split()[1:])
+
+
+def differs(site: str, parts: str) -> str:
+    """What an error says of a site of which layers have another number of heads or units."""
+    return f"layers differ in the number of {parts} of {site!r}; need them named, and layers that have them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +158,10 @@ class Header:
     def d_latents(self) -> tuple[int, int]:
         """No latents, likewise."""
         return (0, 0)
+
+    def differing(self, axes: str) -> bool:
+        """No: a model whose layers differ has no header here."""
+        return False
 
     @property
     def weight_bytes(self) -> int:
@@ -285,7 +301,7 @@ def read_folder(folder: Path) -> Header | None:
         tensors = [(name, shape) for name, shape in tensors if not _OF_IMAGES.search(name)]
     needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
     shapes = [shape for _, shape in tensors]
-    unknown = not (family.experts is family.mixer is family.kv_latent is None)
+    unknown = not (family.experts is family.mixer is family.kv_latent is None) or family.own_sizes
     if unknown or not shapes or not all(type(one) is int and one > 0 for one in needed):
         return None
     n_weights, n_vocab = sum(map(math.prod, shapes)), found["d_vocab"] * found["d_model"]

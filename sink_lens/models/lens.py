@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import size_of
-from .families import OF_ATTENTION, Family, head_sizes, reach_of
+from .families import OF_ATTENTION, Family, head_sizes, keys_from, reach_of
 from .foreign import kernel_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
@@ -58,8 +58,8 @@ class LensModel:
 
     @property
     def n_kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return self.head_sizes["n_kv_heads"]
+        """Number of key and value heads; where layers differ, the least of any."""
+        return self._least("n_kv_heads")
 
     @property
     def d_model(self) -> int:
@@ -68,13 +68,13 @@ class LensModel:
 
     @property
     def d_head(self) -> int:
-        """Width of one head's queries and keys."""
-        return self.head_sizes["d_head"]
+        """Width of one head's queries and keys; where layers differ, the least of any."""
+        return self._least("d_head")
 
     @property
     def d_value(self) -> int:
         """Width of one head's values; another than that of its keys in latent attention."""
-        return self.head_sizes["d_value"]
+        return self._least("d_value")
 
     @property
     def d_latents(self) -> tuple[int, int]:
@@ -83,23 +83,41 @@ class LensModel:
             return (0, 0)
         return self.config.q_lora_rank or 0, self.config.kv_lora_rank
 
-    @property
-    def head_sizes(self) -> dict[str, int]:
-        """Numbers of heads and their widths, as ``read_site`` takes them."""
-        return head_sizes(self.config, family=self.family)
+    def head_sizes(self, layer: int) -> dict[str, int]:
+        """Numbers of heads of a layer and their widths, as ``read_site`` takes them."""
+        return head_sizes(self.config, family=self.family, layer=layer)
+
+    def _least(self, name: str) -> int:
+        """The least of a size of heads in any layer."""
+        layers = range(self.n_layers) if self.family.own_sizes else (0,)
+        return min(self.head_sizes(layer)[name] for layer in layers)
+
+    def differing(self, axes: str) -> bool:
+        """Check whether layers differ in the size of one of a site's axes."""
+        if not self.family.own_sizes:
+            return False
+        return len({self.sizes(axes, n_positions=1, layer=layer) for layer in range(self.n_layers)}) > 1
 
     @property
     def d_mlp(self) -> int:
-        """Number of neurons in one MLP, over all experts in a mixture of experts; 0 where neurons are no site."""
+        """Number of neurons in one MLP, over all experts in a mixture of experts; 0 where neurons are no site.
+
+        Where layers differ, the least of any.
+        """
+        layers = range(self.n_layers) if self.family.own_sizes else (0,)
+        return min(map(self._neurons, layers))
+
+    def _neurons(self, layer: int) -> int:
+        """Number of neurons in one layer's MLP."""
         if self.family.dense:
-            return self.layer(0).get_submodule(str(self.family.mlp)).__dict__["width"]
+            return self.layer(layer).get_submodule(str(self.family.mlp)).__dict__["width"]
         if self.family.down is None and self.family.experts is None:
             return 0
         if self.family.experts is not None:
-            experts: Any = self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}")
+            experts: Any = self.layer(layer).get_submodule(f"{self.family.mlp}.{self.family.experts}")
             return experts.num_experts * size_of(experts)
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
-        down: Any = self.layer(0).get_submodule(path)
+        down: Any = self.layer(layer).get_submodule(path)
         return down.weight.shape[0] if self.family.transposed else down.in_features  # a packed weight has other shapes
 
     @property
@@ -112,9 +130,17 @@ class LensModel:
             return None
         return size_of(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
-    def sizes(self, axes: str, *, n_positions: int) -> tuple[int, ...]:
-        """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
-        return sizes_of(self, axes, n_positions=n_positions)
+    def sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
+        """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``, in a layer.
+
+        Without a layer, and where layers differ, the least of any.
+        """
+        if layer is None or not self.family.own_sizes:
+            return sizes_of(self, axes, n_positions=n_positions)
+        own = self.head_sizes(layer) | {"d_mlp": self._neurons(layer)}
+        own |= {"kv_head": own["n_kv_heads"]}
+        found = zip(axes.split()[1:], sizes_of(self, axes, n_positions=n_positions), strict=True)
+        return tuple(own.get(axis, size) for axis, size in found)
 
     @property
     def d_vocab(self) -> int:
@@ -155,6 +181,8 @@ class LensModel:
         """The layers that have a site, or an observed name."""
         if site == "mixer_out":
             return self.mixer_layers
+        if self.family.shared_keys and site in ("k", "v"):
+            return tuple(layer for layer in range(self.n_layers) if keys_from(self.config, layer=layer) == layer)
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
     def adding(self, layer: int) -> tuple[str, ...]:
@@ -231,10 +259,25 @@ def check_every_layer(lens: LensModel) -> None:
     other = "need another model. This one is traced, measured, swept and patched"
     if found := linear_layers(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")
+    check_sums(lens)
     if lens.mixer_layers:
         raise ModelError(
             f"layers {span(lens.mixer_layers)} of {lens.name} have a mixer beside their attention, and this takes "
             f"attention and MLPs for all that writes to the stream; {other}"
+        )
+
+
+def check_sums(lens: LensModel) -> None:
+    """Refuse a model whose stream is not the sum of what its parts add.
+
+    Raises:
+        ModelError: its layers multiply it (Gemma 4).
+    """
+    if lens.family.scaled_layers:
+        raise ModelError(
+            f"the layers of {lens.name} multiply the whole stream, and add to it an input of their own, and this takes "
+            "the stream for a sum of what attention and MLPs add; need another model. This one is measured by "
+            "sink-lens tokens, sink_mask, capture and stream, and edited by sweep and patch"
         )
 
 
@@ -259,7 +302,7 @@ def check_having(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
     Raises:
         SiteError: one of the layers lacks it.
     """
-    if site in OF_ATTENTION:
+    if site in OF_ATTENTION and len(lens.having(site)) == len(lens.attention_layers):
         check_attention(lens, layers, what=repr(site))
     elif not set(layers) <= {*lens.having(site)}:
         raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {span(lens.having(site))}")

@@ -24,7 +24,7 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
     if not family.own_points:
         return
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
-    sizes = head_sizes(config, family=family)
+    sizes = head_sizes(config, family=family, layer=0)  # the same in all layers of these
     for layer, block in enumerate(bridge.blocks):
         for name in family.own_points:
             address = SITES[name].address(family)
@@ -69,17 +69,18 @@ class _ByHead(BaseTensorConversion):
         return input_value.flatten(-2)
 
 
-def shape_latent(bridge: TransformerBridge, *, family: Family) -> None:
-    """Give the hook points of latent attention the axes of their sites.
+def shape_heads(bridge: TransformerBridge, *, family: Family) -> None:
+    """Give the hook points of attentions with widths of their own the axes of their sites.
 
-    TransformerLens shows queries, keys and values heads first, and splits z by the width of the rotary part.
+    In latent attention TransformerLens shows queries, keys and values heads first. It splits z by one width for all.
     """
-    if family.kv_latent is None:
+    if family.kv_latent is None and not family.own_sizes:
         return
     for block in bridge.blocks:
         block.attn.o.hook_in.hook_conversion = _ByHead(bridge.cfg.n_heads)
-        for point in (block.attn.hook_q, block.attn.hook_k, block.attn.hook_v):
-            point.hook_conversion, point.pos_dim = _ByPosition(), 1
+        if family.kv_latent is not None:
+            for point in (block.attn.hook_q, block.attn.hook_k, block.attn.hook_v):
+                point.hook_conversion, point.pos_dim = _ByPosition(), 1
 
 
 def _fire(

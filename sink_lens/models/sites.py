@@ -88,7 +88,8 @@ def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
         """The address in this family."""
         if family.kv_latent is not None:
             return Address(module=family.attention, side="inside", part=part)
-        return Address(module=_join(family.attention, getattr(family, part)), side="output", part=part)
+        path = _join(family.attention, getattr(family, part))
+        return Address(module=path, side="output", part="whole" if family.normed_qkv else part)
 
     return address
 
@@ -143,6 +144,11 @@ def _mixer_out(family: Family) -> Address | None:
     if family.mixer is None:
         return None
     return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
+
+
+def _per_layer_out(family: Family) -> Address | None:
+    """Return the address of what a layer adds of its own input."""
+    return None if family.per_layer is None else Address(module=family.per_layer, side="output")
 
 
 def _mlp_in(family: Family) -> Address:
@@ -217,14 +223,16 @@ _LIST = (
         name="q",
         axes="batch position head d_head",
         bridge="blocks.{layer}.attn.hook_q",
-        meaning="queries as projected, before their norm and rotation; in latent attention as the heads multiply them",
+        meaning="queries as projected, before their norm and rotation; in latent attention as the heads multiply them, "
+        "in Gemma 4 after their norm",
         address=_projection("q"),
     ),
     Site(
         name="k",
         axes="batch position kv_head d_head",
         bridge="blocks.{layer}.attn.hook_k",
-        meaning="keys as projected, before their norm and rotation; in latent attention as the heads multiply them",
+        meaning="keys as projected, before their norm and rotation; in latent attention as the heads multiply them, in "
+        "Gemma 4 after their norm",
         address=_projection("k"),
     ),
     Site(
@@ -321,6 +329,13 @@ _LIST = (
         address=_mlp_out,
     ),
     Site(
+        name="per_layer_out",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.post_per_layer_input_norm.hook_out",
+        meaning="what a layer adds to the stream of the input that the token has for this layer (Gemma 4)",
+        address=_per_layer_out,
+    ),
+    Site(
         name="resid_post",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_resid_post",
@@ -382,10 +397,14 @@ def site_of(name: str, *, family: Family) -> Site:
             reason = "is a mixture of experts, whose gate and up-projection have no site"
         elif name == "mixer_out":
             reason = "has attention in every layer and no mixer"
+        elif name == "per_layer_out":
+            reason = "has no input of its own for each layer"
         elif name in ("q_latent", "kv_latent"):
             reason = "projects its queries, or its keys and values, from what the attention reads, without a latent"
         elif name == "z_raw":
             reason = "gates its aggregated values within the attention"
+        elif family.down is None:
+            reason = "has experts beside its MLP, whose neurons have no site"
         raise SiteError(
             f"{family.architecture} has no site {name!r}: it {reason}; need one of {', '.join(sites_of(family))}"
         )
@@ -405,6 +424,8 @@ def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
     """
     if site.name in family.own_points:
         return f"blocks.{layer}.hook_own_{site.name}"
+    if site.name in ("q", "k", "v") and family.normed_qkv:
+        return f"blocks.{layer}.attn.{site.name}_norm.hook_out"
     if site.name == "k" and family.mlp_multiplies:  # TransformerLens's point has the keys times their multiplier
         return f"blocks.{layer}.attn.k.hook_out"
     if site.name == "up" and family.gate is None:

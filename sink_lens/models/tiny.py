@@ -221,6 +221,26 @@ _LATENT: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", _COMPRESSED),
 }
 """Latent attention: heads of 16 for queries and keys, 14 for values, and 6 of the 16 are rotated."""
+_BY_LAYER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": (
+        "gemma4_text",
+        _WIDE_HEAD
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "layer_types": list(_ALTERNATING) * 2,
+            "global_head_dim": 24,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 5.0,
+        },
+    )
+}
+"""Heads of 16 over 2 in layers with a window, of 24 over 1 in the others; layers 2 and 3 attend to keys of 0 and 1."""
 _LINEAR = {
     "head_dim": 16,
     "rms_norm_eps": 1e-2,  # a linear head may give nearly nothing, and its norm would make rounding large
@@ -305,11 +325,13 @@ HYBRID_FAMILIES: tuple[str, ...] = tuple(_HYBRIDS)
 """The hybrids that `tiny` builds beside them."""
 LATENT_FAMILIES: tuple[str, ...] = tuple(_LATENT)
 """The families with latent attention that `tiny` builds beside them."""
+BY_LAYER_FAMILIES: tuple[str, ...] = tuple(_BY_LAYER)
+"""The family whose layers differ in their sizes."""
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """The families that every test goes through."""
 MORE_FAMILIES: tuple[str, ...] = tuple(_MORE)
 """The families that `tiny` builds beside them."""
-_CONFIGS |= _MORE | _LATENT | _HYBRIDS
+_CONFIGS |= _MORE | _BY_LAYER | _LATENT | _HYBRIDS
 
 
 def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -322,7 +344,7 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     does not change.
 
     Args:
-        family: One of `TINY_FAMILIES`, `MORE_FAMILIES`, `LATENT_FAMILIES` or `HYBRID_FAMILIES`.
+        family: One of `TINY_FAMILIES`, `MORE_FAMILIES`, `BY_LAYER_FAMILIES`, `LATENT_FAMILIES` or `HYBRID_FAMILIES`.
         seed: Seed of the weights.
         **overrides: Fields of the family's Hugging Face configuration, by their Hugging Face names, such as
             `num_hidden_layers=2` or `attn_implementation="eager"`.
@@ -368,6 +390,9 @@ def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1 or name.endswith("bias"):
                     parameter.add_(torch.randn(parameter.shape, dtype=torch.float32) * noise)
+            for name, buffer in model.named_buffers():
+                if name.endswith("layer_scalar"):  # Gemma 4's, which a checkpoint has
+                    buffer.mul_(torch.rand(1, dtype=torch.float32) * 0.5 + 0.5)
     return model
 
 

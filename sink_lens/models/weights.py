@@ -12,8 +12,9 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..errors import SiteError
 from .experts import columns_of, parts_of, rows_of
-from .families import FROM_LATENT
+from .families import FROM_LATENT, keys_from
 from .interfaced import seen_inside
 from .lens import LensModel, check_attention
 from .offload import in_memory
@@ -138,7 +139,15 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
     if family.kv_latent is not None:
         return _latent_weights(lens, module)
-    if family.qkv_layout == "separate":
+    if family.normed_qkv:
+        source = keys_from(lens.config, layer=layer)
+        if source != layer:
+            raise SiteError(
+                f"layer {layer} of {lens.name} attends to the keys and values of layer {source}; ask for it"
+            )
+        both = "v_proj" if getattr(module, "v_proj", None) is not None else "k_proj"
+        pairs = [projection(name) for name in ("q_proj", "k_proj", both)]
+    elif family.qkv_layout == "separate":
         pairs = [projection(name) for name in (family.q, family.k, family.v)]
         if family.gated_q:
             w_q, b_q = (one.unflatten(0, (lens.n_heads, 2, -1))[:, 0].flatten(0, 1) for one in pairs[0])
@@ -155,15 +164,15 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
             pairs = list(zip(weight, bias, strict=True))
     (w_q, b_q), (w_k, b_k), (w_v, b_v) = pairs
     w_o, b_o = projection(family.o)
-    by_head = "(head d_head) d_model -> head d_head d_model"
+    by_head, d_head = "(head d_head) d_model -> head d_head d_model", lens.head_sizes(layer)["d_head"]
     return AttentionWeights(
-        w_q=rearrange(w_q, by_head, d_head=lens.d_head),
-        w_k=rearrange(w_k, by_head, d_head=lens.d_head),
-        w_v=rearrange(w_v, by_head, d_head=lens.d_head),
-        w_o=rearrange(w_o, "d_model (head d_head) -> head d_head d_model", d_head=lens.d_head),
-        b_q=b_q.unflatten(0, (-1, lens.d_head)),
-        b_k=b_k.unflatten(0, (-1, lens.d_head)),
-        b_v=b_v.unflatten(0, (-1, lens.d_head)),
+        w_q=rearrange(w_q, by_head, d_head=d_head),
+        w_k=rearrange(w_k, by_head, d_head=d_head),
+        w_v=rearrange(w_v, by_head, d_head=d_head),
+        w_o=rearrange(w_o, "d_model (head d_head) -> head d_head d_model", d_head=d_head),
+        b_q=b_q.unflatten(0, (-1, d_head)),
+        b_k=b_k.unflatten(0, (-1, d_head)),
+        b_v=b_v.unflatten(0, (-1, d_head)),
         b_o=b_o,
     )
 

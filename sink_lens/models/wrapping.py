@@ -84,8 +84,8 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     checks.check_unprocessed(model)
     plain = _unwrap(model)
     family = checks.check_architecture(plain)
-    if family.mixer is not None or family.kv_latent is not None:
-        kind = "the hybrid" if family.mixer is not None else "a model with latent attention,"
+    if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
+        kind = "the hybrid" if family.mixer is not None else "a model whose heads have widths of their own,"
         raise ModelError(f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself")
     interfaced.take_interface(plain)
     interfaced.take_interface(cast("PreTrainedModel", model.original_model))
@@ -234,7 +234,7 @@ def _bridge(
     interfaced.hook_inside(bridge)
     experts.hook_experts(bridge)
     points.add_points(bridge, family=family)
-    points.shape_latent(bridge, family=family)
+    points.shape_heads(bridge, family=family)
     if family.head_out is not None and family.head_norm_flat:
         for block in bridge.blocks:
             point = block.attn.get_submodule(family.head_out).hook_in

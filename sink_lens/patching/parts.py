@@ -13,9 +13,9 @@ from itertools import product
 from typing import Any, Unpack
 
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
-from ..edits.part import SPARE_DRAWS, Part, Where, random_sets
+from ..edits.part import SPARE_DRAWS, Indices, Part, Where, random_sets
 from ..errors import InputError
-from ..models.header import Sized, sizes_of
+from ..models.header import Sized, differs, sizes_of
 from ..models.sites import SITES, site_of
 from ..text import span
 from .config import PatchConfig
@@ -31,7 +31,7 @@ def cells(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at:
     """
     chosen = indices_of(model, site, by=by, n_positions=n_positions, **at)
     parts = []
-    for indices in product(*(chosen[name] for name in by)):
+    for indices in product(*(chosen[name] or () for name in by)):
         fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
         parts.append(Part(site=site, **{f"{name}s": of_axis for name, of_axis in fixed.items()}))
     return parts
@@ -39,8 +39,11 @@ def cells(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at:
 
 def indices_of(
     model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
-) -> dict[str, tuple[int, ...]]:
-    """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``cells``."""
+) -> dict[str, Indices]:
+    """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``cells``.
+
+    None is all, where layers differ in how many those are.
+    """
     known = site_of(site, family=model.family)
     names = known.parts
     able = ("layer", *names)
@@ -56,15 +59,18 @@ def indices_of(
                 f"has {name}s"
             )
     sizes = sizes_of(model, known.axes, n_positions=n_positions)
-    chosen = {name: _indices(f"{name}s", given[name], size=size) for name, size in zip(names, sizes, strict=True)}
+    chosen: dict[str, Indices] = {}
+    for name, axis, size in zip(names, known.axes.split()[1:], sizes, strict=True):
+        whole = given[name] is None and model.differing(f"batch {axis}")
+        if whole and name in by:
+            raise InputError(differs(site, f"{name}s"))
+        chosen[name] = None if whole else _indices(f"{name}s", given[name], size=size)
     having = model.having(site)
     layers = at.get("layers")
-    chosen["layer"] = having if layers is None else _indices("layers", layers, size=model.n_layers)
-    if not {*chosen["layer"]} <= {*having}:
-        raise InputError(f"not all of the layers {span(chosen['layer'])} have {site!r}; need some of {span(having)}")
-    if not SITES[site].per_layer:
-        chosen["layer"] = (model.n_layers - 1,)
-    return chosen
+    asked = having if layers is None else _indices("layers", layers, size=model.n_layers)
+    if not {*asked} <= {*having}:
+        raise InputError(f"not all of the layers {span(asked)} have {site!r}; need some of {span(having)}")
+    return chosen | {"layer": asked if SITES[site].per_layer else (model.n_layers - 1,)}
 
 
 def identity_of(part: Part) -> str:
@@ -102,7 +108,8 @@ def drawn_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, 
     names = SITES[part.site].parts
     size_of = dict(zip(names, sizes, strict=True))
     able = (name for name in ("unit", "head", "position", "key") if name in size_of)
-    axis = next((name for name in able if len(part.indices_on(name) or ()) < size_of[name]), None)
+    few = (name for name in able if (own := part.indices_on(name)) is not None and len(own) < size_of[name])
+    axis = next(few, None)
     if axis is None:
         return []
     own = set(part.indices_on(axis) or ())

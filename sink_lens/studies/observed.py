@@ -29,7 +29,7 @@ from ..measures import attention, outputs
 from ..measures.dimensions import dominance_ratio
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_sums
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights
@@ -74,6 +74,7 @@ class Observed:
     ) -> None:
         """Check that the model takes the tokens; nothing is run yet."""
         self.lens: LensModel = as_lens(lens)
+        check_sums(self.lens)
         check_tokens(self.lens, tokens)
         self.tokens, self.batch_size = tokens, batch_size
         self.thresholds, self.seed = thresholds, seed

@@ -15,7 +15,7 @@ from ..edits.index_notation import values_of
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
-from ..models.header import Sized, sizes_of
+from ..models.header import Sized, differs, sizes_of
 from ..models.sites import site_of
 from ..text import visible
 
@@ -98,8 +98,11 @@ class EditGrid:
         elif self.layers not in ("each", "all"):
             raise InputError(f"{site.name!r} is computed once, after the last layer; leave layers out")
         axes: list[list[Any]] = []
+        words = dict(zip(site.parts, site.axes.split()[1:], strict=True))
         for name in AXES:
             given = getattr(self, f"{name}s")
+            if given == "each" and name in words and lens.differing(f"batch {words[name]}"):
+                raise InputError(differs(site.name, f"{name}s"))
             if name not in sizes:
                 if name != "layer" and given != "all":
                     raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")

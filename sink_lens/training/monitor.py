@@ -568,7 +568,13 @@ def _family(model: PreTrainedModel) -> Family:
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name
         known = names[1]
-    return family_of_model(known, config=model.config)
+    family = family_of_model(known, config=model.config)
+    if family.shared_keys:
+        raise ModelError(
+            f"some layers of {known} attend to keys that another one hands on, and an attention that is called once "
+            "more would hand them on again; need a model whose layers have keys of their own"
+        )
+    return family
 
 
 def _has_compiled(model: nn.Module) -> bool:

@@ -214,11 +214,10 @@ class PrefixModel(nn.Module):
         if not isinstance(model, PreTrainedModel):
             raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain")
         family = checks.check_architecture(model)
-        if family.kv_latent is not None:
-            raise ModelError(
-                f"{family.architecture} makes its queries inside its attention (latent attention), where no module "
-                "gives them to this one; need a model with a query projection"
-            )
+        if family.kv_latent is not None or family.own_sizes:
+            why = "makes its queries inside its attention (latent attention), where no module gives them to this one"
+            why = "has heads of another width in some layers" if family.own_sizes else why
+            raise ModelError(f"{family.architecture} {why}; need another model")
         take_interface(model)
         if any(name.endswith(f".{_NAME}") for name, _ in model.named_modules()):
             raise ModelError("this model has a module outside its heads already; need one without. Call unload first")
@@ -231,7 +230,7 @@ class PrefixModel(nn.Module):
         self.base_model, self.prefix_config = model, config
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.requires_grad_(requires_grad=False)
-        sizes, generator = head_sizes(model.config, family=family), torch.Generator().manual_seed(config.seed)
+        sizes, generator = head_sizes(model.config, family=family, layer=0), torch.Generator().manual_seed(config.seed)
         self.memories: dict[int, PrefixMemory] = {}
         """Layer -> its module, which is a part of the attention module ``prefix_memory``."""
         self._hooks: list[Any] = []

@@ -15,11 +15,19 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import KernelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, WINDOW, tiny
+from sink_lens.models.tiny import (
+    BY_LAYER_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    VOCAB_SIZE,
+    WINDOW,
+    tiny,
+)
 
 LENGTH = 27  # over three windows of 8, and no multiple of anything
 KEYS = tuple(range(LENGTH))
-ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES)
+ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES)
 FUSED = tuple(family for family in ALL_FAMILIES if family not in ("gemma2", "vaultgemma", "headnorm_sigmoid", "bloom"))
 OWN_EAGER = ("gemma2", "vaultgemma", "gpt_oss", "gptj", "gpt_neo", "bloom")
 

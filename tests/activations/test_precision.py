@@ -8,12 +8,12 @@ from rounding import assert_rows_close
 from sink_lens.activations.precision import HALF, in_float32, rounding
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + LATENT_FAMILIES)
+@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + BY_LAYER_FAMILIES + LATENT_FAMILIES)
 def test_widened_weights_compute_what_a_model_in_float32_does(family):
     model = tiny(family).bfloat16().eval()
     before = {name: own.clone() for name, own in model.state_dict().items()}

@@ -14,7 +14,14 @@ from sink_lens.activations.record import capture
 from sink_lens.errors import SiteError
 from sink_lens.models.lens import LensModel
 from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
-from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import (
+    BY_LAYER_FAMILIES,
+    HYBRID_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    VOCAB_SIZE,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 BEGIN, END = "<!-- made by tests/checking/family_table.py -->", "<!-- end of what was made -->"
@@ -70,7 +77,7 @@ def made() -> str:
     reasons: dict[str, str] = {}
     rows = []
     seen: set[str] = set()
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES):
+    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES):
         lens = lens_of(family)
         if lens.family.architecture in seen:  # variants of our own class have the same sites
             continue

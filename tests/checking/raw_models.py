@@ -63,7 +63,7 @@ def raw_logits(family, tokens, changes=(), *, model=None):
 def _listen(model, row, site, layer, change, *, batch):
     """A torch hook that writes into a copy of what the site's submodule takes or gives."""
     address = SITES[site].address(row)
-    sizes = head_sizes(model.config, family=row)
+    sizes = head_sizes(model.config, family=row, layer=layer)
 
     def changed(tensor):
         tensor = tensor.clone()

@@ -50,7 +50,7 @@ class WrittenOut:
     def projector(self, kind, layer):
         family = self.lens.family
         address = SITES[kind].address(family)
-        sizes = self.lens.head_sizes
+        sizes = self.lens.head_sizes(0)
 
         def project(x, hook):
             heads = []

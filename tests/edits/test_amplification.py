@@ -146,7 +146,7 @@ def test_the_means_are_those_of_the_plain_model(lens_of, raw_of, means_of, famil
         None, generator=torch.Generator().manual_seed(0), vocab_size=VOCAB_SIZE, sequences=2, length=64, bos="without"
     ).tokens
     seen = {}
-    sizes = lens.head_sizes
+    sizes = lens.head_sizes(0)
 
     def keep(name, address):
         def hook(module, args, kwargs=None, output=None):

@@ -6,10 +6,10 @@ from lenses import lens_of, speaking
 
 from sink_lens import answers, edits, load
 from sink_lens.errors import InputError
-from sink_lens.models.tiny import LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
+from sink_lens.models.tiny import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 
 
-@pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES])
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES])
 def test_ranks_and_probabilities_are_those_of_the_plain_model(family):
     lens = lens_of(family)
     tokens = torch.randint(3, 300, (2, 9), generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,14 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import (
+    BY_LAYER_FAMILIES,
+    HYBRID_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    VOCAB_SIZE,
+)
 
 LENGTHS = (20, 17, 20)
 METRICS = (
@@ -87,13 +94,14 @@ def cases_of(family: str) -> tuple[tuple[Edit, ...], ...]:
         layers = ((0, 9), (2, 3), (1, 13)) if family in TINY_FAMILIES else (((0, 9), (2, 3), (1, 13))[place % 3],)
         for layer, position in layers:
             if SITES[site].per_layer:
-                layer = next((one for one in lens_of(family).having(site) if one >= layer), 2)
+                own = lens_of(family).having(site)
+                layer = next((one for one in own if one >= layer), own[-1])
             kinds = kinds_of(site, layer, position, n_kv_heads=lens_of(family).n_kv_heads)
             found.append((kinds[(place + layer) % len(kinds)],))
     of_attention = lens_of(family).attention_layers
     found.append((scale("k", 2.0, layers=of_attention[:1], positions=[7]), zero("mlp_out", layers=[1], positions=[6])))
     found.append((zero("z", layers=[1], positions=[12]), scale("final", 0.5, positions=[8])))
-    found.append((zero("v", layers=of_attention[-1:]),))
+    found.append((zero("v", layers=lens_of(family).having("v")[-1:]),))
     return tuple(found)
 
 
@@ -135,7 +143,7 @@ def assert_every_cell_moves(family: str) -> None:
 
 CASES = [
     pytest.param(family, metrics, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
+    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
     for name, metrics in {"all": METRICS, "scored": SCORED, "mass": METRICS[:1], "state": METRICS[3:4]}.items()
     if name == "all" or family in TINY_FAMILIES
 ]

@@ -15,7 +15,7 @@ from sink_lens.engine.forward import Start, run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.delegation import beginning_at
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
 from sink_lens.models.unembedding import next_token_losses
 
 BATCH, LENGTH = 3, 14
@@ -138,7 +138,7 @@ def test_the_loss_by_hand():
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + LATENT_FAMILIES)
+@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + BY_LAYER_FAMILIES + LATENT_FAMILIES)
 def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
     lens = lens_of(family)
     start = Start(layer=first, stream=unedited(lens).tensors["resid_pre", first])

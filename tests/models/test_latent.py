@@ -124,5 +124,5 @@ def test_what_latent_attention_does_not_have_is_refused_with_the_reason():
         Graph.of(lens_of("youtu"))
     with pytest.raises(ModelError, match=r"latent attention\), where no module"):
         get_prefix_model(tiny("youtu"))
-    with pytest.raises(ModelError, match="found a bridge of a model with latent attention, Youtu"):
+    with pytest.raises(ModelError, match="found a bridge of a model whose heads have widths of their own, Youtu"):
         wrap(lens_of("youtu").bridge)

@@ -14,6 +14,7 @@ from sink_lens.models.foreign import set_attention
 from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.tiny import (
+    BY_LAYER_FAMILIES,
     HYBRID_FAMILIES,
     LATENT_FAMILIES,
     MORE_FAMILIES,
@@ -25,7 +26,7 @@ from sink_lens.models.tiny import (
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
 
-ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
+ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 OWN_ATTENTION = ("falcon", "gptj", "gpt_neo", "bloom")
 
 

@@ -15,11 +15,18 @@ from sink_lens.axes import AXES
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook, read_site, site_of, sites_of
-from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import (
+    BY_LAYER_FAMILIES,
+    HYBRID_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    VOCAB_SIZE,
+)
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
-ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
+ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom", *LATENT_FAMILIES)
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
@@ -27,6 +34,11 @@ WIDE_HEAD = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon_h1", *LATENT_FAMILIES),
 )
 D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
+GEMMA4 = [
+    {"kv_head": 1 if layer % 2 else 2, "d_head": width, "d_value": width, "d_mlp": 80 if layer < 2 else 160}
+    for layer, width in enumerate((16, 24, 16, 24))
+]
+"""Sizes of its layers: every other one has fewer and wider heads; those with keys of an earlier layer a wider MLP."""
 NORMED = ("headnorm", "headnorm_gate", "bitnet")
 """Families with a step between the aggregated values and W_O."""
 GATED_Q = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -107,6 +119,7 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
         "neurons",
         "down_out",
         "mlp_out",
+        "per_layer_out",
         "resid_post",
         "final",
     ]
@@ -120,6 +133,7 @@ def test_a_family_has_every_site_but_those_that_it_lacks(family):
     lacking = (*NO_GATE, "neurons") if family in NO_NEURONS else lacking
     lacking += ("z_raw",) if family in GATED_Q else ()
     lacking += () if family in HYBRID_FAMILIES else ("mixer_out",)
+    lacking += () if family == "gemma4" else ("per_layer_out",)
     lacking += ("q_latent",) if family == "deepseek_v2" else ()
     lacking += () if family in LATENT_FAMILIES else ("q_latent", "kv_latent")
     assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
@@ -160,15 +174,19 @@ def test_every_site_has_the_sizes_of_its_axes(family):
     }
     found = captured(family, "plain")
     for site, layer in found:
-        assert found[site, layer].shape == tuple(sizes[axis] for axis in SITES[site].axes.split()), site
+        here = sizes | GEMMA4[layer] if family == "gemma4" else sizes
+        assert found[site, layer].shape == tuple(here[axis] for axis in SITES[site].axes.split()), site
+        assert found[site, layer].shape[1:] == lens(family).sizes(SITES[site].axes, n_positions=LENGTH, layer=layer)
 
 
 @EVERY
 def test_the_sites_add_up_to_the_stream(family):
     sites = captured(family, "plain")
     for layer in range(lens(family).n_layers):
-        written = [sites[name, layer] for name in ("attn_out", "mixer_out", "mlp_out") if (name, layer) in sites]
-        assert_close(sites["resid_pre", layer] + sum(written), sites["resid_post", layer])
+        adds = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
+        written = [sites[name, layer] for name in adds if (name, layer) in sites]
+        scalar = getattr(lens(family).layer(layer), "layer_scalar", 1.0)
+        assert_close((sites["resid_pre", layer] + sum(written)) * scalar, sites["resid_post", layer])
         if ("z_raw", layer) in sites:
             assert torch.equal(sites["z", layer], sites["z_raw", layer]) == (family not in NORMED)
 
@@ -195,7 +213,7 @@ def raw_edit(family, site, layer=LAYER):
             address=address,
             family=model.family,
             batch=BATCH,
-            **model.head_sizes,
+            **model.head_sizes(layer),
         )
         view += noise_like(view)  # a view: the change is in the whole tensor
         return tensor
