@@ -208,7 +208,7 @@ class _Run:
         zeros = {}
         for site in _SITES.values():
             if site in sites_of(lens.family) and layer in lens.having(site):
-                size = lens.sizes(SITES[site].axes, n_positions=1)
+                size = lens.sizes(SITES[site].axes, n_positions=1, layer=layer)
                 zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
         cells = range(n_points)
         visits = {
