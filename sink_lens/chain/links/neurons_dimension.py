@@ -55,8 +55,10 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     for number, step in enumerate(panel.location.steps):
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
+        # Steps of the random-init baseline are given, and grow in nothing.
         standing = panel.states()[step.last_layer + 1][:, step.dimension]
-        if float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
+        grows = step.ratio_after >= evidence.config.growth_factor**0.5 * step.ratio_before
+        if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
             return [undefined_statistic("contribution_share", note, absent=True)]
         supers = [super_neurons(evidence.splits, layer=split.layer) for split in splits]
