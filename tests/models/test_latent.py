@@ -100,7 +100,7 @@ def test_sweeps_and_patches_go_over_heads_and_latents(family, tmp_path):
         assert first.frame["effect"].abs().max() > 0
 
 
-@pytest.mark.parametrize("family", ["youtu"])
+@EVERY
 def test_a_trace_runs_to_its_end(family, tmp_path):
     settings = {"tokens": "random", "sequences": 2, "length": 16, "interventions": False, "random_init": False}
     config = TraceConfig(model="tiny", threshold=0.1, **settings)

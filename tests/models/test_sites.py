@@ -30,10 +30,18 @@ ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMI
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom", *LATENT_FAMILIES)
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
-    *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan", "vaultgemma", "minimax_m2"),
+    *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan", "vaultgemma", "minimax_m2", "glm4_moe"),
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon_h1", *LATENT_FAMILIES),
 )
-D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
+MIXED = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v2", "glm4_moe_lite"), 4 * 40 + 40),
+    **dict.fromkeys(("qwen2_moe", "qwen3_5_moe", "qwen3_next"), 4 * 40 + 56),
+    **dict.fromkeys(("glm4_moe", "ernie4_5_moe"), 4 * 40 + 2 * 40),
+    "lfm2_moe": 4 * 40,
+    "jamba": 4 * 80,
+}
+"""Neurons of families with routed experts beside a shared one or beside dense layers, on one axis."""
+D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | MIXED | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
 GEMMA4 = [
     {"kv_head": 1 if layer % 2 else 2, "d_head": width, "d_value": width, "d_mlp": 80 if layer < 2 else 160}
     for layer, width in enumerate((16, 24, 16, 24))
@@ -42,7 +50,6 @@ GEMMA4 = [
 NORMED = ("headnorm", "headnorm_gate", "bitnet")
 """Families with a step between the aggregated values and W_O."""
 GATED_Q = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
-NO_NEURONS = ("qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba", "deepseek_v3", "deepseek_v2", "glm4_moe_lite")
 EVERY = pytest.mark.parametrize("family", ALL_FAMILIES)
 
 
@@ -130,7 +137,7 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
 @EVERY
 def test_a_family_has_every_site_but_those_that_it_lacks(family):
     lacking = NO_GATE if family in EXPERTS else ("gate",) if family in UNGATED else ()
-    lacking = (*NO_GATE, "neurons") if family in NO_NEURONS else lacking
+    lacking = NO_GATE if family in MIXED else lacking
     lacking += ("z_raw",) if family in GATED_Q else ()
     lacking += () if family in HYBRID_FAMILIES else ("mixer_out",)
     lacking += () if family == "gemma4" else ("per_layer_out",)
