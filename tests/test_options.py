@@ -267,7 +267,7 @@ def another(one):
     if one.name in SPECIAL:
         return SPECIAL[one.name]
     if choices := choices_of(one.type):
-        return next(choice for choice in choices if choice != one.default)
+        return choices[min(1, len(choices) - 1)]
     if one.type is bool:
         return not one.default
     for plain, value in OTHERS.items():
