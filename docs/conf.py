@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -255,8 +256,15 @@ def _mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _with_reports(app: Sphinx, error: Exception | None) -> None:
+    """The example reports, which pages link to as files that a browser opens."""
+    if error is None and app.builder.format == "html":
+        shutil.copytree(Path(__file__).parent / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True)
+
+
 def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
+    app.connect("build-finished", _with_reports)
     app.connect("autodoc-process-docstring", _as_markup)
     app.connect("autodoc-skip-member", _not_ours)
     app.add_html_math_renderer("mathml", inline_renderers=(_mathml, None), block_renderers=(_mathml, None))

@@ -71,6 +71,13 @@ def test_every_picture_of_a_command_is_in_the_gallery(site):
 
 
 @pytest.mark.exhaustive
+def test_the_example_reports_open_from_the_site(site):
+    found = re.findall(r'href="(reports/\w+\.html)"', (site / "index.html").read_text(encoding="utf-8"))
+    assert len(found) == 3
+    assert all((site / page).read_bytes() == (DOCS / page).read_bytes() for page in found)
+
+
+@pytest.mark.exhaustive
 def test_equations_are_drawn_by_the_browser(site):
     for name in ("chain", "evidence"):
         text = (site / f"{name}.html").read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """Make the gallery's pictures, first screens of pages of real runs: ``make gallery`` (RUNS=folder, ONLY="card patch").
 
 Each picture is that of a small run of the default model, by the command below. A run that the folder holds already is
-drawn again by the current code; one that it lacks is made first, which takes from seconds to ten minutes each.
+drawn again by the current code; one that it lacks is made first, which takes from seconds to ten minutes each. Three of
+the pages are kept whole in ``docs/reports``.
 """
 
 import argparse
@@ -14,10 +15,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from sink_lens.report.html import render
+from sink_lens.report import html
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images" / "commands"
+REPORTS = ROOT / "docs" / "reports"
+KEPT = ("trace", "circuit", "sweep")
+"""Pages that are kept whole."""
+PATTERNS = 300_000
+"""Bytes of patterns in a page, the strongest heads'. The three whole ones are to have less than 2 MB together."""
 SIZE = (800, 562)
 RUNS: Mapping[str, tuple[str, ...]] = {
     "trace": ("trace --quick --out {0}",),
@@ -28,7 +34,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
         'patch --clean "The capital of France is" --corrupted "The capital of Spain is" --metric logit_difference '
         '--correct " Paris" --incorrect " Madrid" --out {0}',
     ),
-    "circuit": ("circuit --task ioi --pairs 8 --sizes 0.01,0.1,1 --random 1 --out {0}",),
+    "circuit": ("circuit --task ioi --pairs 8 --method gim --sizes 0.01,0.1,1 --random 1 --out {0}",),
     "sweep": ("sweep {file} --out {0}",),
     "report": tuple(
         f"trace --sequences 4 --length 32 --no-interventions --dtype {dtype} --out {{{at}}}"
@@ -65,11 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("only", nargs="*", help=f"some of {', '.join(RUNS)}; all if none is named")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "gallery"), help="folder of the runs")
     asked = parser.parse_args(arguments)
+    html.MOST_BYTES = PATTERNS
+    html._views = lambda part: {}  # CircuitsVis would be a third of the trace's page
     for name in asked.only or RUNS:
         folders = made(name, Path(asked.runs))
         shown = {"by": ("dtype",)} if name == "report" else {}
-        page = render(*(folders if shown else folders[-1:]), out=ROOT / "build" / f"gallery-{name}.html", **shown)
+        page = html.render(*(folders if shown else folders[-1:]), out=ROOT / "build" / f"gallery-{name}.html", **shown)
         photograph(page, IMAGES / f"{name}.png")
+        if name in KEPT:
+            shutil.copyfile(page, REPORTS / f"{name}.html")
         sys.stdout.write(f"{name}: {', '.join(map(str, folders))}\n")
 
 

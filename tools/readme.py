@@ -75,7 +75,7 @@ def traced() -> Path:
 
 def output(links: pd.DataFrame) -> list[str]:
     """Return what the README's lines of Python print of a trace."""
-    return links.query("is_primary")[["link", "verdict"]].to_string(index=False).splitlines()
+    return links[["link", "verdict"]].drop_duplicates().to_string(index=False).splitlines()
 
 
 def with_output(page: str, printed: Sequence[str]) -> str:

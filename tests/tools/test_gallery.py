@@ -1,5 +1,6 @@
 """The pictures of the gallery: each has the commands that make its runs, and sink-lens takes these commands."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,18 @@ from tools import gallery
 
 def test_every_picture_has_its_commands():
     assert {path.stem for path in gallery.IMAGES.glob("*.png")} == set(gallery.RUNS)
+
+
+def test_the_example_reports_are_small_and_say_nothing_of_a_machine():
+    pages = sorted(gallery.REPORTS.iterdir())
+    assert {page.name for page in pages} == {f"{name}.html" for name in gallery.KEPT}
+    assert sum(page.stat().st_size for page in pages) < 2e6
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert "SmolLM2-135M-Instruct" in text
+        assert not re.search(r"[\"' (](?:/home/|/root/|/tmp/|/work/)", text)
+        for listed in ("README.md", "docs/index.md"):
+            assert f"reports/{page.name}" in (gallery.ROOT / listed).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", gallery.RUNS)
