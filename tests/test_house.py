@@ -27,7 +27,6 @@ MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
 LINKS = {link.name for link in chain.LINKS}
 WRITES_OF_OTHERS = "sink_lens/circuits/files.py"
 """The one file that calls torch.save: EAP-IG's own format, read back as weights."""
-UNPICKLING = "from pickle import UnpicklingError"
 JAXTYPING = {
     "Bool",
     "Complex",
@@ -278,9 +277,6 @@ def test_no_assertion_runs_something():
 def test_nothing_is_pickled():
     for path in MODULES:
         modules = {module.split(".")[0] for module in imported(path)}
-        if name(path) == WRITES_OF_OTHERS:  # the error that torch raises for a file that it does not read
-            assert [line for line in path.read_text().splitlines() if "pickle" in line] == [UNPICKLING]
-            modules -= {"pickle"}
         assert not {"pickle", "cloudpickle", "dill", "joblib"} & modules, name(path)
         for node in nodes(path):
             if isinstance(node, ast.Call):
