@@ -29,7 +29,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         RunError: the folder is in use, or holds another run.
     """
     lens, factors, layers = setting.lens, config.factors, config.layers
-    centres = [centre for centre in centres_of(lens) if centre in config.centres]
+    centres: list[Centre] = [centre for centre in centres_of(lens) if centre in config.centres]
     if not centres:
         raise InputError(f"values of {lens.name} are gated, so they have no such centre; need aggregated or none")
     chosen = list(setting.early_layers) if layers is None else list(layers)
