@@ -392,7 +392,7 @@ def claims_page(page: Page, results: Results) -> str:
         name = f"{paper.letter}: *{paper.title}*"
         boxes.append(
             f"> **{name}** (arXiv {paper.number}) {bar}<br>\n> {_linked(paper.holds)}<br>\n"
-            f"> **What fails:** {_linked(paper.fails)}"
+            f"> **What fails or is weaker:** {_linked(paper.fails)}"
         )
         lines = ["| claim | verdict | one number |", "| --- " * 3 + "|"]
         for row in rows:
