@@ -89,7 +89,9 @@ class Case:
     def everything(self) -> float:
         """Everything that ``trace`` streams; seconds."""
         before = time.perf_counter()
-        measure(self.lens, self.tokens, plan=self.location.plan(self.lens.n_layers), own=OWN, config=self.config)
+        measure(
+            self.lens, self.tokens, plan=self.location.plan(self.lens.attention_layers), own=OWN, config=self.config
+        )
         return time.perf_counter() - before
 
     def plain(self) -> tuple[float, float]:

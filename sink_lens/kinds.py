@@ -39,6 +39,8 @@ class RunKind:
     run: str = ""
     """``run(config, *, out, overwrite, progress)``, which returns a ``sink_lens.records.Result``. Without it the room
     ``sink_lens.cli`` has a command that is written out."""
+    check: str = ""
+    """``check(config)``, which refuses what cannot be run before torch is imported."""
     passes: str = ""
     """``passes(config, sizes)``, which counts its passes of the model for ``--dry-run`` (``sink_lens.estimate``)."""
     cost: str = ""
@@ -59,7 +61,7 @@ def places_of(kind: RunKind) -> Iterator[str]:
     """Every ``module:name`` of a kind."""
     for field in fields(kind):
         place = getattr(kind, field.name)
-        if place and field.name in ("page", "config", "run", "passes", "cost", "shown", "answer"):
+        if place and field.name in ("page", "config", "run", "check", "passes", "cost", "shown", "answer"):
             yield place
 
 

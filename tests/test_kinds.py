@@ -21,7 +21,8 @@ TOY = {
         KIND = RunKind(
             name="letters", heading="Decide", help="Count letters.", examples="sink-lens letters abc",
             config="toy_letters.run:Config", run="toy_letters.run:letters", tables="toy_letters:tables.toml",
-            page="toy_letters.page:LETTERS", shown="toy_letters.page:shown", answer="toy_letters.page:answer",
+            page="toy_letters.page:LETTERS", check="toy_letters.run:check",
+            shown="toy_letters.page:shown", answer="toy_letters.page:answer",
         )
     """,
     "toy_letters/run.py": '''
@@ -30,6 +31,7 @@ TOY = {
 
         import pandas as pd
 
+        from sink_lens.errors import InputError
         from sink_lens.records import Result, create_run
 
 
@@ -37,6 +39,11 @@ TOY = {
         class Config:
             text: str = dataclasses.field(default="", metadata={"positional": True})
             """What is counted."""
+
+
+        def check(config):
+            if not config.text:
+                raise InputError("no text was given; need one")
 
 
         def letters(config, *, out=None, overwrite=False, progress=True):
@@ -119,6 +126,7 @@ def test_a_kind_of_another_package_has_a_command_tables_and_a_page(installed, tm
     assert "2 different letters" in text
     assert "How often it stands in the text." in text
     assert [one.name for one in TABLES["letters"]] == ["letters"]
+    assert "no text was given" in run(cli.app, ["letters"]).stderr
 
 
 @pytest.mark.parametrize(

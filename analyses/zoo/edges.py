@@ -29,7 +29,7 @@ def sink_edges(zoo: ZooModel) -> SinkEdges | None:
 
     Returns:
         The edges; None where no edge is needed alone (many parts make a little each, either of two is enough, a bias or
-        a learned logit makes the sink), or where the sink is not at position 0.
+        a learned logit makes the sink), where the sink is not at position 0, or for a kind whose edges are not derived.
     """
     truth, name = zoo.truth, zoo.name
     keys = [reader for layer in truth.locked for reader in keys_of(layer)]

@@ -19,6 +19,8 @@ def add_command(kind: RunKind) -> None:
     ) -> Answer:
         """Run it, draw its page, and print its headline and tables."""
         hush(quiet)
+        if kind.check:
+            imported(kind.check)(config)
         if dry_run:
             return _print_parts(imported(kind.cost)(config)) if kind.cost else print_cost(config, imported(kind.passes))
         result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet)

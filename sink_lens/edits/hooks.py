@@ -27,7 +27,8 @@ from ..models.sites import SITES, bridge_hook, site_at, site_of
 from .constructors import ORDER, At, Edit, EditError, edit
 from .part import in_range
 
-_SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
+_OF_HEAD = "dimension of the head"
+_SPOKEN = {"d_model": "dimension", "d_head": _OF_HEAD, "d_value": _OF_HEAD, "d_mlp": "neuron", "query": "position"}
 _OPEN = -1e4
 """A score above this is no longer masked; the mask adds the lowest number of the type."""
 

@@ -13,8 +13,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 from zlib import crc32
 
-import numpy as np
-
 from ..errors import InputError
 from ..models.sites import SITES
 from ..text import span
@@ -167,7 +165,9 @@ def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: 
 
     Fewer than ``most`` if there are not so many.
     """
-    generator = np.random.default_rng([seed, crc32(group.encode())])
+    from numpy.random import default_rng  # late: --help answers without numpy
+
+    generator = default_rng([seed, crc32(group.encode())])
     sets: dict[tuple[int, ...], None] = {}
     for _ in range(20 * most):
         if len(sets) == most or size - lowest < n:

@@ -188,3 +188,9 @@ def check_size(*, sequences: int, length: int) -> None:
         raise InputError(f"{sequences} inputs were asked for; need at most {MOST}. Ask for fewer")
     if length < 1:
         raise InputError(f"the length is {length}; need one token or more. Ask for more")
+
+
+def check_asked(config: SurveyConfig) -> None:
+    """Refuse a survey of no model."""
+    if not (config.models or config.untrained):
+        raise InputError(NOTHING)

@@ -8,6 +8,7 @@ PREFERENCE = RunKind(
     help="Which tokens does a model predict after random sequences? Against chance; trained, in training, or "
     "untrained.",
     config="sink_lens.identity.config:PreferenceConfig",
+    check="sink_lens.identity.config:check_asked",
     cost="sink_lens.identity.surveys:cost",
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:preference.toml",
@@ -27,6 +28,7 @@ CONTRACTION = RunKind(
     heading="Whose model is it",
     help="How alike does a model make unrelated sequences, and the positions of one? By sublayer, above the floor.",
     config="sink_lens.identity.config:ContractionConfig",
+    check="sink_lens.identity.config:check_asked",
     cost="sink_lens.identity.surveys:cost",
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:contraction.toml",

@@ -122,7 +122,7 @@ BAD = {
     "writes in place": (edit("z", lambda x, at: x.zero_(), layers=[1]), "changed its values in place"),
     "wrong head": (zero("z", layers=[1], heads=[9]), "head 9 of the edit 'zero z' does not exist; need 0 to 3"),
     "wrong layer": (zero("z", layers=[7]), "layer 7 of the edit 'zero z' does not exist; need 0 to 2"),
-    "negative layer": (zero("z", layers=[-1]), "layer -1 of the edit 'zero z' does not exist; need 0 to 2"),
+    "negative layer": (zero("z", layers=[-4]), "layer -4 of the edit 'zero z' does not exist"),
     "wrong position": (zero("z", layers=[1], positions=[12]), "position 12 of the edit 'zero z' does not exist"),
     "no heads": (zero("mlp_out", layers=[1], heads=[0]), "chooses heads and 'mlp_out' has the axes"),
 }

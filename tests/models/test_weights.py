@@ -92,7 +92,7 @@ def test_gate_and_up_come_from_the_mlps_input(family):
         assert (weights.w_gate is not None) == (family not in UNGATED)
         x = sites(family)["mlp_in", layer].diff(dim=1)
         for site, weight in (("up", weights.w_up), ("gate", weights.w_gate)):
-            if weight is not None:
+            if weight is not None and (site, layer) in sites(family):  # where experts stand beside, there is none
                 made = einsum(x, weight, "b position d, n d -> b position n")
                 assert close(made, sites(family)[site, layer].diff(dim=1)), (site, layer)
 
