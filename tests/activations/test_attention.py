@@ -109,7 +109,8 @@ def test_rotated_queries_and_keys_multiply_to_the_scores(family):
     found = read(family, "rotated_q", "rotated_k", "scores")
     for layer in range(3):
         query, key = found["rotated_q", layer], found["rotated_k", layer]
-        assert key.shape == (2, lens(family).n_kv_heads, LENGTH, lens(family).d_head)
+        sizes = lens(family).head_sizes(layer)
+        assert key.shape == (2, sizes["n_kv_heads"], LENGTH, sizes["d_head"])
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         seen = found["scores", layer] > -1e30
         torch.testing.assert_close((query @ key.mT)[seen], found["scores", layer][seen])

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from mlps import EXPERTS
+from mlps import BESIDE, EXPERTS
 
 from analyses.zoo import build
 from analyses.zoo.with_sink import fire, mark
@@ -47,7 +47,7 @@ def ends_of(setting):
 def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_nothing(family):
     setting = setting_at(family)
     neurons, *targets = ends_of(setting)
-    assert bool(neurons.units) == (family not in EXPERTS)
+    assert bool(neurons.units) == (family not in (*EXPERTS, *BESIDE))
     writings = Writings(setting=setting, units=neurons.units)
     sources = [*(End(name=name) for name in (paths.EMBEDDING, paths.ATTENTION, paths.MLPS)), neurons]
     for layer, mlp in ((1, False), (1, True), (2, False), (2, True)):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 from lenses import lens_of, speaking
-from mlps import EXPERTS
+from mlps import BESIDE, EXPERTS
 
 from sink_lens import circuits
 from sink_lens.circuits.graph import Graph
@@ -14,7 +14,7 @@ from sink_lens.edits import metrics
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, tiny
 
-DENSE = [family for family in (*TINY_FAMILIES, *MORE_FAMILIES) if family not in EXPERTS]
+DENSE = [family for family in (*TINY_FAMILIES, *MORE_FAMILIES) if family not in (*EXPERTS, *BESIDE)]
 SINGLE = ("gptj",)  # computes its attention in float32, whatever the weights are
 METRIC = metrics.logit_difference([5, 6, 9], [7, 8, 10])
 SIX = metrics.logit_difference([5, 6, 9, 4, 30, 31], [7, 8, 10, 2, 40, 41])

@@ -40,7 +40,9 @@ def furthest(family):
     """
     length, places, read = (CHUNK + 5, (0, 7, 8, CHUNK), CHUNK + 2) if family in GATED_DELTA else (21, (0, 7, 8), 18)
     tokens = tokens_of(length)
-    lens, metrics = lens_of(family), (loss(), sink_mass(2, layers=[3]), norm(read, layer=3))
+    lens = lens_of(family)
+    last = min(3, lens.n_layers - 1)
+    metrics = (loss(), sink_mass(2, layers=[last]), norm(read, layer=last))
     edits = [
         scale(site, 10.0, layers=[layer], positions=[position])
         for site in ("resid_pre", "mixer_out", "mlp_out")

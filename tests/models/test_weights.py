@@ -22,6 +22,7 @@ PARALLEL = ("gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj")
 POST_NORMED = ("olmo2", "olmo3", "exaone4", "flex_olmo")
 QK_NORMED = (
     *("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", "apertus", "hunyuan", "minimax_m2", "nanochat"),
+    "glm4_moe",
     *POST_NORMED,
 )
 CENTRED = (*set(UNGATED) - {"arcee", "apertus", "nanochat"}, "stablelm", "cohere", "cohere2", "olmo", "phimoe")
