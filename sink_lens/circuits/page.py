@@ -387,7 +387,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
     if row.get("outside_sampled", -1) > 0:
         outside = row["all_edges"] - row["edges"]
         sentences.append(
-            f"Of {plural(row['outside_sampled'], 'edge')} sampled outside the circuit {row['outside_over']} "
+            f"We sampled {plural(row['outside_sampled'], 'edge')} outside the circuit: {row['outside_over']} "
             f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): "
             f"this sample of {row['outside_sampled']} bounds them, at 95% confidence, at "
             f"{row['outside_at_most']:,} of all {outside:,} edges outside."
