@@ -138,7 +138,7 @@ def _keep_in_state(made: Draft, *, layer: int) -> None:
         own = [size + one for one in channels]  # behind the gates of all channels
         both = list(range(2 * size, 2 * size + 2 * states))
         for rows, dimension, weight in (
-            (own, made.outlier, made.sign),
+            (own, made.outlier, 4.0 * made.sign),
             (both, made.shared, 1.0),
             (channels, made.shared, 1.0),
         ):
@@ -149,6 +149,8 @@ def _keep_in_state(made: Draft, *, layer: int) -> None:
         mixer.conv1d.weight[convolved] = 0.0
         mixer.conv1d.weight[convolved, 0, -1] = 1.0
         mixer.conv1d.bias[convolved] = 0.0
+        # Ordinary tokens, which have a little of the dimension, enter nothing: a norm would raise what gathers.
+        mixer.conv1d.bias[channels] = -10.0
         mixer.dt_bias[head], mixer.A_log[head], mixer.D[head] = 0.0, -30.0, 0.0
     mixer.out_proj.weight[:, channels] = 0.0
     mixer.out_proj.weight[made.gathered, channels[0]] = 1.0
