@@ -4,7 +4,9 @@
 """
 
 import re
+import textwrap
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -52,7 +54,7 @@ def _layer(lens: LensModel, site: str) -> int:
     return 0 if not SITES[site].per_layer else 1 if 1 in lens.having(site) else lens.having(site)[0]
 
 
-def _captured(lens: LensModel, tokens: torch.Tensor, *, path: str) -> dict:
+def _captured(lens: LensModel, tokens: torch.Tensor, *, path: Literal["plain", "bridge"]) -> dict:
     """Each site in one layer that has it."""
     found = {}
     places = {site: _layer(lens, site) for site in sites_of(lens.family)}
@@ -72,10 +74,10 @@ def _reason(lens: LensModel, site: str) -> str:
 
 @torch.no_grad()
 def made() -> str:
-    """The table, and under it why a site is refused."""
+    """The sites of every family, a table of the other sites with a row for families that are alike, and the reasons."""
     tokens = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
     reasons: dict[str, str] = {}
-    rows = []
+    by_cells: dict[tuple[str, ...], list[str]] = {}
     seen: set[str] = set()
     for family in (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES):
         lens = lens_of(family)
@@ -91,10 +93,18 @@ def made() -> str:
                 cells.append(_cell(lens, site, captured=captured, tokens=tokens, clean=clean))
             else:
                 cells.append(reasons.setdefault(_reason(lens, site), "abcdefgh"[len(reasons)]))
-        rows.append(f"| `{lens.family.architecture}` | " + " | ".join(cells) + " |")
-    head = ["| | " + " | ".join(f"`{site}`" for site in SITES) + " |", "| --- " * (len(SITES) + 1) + "|"]
+        by_cells.setdefault(tuple(cells), []).append(f"`{lens.family.architecture}`")
+    common = [site for site, *cells in zip(SITES, *by_cells, strict=True) if set(cells) == {BOTH}]
+    others = [place for place, site in enumerate(SITES) if site not in common]
+    names = [f"`{site}`" for site in SITES]
+    everywhere = textwrap.fill(f"{BOTH} in every family: {', '.join(f'`{site}`' for site in common)}.", width=120)
+    head = ["| | " + " | ".join(names[place] for place in others) + " |", "| --- " * (len(others) + 1) + "|"]
+    rows = [
+        f"| {', '.join(families)} | " + " | ".join(cells[place] for place in others) + " |"
+        for cells, families in by_cells.items()
+    ]
     below = [f"- {letter}: refused, since it {reason}" for reason, letter in reasons.items()]
-    return "\n".join([BEGIN, *head, *rows, "", *below, END])
+    return "\n".join([BEGIN, everywhere, "", *head, *rows, "", *below, END])
 
 
 def written() -> str:
