@@ -285,7 +285,6 @@ _ROWS = (
         down="fc2",
         mlp_norm="final_layer_norm",
         centred_norm=True,
-        bridge_architecture="SinkLensOPTForCausalLM",
     ),
     Family(architecture="GptOssForCausalLM", **_EXPERTS, sink_logit=True),
     Family(architecture="GemmaForCausalLM", gain_offset=1.0),

@@ -15,7 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import adapters, checks, experts, interfaced, neox, opt, points
+from . import adapters, checks, experts, interfaced, neox, points
 from .families import Family
 from .foreign import build_bridge_from_module, device_of_hook, name_of, set_attention
 from .headnorm import adapter as headnorm
@@ -217,7 +217,6 @@ def _bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
     """TransformerLens's bridge of the model, with our adapters registered."""
-    opt.register()
     neox.register()
     interfaced.register()
     headnorm.register()
