@@ -31,6 +31,7 @@ def circuit_values(
 
     Cost: for each batch of pairs two forwards, and for each circuit about two.
     """
+    runs.check_weights()
     values = torch.full((len(kept), runs.n_pairs), torch.nan, dtype=torch.float64)
     matrices = [torch.from_numpy(runs.graph.matrix(one, fill=False)) for one in kept]  # type: ignore[arg-type]
     for rows in runs.batches(copies=2):

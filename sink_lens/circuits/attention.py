@@ -52,6 +52,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
     heads = [(int(row["layer"]), int(row["head"])) for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")]
     if not 1 < length <= LONGEST or not heads:
         return pd.DataFrame(columns=list(COLUMNS)), {}
+    runs.check_weights()
     added, _ = runs.writings(slice(0, 1))
     zeros: dict[tuple[str, int], Tensor] = {}
     seen: dict[tuple[str, int], Tensor] = {}

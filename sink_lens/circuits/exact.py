@@ -102,6 +102,7 @@ def exact_node_scores(
 
 def _difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
     """The first position that differs, and from there what the writers add less what replaces it."""
+    runs.check_weights()
     everything = slice(0, runs.n_pairs)
     begin = runs.begin(everything)
     difference, _ = runs.writings(everything, begin=begin)

@@ -33,6 +33,7 @@ from ..edits.outcome import Outcome
 from ..engine.gradients import hooked_outcome
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..models.unchanged import Values
 from ..patching.pairs import Sequences, pair_prompts
 from .config import Ablation
 from .graph import Graph
@@ -62,6 +63,8 @@ class Runs:
     """The metric in the clean run of each pair."""
     corrupted_values: Float[Tensor, " pair"] = field(repr=False)
     """The metric on the corrupted prompt; without one, with the input's writing replaced and all else computed."""
+    values_then: Values = field(repr=False)
+    """The values of the model's weights when the runs were made."""
 
     @classmethod
     def of(
@@ -115,6 +118,7 @@ class Runs:
             frozen=frozen,
             clean_values=empty,
             corrupted_values=empty,
+            values_then=lens.state.unchanged.values(),
         )
         return runs._prepared(ordinary)
 
@@ -127,6 +131,14 @@ class Runs:
     def gap(self) -> Float[Tensor, " pair"]:
         """Clean minus corrupted metric of each pair."""
         return self.clean_values - self.corrupted_values
+
+    def check_weights(self) -> None:
+        """Refuse more passes if the weights are others than those of the runs; whatever begins passes asks first.
+
+        Raises:
+            ModelError: they were changed in place.
+        """
+        self.values_then.check("runs and scores")
 
     def some(self, rows: Sequence[int]) -> "Runs":
         """The same with some of the pairs."""

@@ -127,6 +127,7 @@ def score(
         InputError: a method that is unknown, or that takes a gradient where the stream is zero.
         ModelError: the readers do not account for the gradient, so that the graph is not the model's.
     """
+    runs.check_weights()
     check_method(method, runs.ablation)
     found = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
     used = np.zeros(runs.n_pairs)

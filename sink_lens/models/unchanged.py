@@ -23,7 +23,8 @@ keep hidden states.
 - whether the bridge is in compatibility mode, which folds and centres its weights;
 - the values of tensors of which a path has copies (``copied``): a merged adapter, and the projections that a stock
   bridge splits. Those cannot follow a change in place, so it is refused too. Their version counters are compared and,
-  since ``data`` goes round the counter, a sum of their bits.
+  since ``data`` goes round the counter, a sum of their bits. A result that is checked by more passes later (a circuit,
+  approximated patches) notes the values of all weights likewise, and refuses those passes after a change in place.
 
 It is a list of (container, key, object) that is made once and compared by identity in C: walking the modules takes a
 hundred times as long. Weights that accelerate keeps on disk or elsewhere are exchanged at each forward, and so is the
@@ -112,8 +113,7 @@ class Unchanged:
         self._sizes = list(map(len, self._full))
         self._hook_ids = list(map(tuple, self._hooked))
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
-        self._copied = list(copied)
-        self._values = self._values_now()
+        self._copied = Values(copied)
         self._states = states
         self._state = None if states is None else states()
 
@@ -157,12 +157,14 @@ class Unchanged:
             for container, size, name in zip(self._full, self._sizes, self._full_names, strict=True):
                 if len(container) != size:
                     raise _changed(f"{name or 'the model'} has {len(container)} modules in the place of {size}")
-        if self._copied and self._values_now() != self._values:
-            for (name, _), before, now in zip(self._copied, self._values, self._values_now(), strict=True):
-                if before != now:
-                    raise _changed(f"{name} has other values, and what is measured is a copy that was made of it")
+        if changed := self._copied.changed():
+            raise _changed(f"{changed[0]} has other values, and what is measured is a copy that was made of it")
         if self._states is not None and self._states() != self._state:
             raise _changed("other adapters are active, or with other scales")
+
+    def values(self) -> "Values":
+        """The values of all parameters and buffers now, for a result that asks for more passes later."""
+        return Values(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
     def note_memory(self) -> None:
         """Note where the parameters' memory is now: they were set aside, and came back equal."""
@@ -236,10 +238,6 @@ class Unchanged:
         self._objects.append(container.get(key))
         self._names.append(name)
 
-    def _values_now(self) -> list[tuple[int, int]]:
-        """Version and sum of the bits of each copied tensor."""
-        return [(0 if one.is_inference() else one._version, _bits(one)) for _, one in self._copied]
-
     def _refuse_hook(self, hook: object, hooks: dict[int, Any]) -> None:
         """Refuse a forward hook that came or went."""
         name = self._hook_names[id(hooks)] or "the model"
@@ -250,6 +248,40 @@ class Unchanged:
             also=". Or remove the hook, and give its function as an edit (sink_lens.edits.from_hook), or put it on a "
             "hook point of lens.bridge",
         )
+
+
+class Values:
+    """The values of tensors at one time, by version counters and, since ``data`` goes round those, sums of bits."""
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Note them; they are not copied."""
+        self._named = list(named)
+        self._before = self._now()
+
+    def changed(self) -> list[str]:
+        """Names of the tensors that have other values now."""
+        pairs = zip(self._named, self._before, self._now(), strict=True)
+        return [name for (name, _), before, now in pairs if before != now]
+
+    def check(self, what: str) -> None:
+        """Refuse more passes for a result of earlier weights.
+
+        Args:
+            what: the result, in words.
+
+        Raises:
+            ModelError: what was changed, and what to do.
+        """
+        if changed := self.changed():
+            raise ModelError(
+                f"the weights were changed in place after the {what} were made ({changed[0]} has other values, one of "
+                f"{len(changed)}): old numbers would be compared with those of another model. Need {what} of the "
+                "weights as they are now; make them again"
+            )
+
+    def _now(self) -> list[tuple[int, int]]:
+        """Version and sum of the bits of each tensor."""
+        return [(0 if one.is_inference() else one._version, _bits(one)) for _, one in self._named]
 
 
 def _changed(found: str, *, also: str = "") -> ModelError:
@@ -316,5 +348,6 @@ def _bits(tensor: Tensor) -> int:
     """Sum of a tensor's bits, which is the same for the same values on any number of threads."""
     with torch.no_grad():
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+        flat = flat.clone() if flat.storage_offset() % 8 else flat
         whole = flat[: len(flat) // 8 * 8].view(torch.int64)
         return int(whole.sum()) + int(flat[len(whole) * 8 :].sum())

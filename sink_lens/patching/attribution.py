@@ -53,6 +53,7 @@ def attribution_patch(
             f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "
             "leave out one of the two"
         )
+    values_then = lens.state.unchanged.values()
     runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings)
     per_sequence = first_order(runs, grid, steps=settings.steps)
     by_sequence = len(runs.baseline) == runs.run.n_sequences
@@ -63,4 +64,6 @@ def attribution_patch(
     frame["method"] = "gradient" if settings.steps == 1 else "integrated gradients"
     frame["changed"] = [runs.differs(part) for part in grid]
     frame["n"] = (~kept.isnan()).sum(1).numpy() if by_sequence else 1 - int(runs.baseline.isnan().sum())
-    return AttributionResult(frame=frame, runs=runs, grid=tuple(grid), **shared_facts(runs, pair, settings))
+    return AttributionResult(
+        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **shared_facts(runs, pair, settings)
+    )

@@ -18,6 +18,7 @@ from ..edits.part import Part
 from ..engine.trust import TOLERANCE
 from ..errors import InputError
 from ..models.sites import SITES
+from ..models.unchanged import Values
 from ..records import RunWriter, display
 from ..stats import strongest
 from .config import EVERY, PatchConfig
@@ -203,6 +204,8 @@ class AttributionResult(Swept):
     integrated gradients), ``changed``, ``n``."""
     runs: RunPair = field(repr=False)
     grid: tuple[Part, ...] = field(repr=False)
+    values_then: Values = field(repr=False)
+    """The values of the model's weights when the approximation was made."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -223,7 +226,9 @@ class AttributionResult(Swept):
 
         Raises:
             InputError: fewer than one patch is requested, or no cell's values differ.
+            ModelError: the weights were changed in place since the approximation.
         """
+        self.values_then.check("approximations")
         if n < 1:
             raise InputError(f"{n} patches were requested for the comparison; need at least 1")
         able = [number for number, part in enumerate(self.grid) if self.runs.changes(part)]
