@@ -52,7 +52,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """What a user calls: the function, or the class whose method it is."""
+    """Name that a user calls: the function's, or that of the class whose method it is."""
     return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
 
@@ -199,7 +199,7 @@ def _beyond(value: Any) -> bool:
 
 
 def _without(value: Any) -> str:
-    """Why a tensor has no values to compute with; empty where it has them."""
+    """Reason why a tensor has no values to compute with; empty if it has them."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))

@@ -1,4 +1,4 @@
-"""What was removed, and what to use instead: one table of commands, options, Python names and kinds of run.
+"""Removed names and their replacements: one table of commands, options, Python names and kinds of run.
 
 A name of this table is no alias: it is answered with an error that says what does its work now.
 """
@@ -99,5 +99,5 @@ def check_kind(kind: str, folder: object) -> None:
 
 
 def _instead(is_it: Callable[[Gone], bool]) -> Iterator[str]:
-    """What to use instead, of the rows that are it."""
+    """Replacement in those of the rows that name one."""
     return (row.instead for row in GONE if is_it(row))

@@ -1,4 +1,4 @@
-"""What a model's 16-bit type does to the numbers of its sink token.
+"""The effect of a model's 16-bit type on the numbers of its sink token.
 
 The stream of a sink token holds a value of thousands beside values of one. In bfloat16 numbers of that size are 16 to
 128 apart, and the layer that erases the value leaves that error behind. So the model runs twice on a few short
@@ -29,7 +29,7 @@ _SEQUENCES, _LENGTH = 4, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How far a model's logits are from those of the same weights in float32; relative numbers are of their spread."""
+    """Distance of a model's logits from those of the same weights in float32; relative to their standard deviation."""
 
     dtype: str
     position: int

@@ -227,7 +227,7 @@ class Received:
     rows: Int[Tensor, " row"]
     """The sampled query positions."""
     sigmoid: bool
-    """Whether the model's attention is sigmoid, whose rows sum to anything."""
+    """True if the model's attention is sigmoid, whose rows sum to anything."""
     shares: Float[Tensor, "batch row key"] | None = None
     layers: Int[Tensor, "row key"] | None = None
     """Number of layers in which the query sees the key."""

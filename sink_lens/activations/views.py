@@ -37,7 +37,7 @@ class LayerView:
     rows: Int[Tensor, " row"] | None
     """The query positions of ``rows``."""
     reach: int | None = None
-    """How many positions a query of the layer sees, itself included; None where it has no sliding window."""
+    """Number of positions that a query of the layer sees, itself included; None without a sliding window."""
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor of a site."""
@@ -248,7 +248,7 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _given(self, name: str) -> Mapping[int, Tensor]:
-        """What a reading gave, by layer.
+        """Results of a reading, by layer.
 
         Raises:
             InputError: there is no such reading, or its function returned None in every layer.

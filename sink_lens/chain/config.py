@@ -33,7 +33,7 @@ _CALIBRATED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """What counts as a sink, as growth of its token and as its outlier dimensions; ``Question`` describes each."""
+    """Thresholds of a sink, of its token's growth and of its outlier dimensions; ``Question`` describes each."""
 
     threshold: float = SINK_THRESHOLD
     min_sink_rate: float = MIN_SINK_RATE

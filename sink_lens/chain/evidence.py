@@ -69,11 +69,11 @@ class Statistic:
     layers: tuple[int, ...] = ()
     """The layers that it is taken over; empty if it is of steps or of all layers."""
     note: str = ""
-    """Why it is undefined, where it is."""
+    """Reason why it is undefined; empty if it is defined."""
     absent: bool = False
-    """Whether it is undefined because the parts to measure (as super neurons) were searched for and not found."""
+    """True if it is undefined because the parts to measure (as super neurons) were searched for and not found."""
     no_source: bool = False
-    """Whether it is undefined because the link's source is absent, so that the question has no answer."""
+    """True if it is undefined because the link's source is absent, so that the question has no answer."""
     asked: bool = True
     """False if the model has no layer in which the question could be asked."""
 
@@ -105,7 +105,7 @@ def not_asked(name: str) -> Statistic:
 
 
 def too_short(panel: Panel) -> str:
-    """Why nothing can be compared with other tokens, where that is so."""
+    """Reason why nothing can be compared with other tokens, if nothing can."""
     if panel.norm_ratio().isnan().all():
         return f"the sequences have no other token at or after position {OTHERS_FROM}"
     return ""

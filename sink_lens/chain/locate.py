@@ -97,7 +97,7 @@ class Location:
     sink_positions: tuple[int, ...]
     """The sink positions, the studied one first; position 0 where no sink was found."""
     sink_found: bool
-    """Whether the studied position is a sink position."""
+    """True if the studied position is a sink position."""
     steps: tuple[GrowthStep, ...]
     outliers: Mapping[int, tuple[int, ...]]
     """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""

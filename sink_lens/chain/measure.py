@@ -138,7 +138,7 @@ def scout(
     forced: tuple[tuple[int, int], ...] | None = None,
     tell: TellsRates | None = None,
 ) -> Location:
-    """Where to look, from the first 64 positions of eight sequences: sink positions, growth steps, outlier dimensions.
+    """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
 
     What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
     growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken. ``tell`` gets the

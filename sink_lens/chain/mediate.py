@@ -1,4 +1,4 @@
-"""Which link carries the sink: put it at a position, freeze one link there, and read what survives.
+"""Mediation: put a sink at a position, freeze one link there, and read what survives.
 
 An upstream intervention (isolation, variance amplification) puts a sink at the target position. Then a downstream
 quantity *at that position* is frozen at the value of the baseline run: the aggregated values ``z`` (in all layers,

@@ -34,7 +34,7 @@ SITES_BY_POSITION = ("z", "attn_out", "mixer_out", "mlp_out", "resid_post")
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
 FEW = 4
-"""How many sequences the costly measures (Gini; half as many for the stable rank) look at."""
+"""Number of sequences that the costly measures (Gini; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
 
 
@@ -389,7 +389,7 @@ def _rows(view: LayerView) -> Int[Tensor, " row"]:
 
 
 def _row_valid(view: LayerView) -> Bool[Tensor, "batch row"]:
-    """Which sampled queries are real tokens."""
+    """Mask of the sampled queries that are real tokens."""
     return view.valid[:, _rows(view)]
 
 

@@ -456,7 +456,7 @@ def _ordinary_tokens(lens: LensModel, tokens: TokenBatch, *, location: Location)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
-    """Why nothing can be changed in this model on these sequences; None where it can."""
+    """Reason why nothing can be changed in this model on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
     if "scores" in lens.uneditable:

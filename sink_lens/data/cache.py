@@ -37,7 +37,7 @@ class CacheEntry:
     path: Path
     bytes: int
     complete: bool
-    """Whether every file is present at its full size; False for a damaged folder or leftovers of a killed process."""
+    """True if every file is present at its full size; False for a damaged folder or leftovers of a killed process."""
 
 
 def cache_folder() -> Path:

@@ -49,7 +49,7 @@ class Example:
 
     prompt: str
     answer: str
-    """What follows the prompt, with the space before it."""
+    """Text after the prompt, with the space before it."""
     choices: tuple[str, ...]
 
 

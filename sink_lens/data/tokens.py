@@ -38,7 +38,7 @@ class TokenBatch:
     source: str
     """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
     bos: bool
-    """Whether the first token of every sequence is BOS."""
+    """True if the first token of every sequence is BOS."""
     bos_condition: BosCondition
     """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None

@@ -57,11 +57,11 @@ class Metric:
     sites: tuple[str, ...] = ()
     """Sites whose tensors the metric reads."""
     loss: bool = False
-    """Whether the metric reads the loss."""
+    """True if the metric reads the loss."""
     logits: bool = False
-    """Whether the metric reads the logits."""
+    """True if the metric reads the logits."""
     state: bool = True
-    """Whether the metric reads the stream at the positions; its last layer must then be run to the end."""
+    """True if the metric reads the stream at the positions; its last layer must then be run to the end."""
     scored: int | None = None
     """The single position at which the metric reads logits; None means every position."""
     on: "Callable[[TokenBatch], Metric] | None" = None

@@ -139,7 +139,7 @@ class Kind:
     site: str | None = None
     """The only site that it edits; None is any."""
     by_token: bool = False
-    """Whether it takes values by token position, so that the site must have an axis of positions."""
+    """True if it takes values by token position, so that the site must have an axis of positions."""
     first_position: int | None = None
     """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
 

@@ -1,4 +1,4 @@
-"""What was read of a run, edited or not."""
+"""The quantities that were read of a run, edited or not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from ..records import display
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was read of a run, edited or not."""
+    """The quantities that were read of a run, edited or not."""
 
     positions: tuple[int, ...]
     """The positions whose attention and residual stream were read."""
@@ -68,7 +68,7 @@ class Outcome:
         return self.logits[torch.arange(len(index)), index]
 
     def _rows(self, layers: Sequence[int] | None) -> list[int]:
-        """Where these layers stand among those that were read."""
+        """Indices of these layers among those that were read."""
         return [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
 
 

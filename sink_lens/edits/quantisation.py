@@ -37,7 +37,7 @@ _GROUP = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How values are rounded."""
+    """A format that values are rounded to."""
 
     name: str
     """One of ``QUANTISED_FORMATS``."""
@@ -186,7 +186,7 @@ def quantisation(
 def _keep(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Which values keep their precision, padding among them, which must not set a sequence's scale; None if none."""
+    """Mask of the values that keep their precision; padding does, so that it sets no scale; None if none do."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):

@@ -1,4 +1,4 @@
-"""What a resumed run trusts of a function: not its name but what it does, as a hash that other processes get too.
+"""Identity of a function in a resumed run: not its name but what it does, as a hash that other processes get too.
 
 A notebook redefines a metric, or a helper that it calls, under the same name; the numbers that a run folder holds are
 then another function's. ``code_of`` hashes
@@ -119,7 +119,7 @@ class _Reader:
         return found
 
     def parts(self, value: Any) -> Iterator[Any]:
-        """What a value is made of: texts, numbers and hashes."""
+        """Parts of a value: texts, numbers and hashes."""
         if isinstance(value, types.FunctionType):
             yield from self.function(value)
         elif isinstance(value, types.MethodType):
@@ -210,7 +210,7 @@ class _Reader:
                 yield self.imported(module, taken)
 
     def read(self, chain: list[str], names: Mapping[str, Any]) -> bytes:
-        """What a global name stands for; of a module, the attribute that is read of it."""
+        """Value of a global name; of a module, the attribute that is read of it."""
         name, *rest = chain
         if name in names:
             value = names[name]
@@ -236,7 +236,7 @@ class _Reader:
             return self.module(getattr(value, name), rest)
 
     def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
-        """What a function imports itself: names of a module."""
+        """Names of modules that a function imports itself."""
         if _is_installed(name):
             return _hash("module", name, _version(name))
         value = sys.modules.get(name)

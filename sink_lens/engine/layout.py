@@ -40,7 +40,7 @@ class Layout:
     begins: tuple[int, ...]
     """The first position of each cell."""
     alone: bool = False
-    """Whether only ``first`` is computed, which is then the same position in every cell."""
+    """True if only ``first`` is computed, which is then the same position in every cell."""
     _moved: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -1,4 +1,4 @@
-"""What sweeps and patches can be asked to read: metrics by name, metrics, or your own functions."""
+"""Quantities that sweeps and patches read: metrics by name, metrics, or your own functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace

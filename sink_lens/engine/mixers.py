@@ -21,7 +21,7 @@ from .layout import Layout
 Place = int | tuple[str, int]
 """A layer, whose keys and values are held; or ("mixer", layer), whose mixer's input is."""
 Held = Mapping[Place, tuple[Tensor, ...]]
-"""What is held of the baseline run."""
+"""State that is kept of the baseline run."""
 Kept = dict[Place, tuple[Tensor, ...]]
 
 _OF_ROWS = ("attention_mask", "position_ids", "seq_idx")

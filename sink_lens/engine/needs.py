@@ -23,7 +23,7 @@ class Needs:
     logits: bool
     state: bool
     whole: bool
-    """Whether something behind the last layer is read."""
+    """True if something behind the last layer is read."""
     positions: tuple[int, ...] | None
     """Positions at which logits are read, below 0 from the last real token; None is all."""
 

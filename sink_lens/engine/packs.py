@@ -21,7 +21,7 @@ _Found = TypeVar("_Found")
 Pack = tuple[int, ...]
 """Numbers of the cells that share a forward."""
 Runs = list[tuple[Outcome, list[bool]]]
-"""What was read of each cell's run, and whether each of its edits changed anything."""
+"""Outcome of each cell's run, and whether each of its edits changed anything."""
 Take = Callable[[int, Outcome, list[bool]], _Found]
 Failed = Callable[[int, Exception], _Found]
 Advance = Callable[[int], object]

@@ -38,7 +38,7 @@ class Plan:
     pack: int
     """Number of cells in a forward pass over all positions."""
     cut: bool = True
-    """Whether positions before the first edited one are skipped; a forward then takes more cells."""
+    """True if positions before the first edited one are skipped; a forward then takes more cells."""
     lanes: int = 1
     """Forwards side by side on the cores of a CPU, see ``threads``."""
     n_compared: int | None = field(default=None, compare=False)

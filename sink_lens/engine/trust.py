@@ -134,7 +134,7 @@ def make_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compared:
-    """What a comparison with the bridge found."""
+    """Result of a comparison with the bridge."""
 
     deviation: float
     """The largest, of the baseline run too."""

@@ -1,4 +1,4 @@
-"""What is there before training: token preference, contraction, and the seed that a model keeps."""
+"""Properties of models before training: token preference, contraction, and the seed that a model keeps."""
 
 from ..lazy import exported
 

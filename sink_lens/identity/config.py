@@ -71,12 +71,12 @@ class SurveyConfig(ModelsConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceConfig(SurveyConfig):
-    """Which models' token preferences are measured."""
+    """Models whose token preferences are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractionConfig(SurveyConfig):
-    """Which models' contraction is measured."""
+    """Models whose contraction is measured."""
 
     sequences: int = 128
     """Random sequences, 50 at least."""
@@ -101,7 +101,7 @@ def check_length(length: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FingerprintConfig(ModelsConfig):
-    """Which models are compared, and how.
+    """Models to compare by fingerprint, and the test.
 
     Raises:
         InputError: a value that cannot be used.

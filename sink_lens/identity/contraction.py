@@ -43,7 +43,7 @@ _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contraction:
-    """How much a model contracts, where, along which direction, and what its sinks are."""
+    """Contraction of a model: size, places and direction, and its sinks."""
 
     summary: pd.DataFrame
     """measure, value, low, high (95%, over sequences), unit."""

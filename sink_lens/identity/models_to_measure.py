@@ -1,4 +1,4 @@
-"""What is measured: models by name, the checkpoints of a training, untrained models by configuration and seed."""
+"""Models to measure: by name, the checkpoints of a training, untrained models by configuration and seed."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a mean Kendall tau would be by chance: the formula of the paper, its simulations, and two nulls of our own.
+"""Null distributions of a mean Kendall tau: the formula of the paper, its simulations, and two nulls of our own.
 
 ``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404).
 

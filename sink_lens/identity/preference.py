@@ -40,7 +40,7 @@ _NORMAL = 1.959964
 
 
 class Votes:
-    """What a model predicts, summed over sequences: memory of the vocabulary's size, however many there are."""
+    """Predictions of a model, summed over sequences: memory of the vocabulary's size, however many there are."""
 
     @classmethod
     def of(cls, lens: LensModel, *, seed: int) -> "Votes":
@@ -103,7 +103,7 @@ class Votes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """What a model predicts after random sequences."""
+    """Predictions of a model after random sequences."""
 
     n: int
     """Number of sequences."""
@@ -157,7 +157,7 @@ def preference(
     resume: Mapping[str, np.ndarray] | None = None,
     keep: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Preference:
-    """Which tokens a model predicts after random sequences of its own ordinary tokens, against chance.
+    """Count the tokens that a model predicts after random sequences of its own ordinary tokens, against chance.
 
     One forward pass over the sequences, which are drawn as they are needed: memory does not grow with their number.
 

@@ -66,7 +66,7 @@ class UntrainedConfig:
     tied: bool | None = None
     """True if embeddings are tied; an untrained model with tied embeddings predicts the current token."""
     scaled_writers: bool | None = None
-    """Whether projections that write to the stream begin at ``init_std / sqrt(2 n_layers)``; GPT-2's do."""
+    """True if projections that write to the stream begin at ``init_std / sqrt(2 n_layers)``; GPT-2's do."""
     n_layers: int = 12
     d_model: int = 768
     n_heads: int = 12
@@ -79,9 +79,9 @@ class UntrainedConfig:
     init_std: float = 0.02
     """Standard deviation of every weight at first."""
     attention: bool = True
-    """Whether attention writes to the stream."""
+    """True if attention writes to the stream."""
     mlp: bool = True
-    """Whether the MLP does."""
+    """True if the MLP does."""
 
     def __post_init__(self) -> None:
         """Fill in what the style decides, and refuse what cannot be built."""

@@ -1,4 +1,4 @@
-"""How strongly a few residual dimensions dominate a token, and how robust the answer of a threshold is.
+"""Dominance of a few residual dimensions at a token, and the robustness of a threshold's answer.
 
 Every ratio is computed within one layer. A maximum over layers taken before the median would hide an outlier that
 exists in one layer only.

@@ -1,4 +1,4 @@
-"""What kind of head a pattern is: how much it attends to the previous token, or to what followed a token before.
+"""Kinds of heads by their pattern: attention to the previous token, or to what followed a token before.
 
 Padding is on the right, so a real query never sees it. Sigmoid attention is given as `attention.row_shares`.
 """

@@ -1,4 +1,4 @@
-"""Whether queries lock on to the sink's key: alignment, sign, and the parts of the key's logit.
+"""Locking of queries on to the sink's key: alignment, sign, and the parts of the key's logit.
 
 The norm turns a token with one dominant dimension c into nearly a basis vector. Its key is therefore nearly the column
 W_K[:, c], and every query meets this same key (arXiv 2605.06611). All measures are before the rotary embedding unless

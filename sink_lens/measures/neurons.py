@@ -1,4 +1,4 @@
-"""Which neurons write the outlier dimension, by contribution and by the other criteria in use.
+"""Neurons that write the outlier dimension, by contribution and by the other criteria in use.
 
 A super neuron contributes at least a given share of its layer's change of the outlier dimension at the sink.
 Activation spike, weight norm, selectivity and channel sparsity are reported as further evidence, but they do not define
@@ -17,7 +17,7 @@ from sink_lens.measures.reductions import ranks_from_top, widen
 
 
 class Selectivity(NamedTuple):
-    """How each token's MLP input projects on one neuron's gate and up rows."""
+    """Projections of each token's MLP input on one neuron's gate and up rows."""
 
     cosine: Float[Tensor, "batch position"]
     """Cosine of the MLP input and the gate row."""
@@ -28,7 +28,7 @@ class Selectivity(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How far two criteria rank neurons alike."""
+    """Agreement of two rankings of neurons."""
 
     jaccard: float
     """Number of neurons in both top k over the number in at least one, in [0, 1]."""

@@ -1,4 +1,4 @@
-"""What a head that attends to the sink writes: nothing (no-op), or the same vector everywhere (broadcast).
+"""Output of a head that attends to the sink: nothing (no-op), or the same vector everywhere (broadcast).
 
 Norms after W_O are computed with the triangular factor of each head's W_O (d_head x d_head), so no tensor of size
 positions x heads x d_model is built.

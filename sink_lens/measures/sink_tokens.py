@@ -1,4 +1,4 @@
-"""Which tokens are sinks and which are massive: two scores of a token, and the gap that separates the high ones.
+"""Sinks and massive tokens: two scores of a token, and the gap that separates the high ones.
 
 A *sink* receives attention; a *massive activation* is large. A model with a norm of queries and keys can have the first
 without the second (arXiv 2603.05498), so each has its own score. Both scores are 1 at an ordinary token:

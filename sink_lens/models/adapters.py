@@ -41,7 +41,7 @@ class Merged:
     copied: tuple[tuple[str, Tensor], ...]
     """Tensors of the user's model whose values went into the copy."""
     states: Callable[[], object]
-    """Which adapters are active, and with which scale."""
+    """Active adapters with their scales."""
     note: str
 
 
@@ -205,7 +205,7 @@ def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) ->
 
 
 def _state(layer: Any) -> tuple[object, ...]:
-    """Which adapters of a layer are active, and with which scale."""
+    """Active adapters of a layer with their scales."""
     scales = getattr(layer, "scaling", None) or {}
     return (
         tuple(getattr(layer, "active_adapters", ())),

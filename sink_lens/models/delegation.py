@@ -192,7 +192,7 @@ def _attend(component: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fire(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
-    """What the heads multiply, after its hooks."""
+    """The factor that the heads multiply by, after its hooks."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 

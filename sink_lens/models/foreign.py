@@ -1,4 +1,4 @@
-"""What the package touches that is private in other libraries. A test looks for each name in the installed releases.
+"""Private names of other libraries that the package touches. A test looks for each in the installed releases.
 
 No other module names such a thing, but for what a subclass overrides or calls of its own base, the tables of
 ``torch.nn.Module`` (``_modules``, ``_parameters``, ``_buffers``, its hooks) and two facts of matplotlib: the test lists

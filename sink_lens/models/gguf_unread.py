@@ -1,4 +1,4 @@
-"""What a GGUF file says and transformers' reader leaves out: settings, scaled rotations, BOS."""
+"""Contents of a GGUF file that transformers' reader leaves out: settings, scaled rotations, BOS."""
 
 import json
 import math

@@ -112,7 +112,7 @@ def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
 
 
 def differs(site: str, parts: str) -> str:
-    """What an error says of a site of which layers have another number of heads or units."""
+    """Words of an error on a site whose layers have different numbers of heads or units."""
     return f"layers differ in the number of {parts} of {site!r}; need them named, and layers that have them"
 
 

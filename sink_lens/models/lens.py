@@ -213,7 +213,7 @@ class LensModel:
 
     @property
     def why_measured_only(self) -> str | None:
-        """Why there is no bridge, so that nothing can be changed in the model; None where there is one."""
+        """Reason why there is no bridge, so that nothing can be changed in the model; None if there is one."""
         return self.bridge.reason if isinstance(self.bridge, NoBridge) else None
 
     @property

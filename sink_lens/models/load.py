@@ -304,7 +304,7 @@ def _configuration(source: str | Path, *, revision: str | None = None) -> PreTra
 
 
 def _wrong_config(folder: Path) -> str:
-    """Why the configuration alone makes no model; empty where it does."""
+    """Reason why the configuration alone makes no model; empty if it does."""
     try:
         config = _configuration(folder)
         with random_state_kept(), torch.device("meta"):

@@ -72,7 +72,7 @@ class NoBridge:
 
 
 def reason_of(model: nn.Module, *, name: str) -> str:
-    """Why nothing can be changed in this model."""
+    """Reason why nothing can be changed in this model."""
     whole = sum(one.numel() * one.element_size() for _, one in _parameters_once(model))
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "

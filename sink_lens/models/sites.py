@@ -54,7 +54,7 @@ class Site:
     address: Callable[[Family], Address | None]
     """Function from a family to the address in the plain module; None if the family does not have the site."""
     observed: bool = False
-    """Whether the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
+    """True if the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _latent(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Addre
 
 
 def _gate(family: Family) -> Address | None:
-    """Where the gate's pre-activation is."""
+    """Address of the gate's pre-activation."""
     if family.gate is None:
         return None
     part = "gate" if family.gate_up_fused else "whole"
@@ -114,7 +114,7 @@ def _gate(family: Family) -> Address | None:
 
 
 def _up(family: Family) -> Address | None:
-    """Where the up-projection is."""
+    """Address of the up-projection."""
     if family.up is None:
         return None
     part = "up" if family.gate_up_fused else "whole"
@@ -122,7 +122,7 @@ def _up(family: Family) -> Address | None:
 
 
 def _neurons(family: Family) -> Address | None:
-    """Where the input of the down-projection is."""
+    """Address of the down-projection's input."""
     if family.experts is not None:
         within = None if family.dense else family.experts
         return Address(module=_join(family.mlp, within, EXPERTS_HOOK), side="output")
@@ -132,7 +132,7 @@ def _neurons(family: Family) -> Address | None:
 
 
 def _attn_out(family: Family) -> Address:
-    """Where the attention's output is."""
+    """Address of the attention's output."""
     module = family.attn_post_norm or family.attention
     if family.adds_inside:
         module = _join(family.attention, family.o)
@@ -152,17 +152,17 @@ def _per_layer_out(family: Family) -> Address | None:
 
 
 def _mlp_in(family: Family) -> Address:
-    """Where the MLP's input is."""
+    """Address of the MLP's input."""
     return Address(module=family.mlp or _join(family.up), side="input")
 
 
 def _down_out(family: Family) -> Address:
-    """Where the down-projection's output is."""
+    """Address of the down-projection's output."""
     return Address(module=_join(family.mlp, family.down), side="output")  # of all experts together, the MLP's
 
 
 def _mlp_out(family: Family) -> Address:
-    """Where the MLP's output is."""
+    """Address of the MLP's output."""
     module = family.mlp_post_norm or family.mlp or _join(family.down)
     if family.adds_inside:
         module = _join(family.mlp, family.down)
@@ -170,12 +170,12 @@ def _mlp_out(family: Family) -> Address:
 
 
 def _of_head(family: Family) -> Address:
-    """Where the input of W_O is, by heads."""
+    """Address of the input of W_O, by heads."""
     return Address(module=_join(family.attention, family.o), side="input", part="heads")
 
 
 def _aggregated_values(family: Family) -> Address | None:
-    """Where the aggregated values are before a head norm or gate."""
+    """Address of the aggregated values before a head norm or gate."""
     if family.gated_q:
         return None
     if family.head_out is None:

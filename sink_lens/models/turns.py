@@ -20,7 +20,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """What all lenses on a model share, and what one lens noted when it was made."""
+    """State that all lenses on a model share, and that one lens noted when it was made."""
 
     turns: Turns
     unchanged: Unchanged

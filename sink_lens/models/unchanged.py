@@ -57,7 +57,7 @@ _WORD = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
 
 
 class Unchanged:
-    """What a model was; ``check`` refuses it where it is no longer that."""
+    """Record of a model's parts; ``check`` refuses the model if one has changed."""
 
     def __init__(
         self,

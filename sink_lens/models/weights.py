@@ -223,7 +223,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def keys_of(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """What the site ``k`` is where the attention reads an input at a position."""
+    """Keys as the site ``k`` has them, of an input of the attention at a position."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         return weights.keys(x.to(weights.w_k.dtype)) + weights.b_k

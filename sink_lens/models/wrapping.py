@@ -179,7 +179,7 @@ def _state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: 
 
 
 def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
-    """Why the bridge, which splits fused projections, cannot be built; None where it can."""
+    """Reason why the bridge, which splits fused projections, cannot be built; None if it can."""
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)

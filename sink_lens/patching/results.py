@@ -40,7 +40,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What the patches of a sweep and their approximation have in common."""
+    """Members that real patches and their approximation share."""
 
     frame: pd.DataFrame
     site: str

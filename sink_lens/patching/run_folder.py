@@ -32,7 +32,7 @@ class Measured:
     values: Float[Tensor, " sample"]
     """By sequence; a single one if the metric gives one number for all sequences."""
     changed: bool
-    """Whether the patch changed any value."""
+    """True if the patch changed any value."""
 
 
 class Kept:

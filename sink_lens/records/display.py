@@ -1,4 +1,4 @@
-"""How results show themselves in a notebook and how a run draws its page, through ``sink_lens.report``.
+"""Results in a notebook and pages of runs, through ``sink_lens.report``.
 
 This is the only call into a higher layer. The report is imported by name when something is shown, so that no lower
 package depends on it.

@@ -33,7 +33,7 @@ Columns = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """What one call appended."""
+    """The rows that one call appended."""
 
     part: int
     at: int

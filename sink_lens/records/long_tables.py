@@ -26,7 +26,7 @@ _CHUNK = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortened:
-    """What was left of a table."""
+    """The rows that were kept of a table."""
 
     rows: int
     """All of its rows."""

@@ -70,7 +70,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:
-        """Where the shard's parts are written."""
+        """Folder of the shard's parts."""
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_in(self, run: Path) -> str:

@@ -1,4 +1,4 @@
-"""What ``report`` is asked: a frozen record."""
+"""Configuration of ``report``."""
 
 from dataclasses import dataclass, field
 from typing import Literal

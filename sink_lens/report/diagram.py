@@ -525,7 +525,7 @@ def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: b
     beside = [one for one in beside if one is arrow or not _leads_past(one, placed)]
 
     def end(one: Arrow) -> float:
-        """Where the other box of an arrow stands along the side."""
+        """Place of an arrow's other box along the side."""
         box = placed.boxes[one.target if out else one.source]
         return box.x0 if down else (box.y0 + box.y1) / 2
 

@@ -1,4 +1,4 @@
-"""What every circuit that a page draws can do: become a file, and show itself in a notebook."""
+"""Base of every circuit that a page draws: it becomes a file, and shows itself in a notebook."""
 
 from pathlib import Path
 from typing import Any, cast

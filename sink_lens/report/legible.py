@@ -1,4 +1,4 @@
-"""What a reader cannot read in a figure, as its renderer draws it: text outside, text on text, missing characters."""
+"""Illegible text of a figure as its renderer draws it: text outside, text on text, missing characters."""
 
 import warnings
 from typing import Any

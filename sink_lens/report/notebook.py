@@ -1,4 +1,4 @@
-"""How a result shows itself in a notebook: its sentences, a short table, the verdicts. HTML with everything escaped.
+"""A result in a notebook: its sentences, a short table, the verdicts. HTML with everything escaped.
 
 A class of results gives it as its ``_repr_html_``. Nothing is fetched, and no script runs.
 """

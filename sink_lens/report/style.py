@@ -1,4 +1,4 @@
-"""What the figures are drawn with: palette, panels, scales, and a figure's form in an HTML page.
+"""Style of the figures: palette, panels, scales, and a figure's form in an HTML page.
 
 Nothing here touches pyplot or other global state. Colours are after Okabe and Ito; heat maps are viridis.
 """
@@ -389,7 +389,7 @@ def thinned(figure: Figure) -> str:
 
 
 def _extremes(values: np.ndarray, *, most: int) -> np.ndarray:
-    """Where the smallest and the largest of each stretch stand, and both ends."""
+    """Indices of the smallest and the largest of each stretch, and of both ends."""
     kept = {0, len(values) - 1}
     for stretch in np.array_split(np.arange(len(values)), max(most // 2, 1)):
         known = stretch[np.isfinite(values[stretch])]

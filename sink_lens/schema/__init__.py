@@ -153,7 +153,7 @@ class Column:
     meaning: str
     """One sentence: what the number is, what it is averaged over, and when it is nan."""
     optional: bool = False
-    """Whether some runs of this kind write the table without this column."""
+    """True if some runs of this kind write the table without this column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class Table:
     """Which runs write the table; all of them if empty."""
     file: Literal["parquet", "csv"] = "parquet"
     open: bool = False
-    """Whether the caller may add columns of its own, or put its own values into the optional columns."""
+    """True if the caller may add columns of its own, or put its own values into the optional columns."""
 
     def column(self, name: str) -> Column:
         """The column with this name."""

@@ -1,4 +1,4 @@
-"""How many BOS tokens a tokenizer puts in front of a text and of a chat.
+"""Number of BOS tokens that a tokenizer puts in front of a text and of a chat.
 
 It is found by using the tokenizer, not by reading its files.
 """

@@ -328,7 +328,7 @@ def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
 
 
 def hook_points(lens: LensModel, seen: Observed) -> dict[str, Any]:
-    """Where to read or change the outliers with other tools, and the constants that people paste.
+    """Hook points to read or change the outliers with other tools, and the constants that people paste.
 
     Paths are those of the Hugging Face module, which nnsight's envoys and vLLM's layers share.
     """

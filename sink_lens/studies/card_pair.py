@@ -1,4 +1,4 @@
-"""What changed from one model to another on the same tokens: the quantities of both side by side.
+"""Changes from one model to another on the same tokens: the quantities of both side by side.
 
 Both models are read once on the same sequences; every difference is paired by sequence. The one judgement is that of
 the loss, which may rise by a bound that is given. Beside the numbers stand indices, BOS tokens, and what differs
@@ -188,7 +188,7 @@ def _writing(seen: Observed) -> list[str]:
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
-    """What is no number, as a row of ``changes``."""
+    """A quantity without a number, as a row of ``changes``."""
     return {
         "quantity": name,
         "unit": unit,
@@ -256,7 +256,7 @@ def _decision(
     config: CardConfig,
     n: int,
 ) -> dict[str, Any]:
-    """What changed, and whether the loss stays within its bound."""
+    """List the changes, and decide if the loss stays within its bound."""
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
     found = {
@@ -275,7 +275,7 @@ def _decision(
 
 
 def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame | None) -> str:
-    """What changed in a sentence, the loss first."""
+    """The changes in a sentence, the loss first."""
     others = [_change(row) for row in changes[1:] if row["changed"]]
     if tensors is not None and len(tensors):
         top = tensors.iloc[0]

@@ -43,7 +43,7 @@ class StudyConfig(Question):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolateConfig(StudyConfig):
-    """Which positions are isolated, and where."""
+    """Positions and layers to isolate."""
 
     target_positions: tuple[int, ...] = field(default=(), metadata={"option": "target_position"})
     """A position to isolate, from 1 on; repeat for several. Default: a third of the length."""
@@ -57,7 +57,7 @@ class IsolateConfig(StudyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmplifyConfig(StudyConfig):
-    """Which position is amplified, where, how much, and away from what."""
+    """Amplification of a position: layers, factors and centres."""
 
     target_position: int | None = None
     """The position that is amplified. Default: a third of the length."""
@@ -99,7 +99,7 @@ TableFormat = Literal["terminal", "csv", "latex", "markdown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardConfig(ReadConfig):
-    """Which models a card, a comparison or a table is about, and what counts as a sink and as a change."""
+    """Models of a card, a comparison or a table, and the thresholds of sinks and changes."""
 
     others: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """A second model: what changed from the first to it. With more, or with folders of cards and traces, the answer is
@@ -155,7 +155,7 @@ class CardConfig(ReadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantiseConfig(ReadConfig):
-    """What is rounded, to which format, and which channels are tried at full precision."""
+    """Format to round to, the parts that are rounded, and the channels to try at full precision."""
 
     sequences: int = 32
     """Number of sequences: the first half is to choose on, the second to judge on."""

@@ -65,7 +65,7 @@ class Found:
     neurons: tuple[Neuron, ...]
     """The set, ranked; if no set removes the sink, all neurons that were tried."""
     removes: bool
-    """Whether the set removes the sink."""
+    """True if the set removes the sink."""
     ranks: dict[Neuron, int]
     """Neuron of the set -> its rank by contribution within its layer, from 0."""
 

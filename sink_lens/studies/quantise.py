@@ -361,7 +361,7 @@ def _decision(
     largest: Largest,
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
-    """Which tokens and channels to keep, and what is then left of the cost, on the sequences that judge."""
+    """Choose the tokens and channels to keep, and state the cost that is then left on the sequences that judge."""
     judged = [row for row in rows if row["part"] == "judge"]
     clean, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]

@@ -172,7 +172,7 @@ class Measured:
     kernel: str = "eager"
     """The attention kernel."""
     decision: Mapping[str, Any] = field(default_factory=dict)
-    """What ``--json`` prints."""
+    """Output of ``--json``."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Options that the configuration lacks."""
     files: Mapping[str, Any] = field(default_factory=dict)

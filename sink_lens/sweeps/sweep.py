@@ -195,7 +195,7 @@ class _Asked:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What is asked, as plain values; what functions are is read once, before any of them is called."""
+        """The question as plain values; functions are identified once, before any of them is called."""
         own: dict[str, Any] = {}
         if isinstance(self.what, Grid):
             own["grid"] = _plain(self.what.config())

@@ -260,7 +260,7 @@ class WatchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareConfig:
-    """Which training runs are compared, and how."""
+    """Training runs to compare, and the comparison."""
 
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
     """Folders of finished runs of sink-lens train."""

@@ -130,7 +130,7 @@ def stays_apart(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """What an attention function was given, as far as the scores need it."""
+    """Arguments of an attention function, as far as the scores need them."""
 
     query: Tensor
     key: Tensor
@@ -190,7 +190,7 @@ def _read(
     alibi: Tensor | None = None,
     **given: Any,
 ) -> _Given:
-    """What the scores need; the rest that attention functions take is ignored or kept."""
+    """Keep the arguments that the scores need; others that attention functions take are ignored or kept."""
     if isinstance(attention_mask, BlockMask):
         attention_mask = visible_keys(attention_mask)
     mask = None

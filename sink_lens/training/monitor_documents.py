@@ -122,7 +122,7 @@ def _starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tenso
 
 
 def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
-    """What a block mask, or one of four axes, lets each query see; None for any other."""
+    """Keys that a block mask, or one of four axes, lets each query see; None for any other."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape
         return create_mask(mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device))

@@ -1,4 +1,4 @@
-"""What the monitor logs: its keys with their meanings, the sums that a reading takes, and the numbers from them.
+"""The monitor's log: its keys with their meanings, the sums that a reading takes, and the numbers from them.
 
 Everything that a reading takes is a sum, a count or a largest value, so that several processes add up to one.
 """
@@ -286,7 +286,7 @@ class _Seen:
 def _seen_by(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> _Seen:
-    """Which sampled queries reach each key, and where they are enough to tell of a sink."""
+    """Mask of the sampled queries that reach each key, and of the keys with enough of them to tell of a sink."""
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
     score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()

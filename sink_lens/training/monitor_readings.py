@@ -1,4 +1,4 @@
-"""Where a monitor keeps its readings: in memory, or in the log of a run folder, each one before the next step."""
+"""Storage of a monitor's readings: in memory, or in the log of a run folder, each one before the next step."""
 
 import functools
 import logging

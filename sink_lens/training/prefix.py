@@ -70,7 +70,7 @@ _PHI: dict[Phi, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixConfig:
-    """What stands beside the heads. The defaults are the paper's where it says what it does."""
+    """Configuration of the module beside the heads. The defaults are the paper's where it says what it does."""
 
     phi: Phi = "elu"
     """Feature map of the query. ``elu`` is the paper's; ``elu_plus_one`` is linear attention's, where every feature is

@@ -1,4 +1,4 @@
-"""When a sink is born: the first checkpoint from which it stays, in tokens, or never."""
+"""Birth of a sink: the first checkpoint from which it stays, in tokens, or never."""
 
 from dataclasses import dataclass
 

@@ -41,7 +41,7 @@ from .model import model_of
 FILES = ("config", "log")
 """Tables and files that every finished run has."""
 LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
-"""How a training is spread over processes."""
+"""Distribution of a training over processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

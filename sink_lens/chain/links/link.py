@@ -30,9 +30,9 @@ class Intervention:
     control_of: str = ""
     """The intervention that this one is a control of."""
     is_primary: bool = True
-    """Whether this intervention answers the question *necessary or sufficient*."""
+    """True if this intervention answers the question *necessary or sufficient*."""
     carries: bool = False
-    """Whether it answers the question *carries*: the quantity at the link's target is mean ablated."""
+    """True if it answers the question *carries*: the quantity at the link's target is mean ablated."""
 
 
 def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
@@ -49,7 +49,7 @@ def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a link is given to build its interventions from."""
+    """The arguments from which a link builds its interventions."""
 
     setting: Setting
     generator: torch.Generator
@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """How a link is frozen for mediation: its target quantity keeps the value that it has without the sink."""
+    """Freezing of a link for mediation: its target quantity keeps the value that it has without the sink."""
 
     name: str
     """The name of what is frozen, in the column ``frozen``."""
@@ -72,7 +72,7 @@ class Freeze:
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
     nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""
     is_check: bool = False
-    """Whether freezing this undoes every intervention by construction, so that it says nothing about other paths."""
+    """True if freezing this undoes every intervention by construction, so that it says nothing about other paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

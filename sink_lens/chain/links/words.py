@@ -1,4 +1,4 @@
-"""What a reader is told of each link beyond its sentence: what it carries the sink as, and what is peculiar to it.
+"""Words on each link beyond its sentence: what it carries the sink as, and what is peculiar to it.
 
 It needs no torch, so that pages say it. A link without a row here is told of in the words of the others.
 """

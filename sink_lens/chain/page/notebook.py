@@ -1,4 +1,4 @@
-"""How a trace shows itself in a notebook: what it found in plain words, and the verdict on every link."""
+"""A trace in a notebook: its findings in plain words, and the verdict on every link."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a trace found, as far as its tables say: a few numbers, sentences, and the verdict on every link."""
+"""Findings of a trace, as far as its tables say: a few numbers, sentences, and the verdict on every link."""
 
 import math
 import re

@@ -149,7 +149,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _with_makers(run: Run, sets: pd.DataFrame) -> str:
-    """Why the chain's intervention on the super neurons removes another share than their set: it takes more neurons."""
+    """Explain that the chain's intervention takes more neurons than the set, and so removes another share."""
     effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
     size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
     if effects is None or not size:

@@ -1,4 +1,4 @@
-"""What a trace found, in words: every phrase stands on rows of the run's tables, and is not said without them.
+"""Findings of a trace in words: every phrase stands on rows of the run's tables, and is not said without them.
 
 The headline is made from plain sentences: where the sink is, what it is bound to, what carries it, and what plays no
 part, in at most 45 words. Each has a key and the rows that support it; ``docs/headlines.md`` lists them with what must

@@ -190,5 +190,5 @@ _SHOWN = {
 
 
 def shown(found: Result) -> Iterator[str | PageTable]:
-    """What the command prints: a row per variant or checkpoint."""
+    """Terminal output: a row per variant or checkpoint."""
     return survey.shown(found, title=_OVER, measures=_SHOWN)

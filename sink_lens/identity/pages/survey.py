@@ -249,7 +249,7 @@ VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table
 
 
 def shown(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
-    """What a survey's command prints: one row per variant with its interval over seeds, one row per checkpoint.
+    """Terminal output of a survey: one row per variant with its interval over seeds, one row per checkpoint.
 
     Args:
         found: the survey.
@@ -266,5 +266,5 @@ def shown(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator
 
 
 def answer(found: Result) -> dict[str, pd.DataFrame]:
-    """What ``--json`` prints."""
+    """Output of ``--json``."""
     return {name: found.tables[name] for name in ("variants", "summary")}

@@ -386,5 +386,5 @@ def shown_ablate(found: Result) -> Iterator[pd.DataFrame]:
 
 
 def answer(found: Result) -> dict[str, Any]:
-    """What ``--json`` prints: the headline and the study's rows."""
+    """Output of ``--json``: the headline and the study's rows."""
     return {"sentence": found.headline, "rows": found.tables.get("ablations", found.tables["summary"])}

@@ -140,6 +140,6 @@ _CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_hig
 
 
 def shown(found: Result) -> Iterator[pd.DataFrame]:
-    """What the command prints: the held-out rows without random draws."""
+    """Terminal output: the held-out rows without random draws."""
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
     yield held_out.filter(items=("kept", "channels", *_CLOSED))

@@ -377,14 +377,14 @@ _IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest
 
 
 def shown(found: Result) -> Iterator[str | PageTable]:
-    """What the command prints: how far the definitions agree, the strongest token ids, the large dimensions."""
+    """Terminal output: how far the definitions agree, the strongest token ids, the large dimensions."""
     yield shown_table(found.tables["agreement"], AGREEMENT)
     yield shown_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
     yield from dimension_sentences(found.tables["dimensions"])
 
 
 def answer(found: Result) -> dict[str, Any]:
-    """What ``--json`` prints: the sentences and the short tables."""
+    """Output of ``--json``: the sentences and the short tables."""
     ids = found.tables["token_ids"]
     names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
