@@ -57,11 +57,6 @@ def test_the_sink_is_found_where_it_stands():
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
 
 
-def test_without_a_sink_position_0_is_looked_at():
-    aim = scout(wrap(planted(sink=False).model), tokens_with_bos(), config=CONFIG)
-    assert (aim.sink_positions, aim.sink_found, aim.steps, aim.outliers) == ((0,), False, (), {})
-
-
 def test_a_given_position_and_steps_are_taken():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG, position=3, forced=((1, 2),))
     assert aim.sink_positions == (3,)
@@ -124,48 +119,11 @@ def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
     torch.testing.assert_close(panel.states()[2], hidden[2][:, 0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_batches_change_nothing(size):
-    tokens = tokens_with_bos(sequences=7)
-    aim = scout(planted_lens(), tokens, config=CONFIG)
-    whole, parts = (
-        measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=replace(CONFIG, batch_size=n))
-        for n in (7, size)
-    )
-    assert whole.location.sink_positions == parts.location.sink_positions
-    for name, by_layer in whole.streamed.values.items():
-        for layer, tensor in by_layer.items():
-            torch.testing.assert_close(parts.at(name, layer), tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name)
-    for place, s1 in whole.s1.items():
-        torch.testing.assert_close(parts.s1[place], s1, rtol=1e-3, atol=1e-5)
-
-
-def test_the_same_seed_gives_the_same_panel():
-    tokens = tokens_with_bos(sequences=3)
-    aim = scout(planted_lens(), tokens, config=CONFIG)
-    a, b = (measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG) for _ in range(2))
-    for name, by_layer in a.streamed.values.items():
-        for layer, tensor in by_layer.items():
-            torch.testing.assert_close(b.at(name, layer), tensor, equal_nan=True, rtol=0, atol=0, msg=name)
-
-
 def test_an_arm_reads_only_what_its_row_needs():
     tokens = tokens_with_bos(sequences=2)
     aim = scout(planted_lens(), tokens, config=CONFIG)
     panel = measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG, only=CONDITION_READINGS)
     assert {name for name, found in panel.streamed.values.items() if found} == CONDITION_READINGS
-
-
-def test_eager_and_fused_agree():
-    tokens = tokens_with_bos(sequences=3)
-    aim = scout(planted_lens(), tokens, config=CONFIG)
-    fused, eager = (
-        measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=replace(CONFIG, kernel=kernel))
-        for kernel in ("fused", "eager")
-    )
-    assert (fused.streamed.kernel, eager.streamed.kernel) == ("fused", "eager")
-    for name in ("sink_mass", "sink_score", "entropy", "rate_by_key"):
-        torch.testing.assert_close(fused[name], eager[name], equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
 def test_a_plan_reads_every_layer_whatever_grows():

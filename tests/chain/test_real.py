@@ -1,29 +1,18 @@
 """What the default model shows, inside stated bands."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-import safetensors.torch
-import torch
 from rounding import close
 
 from sink_lens import load
-from sink_lens.activations.record import Reading, capture, stream
-from sink_lens.chain.amplification import amplification_curve
+from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.page.words import off_distribution
 from sink_lens.chain.placement import kind_of
-from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
-from sink_lens.edits.amplification import CentringMeans
-from sink_lens.edits.constructors import edit
-from sink_lens.engine.forward import run_with
 from sink_lens.measures.attention import sink_mass
-from sink_lens.models.inputs import tokens_of
 from sink_lens.schema import DEFAULT_MODEL
 
 pytestmark = pytest.mark.real
@@ -54,15 +43,6 @@ def cut(lens, tmp_path_factory):
     return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "cut", progress=False, report=False)
 
 
-def measured(lens, *, tokens):
-    """Where the sinks are on other tokens, and the share of heads that have theirs at the first position."""
-    config = TraceConfig(model=DEFAULT_MODEL, tokens=tokens, sequences=16)
-    panel = scout_and_measure(
-        lens, tokens_of(lens, config=config, bos=config.bos), config=config, only=CONDITION_READINGS
-    )
-    return panel.location, float(panel.sink_rate(config.threshold).nanmean())
-
-
 def rate(result):
     return result.tables["conditions"].set_index("chosen").loc[True, "sink_rate"]
 
@@ -88,22 +68,6 @@ def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
     assert result.location.sink_positions == (0,)
     assert 0.65 <= rate(result) <= 0.85
     assert result.tables["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
-
-
-@pytest.mark.exhaustive
-def test_on_random_tokens_it_is_too(lens):
-    location, share = measured(lens, tokens="random")
-    assert location.sink_positions == (0,)
-    assert 0.6 <= share <= 0.9
-
-
-@pytest.mark.exhaustive
-def test_on_one_repeated_token_there_is_none(lens):
-    location, share = measured(lens, tokens="repeated")
-    assert share == 0
-    assert not location.sink_found
-    # Equal tokens write equal dimensions: no position's norm grows over the others'.
-    assert all(step.ratio_after == pytest.approx(1, abs=0.05) for step in location.steps)
 
 
 # --- what makes it
@@ -138,15 +102,6 @@ def test_super_neurons_are_found_at_both_steps(traced):
     shares = supers.groupby("layer")["contribution_share"].sum()
     assert (shares > 0.7).all()
     assert (supers["spike_ratio"] > 10).all()
-
-
-def test_weight_norm_misses_some_super_neurons_and_invents_others(traced):
-    criteria = traced.tables["criteria"]
-    by_norm = criteria[criteria["criterion"].isin(["gate_norm", "up_norm"])]
-    for _, rows in by_norm.groupby("criterion"):
-        assert rows["missed"].str.len().sum() > 0
-        assert rows["invented"].str.len().sum() > 0
-        assert rows["found"].sum() < rows["n_super"].sum()
 
 
 def test_the_sink_token_holds_the_effective_rank_down(traced):
@@ -200,36 +155,6 @@ def test_masking_the_sink_is_worth_more_than_a_nat(cut):
     assert costly in ([], ["neurons_dimension"])
 
 
-@pytest.mark.exhaustive
-def test_masking_the_sink_is_worth_less_where_the_second_token_becomes_the_next_sink(lens):
-    def change(scores, at):
-        return torch.full_like(scores, torch.finfo(scores.dtype).min)
-
-    some = text(lens, sequences=2, length=64)
-    clean, masked = (
-        run_with(lens, some, edits, positions=(0, 1), loss=True)
-        for edits in ((), [edit("scores", change, positions=range(1, 64), keys=[0])])
-    )
-    assert float(masked.loss.mean() - clean.loss.mean()) < 0.6
-    late = range(12, lens.n_layers)
-    assert float(masked.mass_at(1, layers=late).mean()) > 5 * float(clean.mass_at(1, layers=late).mean())
-
-
-@pytest.mark.exhaustive
-def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, cut):
-    result = cut
-    config = dataclasses.replace(result.config, intervention_sequences=8, intervention_length=64)
-    place = setting_of(lens, tokens_of(lens, config=config, bos="auto"), location=result.location, config=config)
-    tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
-    means = CentringMeans.from_tensors(tensors, n_tokens=4096, seed=0)
-    curve = amplification_curve(place, means=means)
-    assert curve["read_layers"].unique().tolist() == ["3-7"]  # the five layers after the first step
-    assert curve["factor"].max() <= 30
-    change = curve.groupby("centre")["change"].max()  # a ratio would have a denominator near 0
-    assert change[["values", "aggregated"]].max() > 0.07
-    assert change["none"] < 0.04
-
-
 def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
     rows = traced.links.set_index("statistic")
     share = rows.loc[["dimension_share_of_logit"]].iloc[0]
@@ -244,26 +169,6 @@ def test_both_bos_arms_are_read(traced):
 
 
 # --- one answer on every path
-
-
-@pytest.mark.exhaustive
-def test_stream_and_capture_agree(lens):
-    tokens = text(lens, sequences=2, length=64)
-    streamed = stream(
-        lens,
-        tokens,
-        [
-            mass_reading(),
-            Reading(name="norm", sites=("resid_post",), function=lambda view: view["resid_post"].norm(dim=-1)),
-        ],
-    )
-    kept = capture(lens, tokens, sites=["pattern", "resid_post"], path="bridge")
-    for layer in range(lens.n_layers):
-        norms = kept["resid_post", layer].norm(dim=-1)
-        torch.testing.assert_close(streamed["norm", layer], norms, rtol=1e-4, atol=1e-4)
-        column = kept["pattern", layer][..., 0]
-        by_capture = sink_mass(column, valid=tokens.valid, key=0)
-        assert (streamed["mass", layer] - by_capture).abs().max() < 1e-5
 
 
 @pytest.mark.exhaustive

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
-from sink_lens.edits.constructors import scalar, scale, zero
+from sink_lens.edits.constructors import scalar, scale
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.families import family_of
@@ -69,27 +69,6 @@ def test_at_positions_it_is_the_change_of_the_weights_there_alone(lens_of, raw_o
     changes = [("neurons", LAYER, keep), ("down_out", LAYER, elsewhere)]
     one = scalar(lens_of(family), layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS, positions=POSITIONS)
     assert_rows_close(logits(lens_of(family), one), raw_run(family, tokens(), changes))
-
-
-@pytest.mark.parametrize("family", DENSE)
-def test_all_entries_of_a_column_are_the_neuron(lens_of, family):
-    lens = lens_of(family)
-    column = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=range(48))
-    neuron = zero("neurons", layers=[LAYER], units=NEURONS)
-    assert_rows_close(logits(lens, column), logits(lens, neuron))
-    entry = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS)
-    difference = (logits(lens, entry) - logits(lens, neuron)).norm()
-    assert difference > 1e-3 * logits(lens).norm()
-
-
-@pytest.mark.parametrize("family", DENSE)
-def test_it_changes_its_dimensions_of_the_output_and_no_other(lens_of, family):
-    lens = lens_of(family)
-    one = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS)
-    before, after = (
-        run_with(lens, tokens(), edits, sites=("down_out",)).tensors["down_out", LAYER] for edits in ((), one)
-    )
-    assert set((after != before).any(1).any(0).nonzero().flatten().tolist()) == set(DIMENSIONS)
 
 
 def test_it_goes_together_with_edits_of_the_neurons_in_either_order(lens_of, raw_of, raw_run):

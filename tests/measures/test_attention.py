@@ -116,13 +116,6 @@ def test_entropy_and_effective_tokens_by_hand():
     assert effective_tokens(rows).item() == pytest.approx(8 / 3)
 
 
-def test_a_uniform_row_has_log_n_nats_and_n_tokens():
-    rows = uniform_pattern(5)[None, None]
-    n = torch.arange(1, 6).float()
-    torch.testing.assert_close(entropy(rows)[0, 0], n.log())
-    torch.testing.assert_close(effective_tokens(rows)[0, 0], n)
-
-
 def test_a_row_of_zeros_has_no_effective_number():
     assert effective_tokens(torch.zeros(1, 1, 1, 4)).isnan().all()
 
@@ -192,36 +185,6 @@ def test_score_and_mass_are_the_nested_loops(seed, key):
                 assert mass[batch, head].item() == pytest.approx(sum(later) / len(later), abs=1e-6)
             else:
                 assert mass[batch, head].isnan()
-
-
-@settings(deadline=None, max_examples=25)
-@given(seeds)
-def test_permuting_heads_permutes_results(seed):
-    pattern = random_pattern(seed)
-    order = torch.tensor([2, 0, 1])
-    positions, valid = torch.arange(12), all_valid(2, 12)
-    for measure in (
-        lambda p: sink_score(p[..., 0], valid=valid, key=0),
-        lambda p: sink_mass(p[..., 0], valid=valid, key=0),
-        entropy,
-        effective_tokens,
-        lambda p: key_rank(p, key=1),
-        lambda p: gini(p, row_positions=positions),
-        null_mass,
-    ):
-        torch.testing.assert_close(
-            measure(pattern[:, order]), measure(pattern)[:, order], rtol=0, atol=0, equal_nan=True
-        )
-
-
-@settings(deadline=None, max_examples=25)
-@given(seeds)
-def test_a_batch_is_its_sequences_one_by_one(seed):
-    pattern = random_pattern(seed, batch=3)
-    for measure in (entropy, effective_tokens, lambda p: gini(p, row_positions=torch.arange(12))):
-        whole = measure(pattern)
-        parts = torch.cat([measure(pattern[i : i + 1]) for i in range(3)])
-        torch.testing.assert_close(whole, parts, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

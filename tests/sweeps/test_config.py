@@ -2,7 +2,6 @@
 
 import functools
 import json
-from dataclasses import fields
 
 import pytest
 import torch
@@ -92,26 +91,6 @@ def test_toml_and_json_give_the_same_configuration(tmp_path):
     assert read_sweep(written(tmp_path, TOML)) == WANTED
     assert read_sweep(written(tmp_path, json.dumps(as_json), name="sweep.json")) == WANTED
     assert sweep_config(as_json) == WANTED
-
-
-def test_everything_but_the_edits_has_a_default():
-    config = sweep_config({"edits": [{}]})
-    assert {part.name: getattr(config, part.name) for part in fields(config)} == {
-        "grid": Grid(edits=(EditGrid(),), controls=5, seed=0),
-        "metrics": (MetricSpec(name="sink_mass"),),
-        "controls": 5,
-        "model": DEFAULT_MODEL,
-        "least_effect": 0.01,
-        "tokens": "text",
-        "text": None,
-        "prompts": (),
-        "bos": "auto",
-        "sequences": 8,
-        "length": 64,
-        "device": None,
-        "dtype": None,
-        "seed": 0,
-    }
 
 
 def test_prompts_and_a_text_file_are_sources_of_tokens(tmp_path):
@@ -208,11 +187,3 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     assert mass.layers == tuple(range(12, 30))
     (kinds,) = (line.partition("#")[2] for line in _EXAMPLE.splitlines() if line.startswith("[[edits]] "))
     assert [name.strip() for name in kinds.split(",")] == list(KINDS)
-
-
-def test_a_grid_written_in_a_file_makes_the_cells_that_python_makes():
-    tokens = TokenBatch.from_tensor(torch.full((1, 9), 5))
-    there = sweep_config({"edits": [{"kind": "zero", "site": "neurons", "layers": 1, "units": [[0, 3], "5-6"]}]})
-    here = Grid.of(EditGrid(kind="zero", site="neurons", layers=1, units=[(0, 3), (5, 6)]))
-    found, wanted = (grid.specs(llama(), n_positions=tokens.n_positions) for grid in (there.grid, here))
-    assert [[cell.identity for cell in part] for part in found] == [[cell.identity for cell in part] for part in wanted]
