@@ -7,8 +7,8 @@ interval that holds 0: a head start of one seed at 120 steps is no faster conver
 analyses/a_structural_origin/headnorm_with_a_sink asks the same beside a task that calls for a sink: neither six seeds
 of 300 steps nor six of 1,000 tell a difference, and after 4,000 steps, where softmax has hardly a sink, six seeds of
 the norm need a third more tokens. There, as here, the gain begins at the size of the first token's head output, at
-which attention writes more than softmax's does; value_norm_init="matched" starts both alike, and
-analyses/a_structural_origin/headnorm_first_gain asks what the norm does from there.
+which attention writes more than softmax's does; value_norm_init="matched" starts both alike.
+From there three seeds of 4,000 steps are level with softmax (analyses/a_structural_origin/headnorm_first_gain).
 
 Prints on the default model:
 
