@@ -9,6 +9,7 @@ A configuration is a frozen dataclass with a docstring under each field; a text 
   (``NAME=VALUE``), where a table gives such texts too;
 - ``positional``: the field is an argument of the command;
 - ``off``: the option that sets a truth to false, where it is not ``--no-NAME``;
+- ``flag``: the other names, such as ``-v``, of an option that only sets a truth to true;
 - ``file_only``: the field is a table of the file, or an argument of the Python call, and has no option;
 - ``table``: the field may be a table of the file: key -> field.
 """

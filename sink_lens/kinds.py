@@ -36,6 +36,15 @@ class RunKind:
     """Calls of the command, one per line; ``[dim]what it does[/dim]`` may follow."""
     config: str = ""
     """Its configuration: a frozen dataclass with a docstring under each field, from which the options are made."""
+    read: str = ""
+    """``read(settings, where)``, which makes the configuration of what a file says and of options; ``where`` is the
+    file's name, or empty. The fields by name if empty."""
+    example: str = ""
+    """A file to begin with, for a kind that is asked by a file: an argument of the command, which has ``--example``."""
+    view: str = ""
+    """Options of the command that choose what it prints, beside the configuration: a frozen dataclass like it."""
+    shards: bool = False
+    """Whether ``run`` takes a ``shard``, too; the command then has ``--shard``."""
     run: str = ""
     """``run(config, *, out, overwrite, progress)``, which returns a ``sink_lens.records.Result``. Without it the room
     ``sink_lens.cli`` has a command that is written out."""
@@ -44,11 +53,15 @@ class RunKind:
     passes: str = ""
     """``passes(config, sizes)``, which counts its passes of the model for ``--dry-run`` (``sink_lens.estimate``)."""
     cost: str = ""
-    """``cost(config)``, for a kind of many models: it yields what ``--dry-run`` prints, texts and page tables."""
+    """``cost(config)``, where passes do not say it: it yields what ``--dry-run`` prints, texts, page tables, costs."""
     shown: str = ""
-    """``shown(result)``, which yields what the command prints under its headline: texts, page tables, data frames."""
+    """``shown(result)``, which yields what the command prints above the page's name: texts, page tables, data frames,
+    what rich prints; the headline if empty. With a view, ``shown(result, view)``."""
     answer: str = ""
-    """``answer(result)``, which gives what ``--json`` prints beside the folder; the result's decision if empty."""
+    """``answer(result)``, which gives what ``--json`` prints beside the folder; the result's decision if empty. With a
+    view, ``answer(result, view)``."""
+    failed: str = ""
+    """``failed(result)``, which says whether the command ends with exit code 1."""
 
 
 def imported(place: str) -> Any:
@@ -61,7 +74,7 @@ def places_of(kind: RunKind) -> Iterator[str]:
     """Every ``module:name`` of a kind."""
     for field in fields(kind):
         place = getattr(kind, field.name)
-        if place and field.name in ("page", "config", "run", "check", "passes", "cost", "shown", "answer"):
+        if place and field.name not in ("name", "tables", "heading", "help", "examples", "shards"):
             yield place
 
 

@@ -794,13 +794,14 @@ def opened_by(monkeypatch, line, function):
 
 @pytest.mark.parametrize("line", DOORS)
 def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_path, monkeypatch):
+    folder = tmp_path / ("a long name of a folder " * 5).strip()
     raised = [KeyboardInterrupt(), KeyboardInterrupt(), RunError("runs/a holds a run that differs in mode")]
+    raised[1].add_note(f"what is finished is in {folder}; the same command with --out {folder} goes on")  # the writer's
 
     def stopped(config, **options):
         raise raised.pop(0)
 
     opened_by(monkeypatch, line, stopped)
-    folder = tmp_path / ("a long name of a folder " * 5).strip()
     words = [*meant(line), "--out", folder]
     first = run(*words)
     assert first.exit_code == 130
@@ -864,20 +865,12 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     run("sweep", "sweep.toml", "--devices", "cpu, cuda:1", "--quiet")
     run("train", "train.toml", "--seed", 3)
     run("train", "train.toml", "--seed", 3, "--set", "attention=sigmoid", "--out", "a", "--overwrite", "--quiet")
-    (first, plain), (_, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
-    asked = {
-        "engine": "local",
-        "devices": [],
-        "workers": None,
-        "shard": None,
-        "overwrite": False,
-        "retry_failed": False,
-    }
-    assert (first, plain) == (read_sweep("sweep.toml"), {"out": "runs/sweep", "progress": True} | asked)
-    assert chosen == asked | {"out": "a", "engine": "ray", "workers": 3, "overwrite": True, "retry_failed": True} | {
-        "progress": True
-    }
-    assert (third.device, spread["devices"], spread["progress"]) == ("cpu", ["cpu", "cuda:1"], False)
+    (first, plain), (second, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
+    asked = {"shard": None, "overwrite": False, "progress": True}
+    assert (first, plain) == (read_sweep("sweep.toml"), {"out": "runs/sweep"} | asked)
+    assert (second.engine, second.workers, second.retry_failed) == ("ray", 3, True)
+    assert chosen == asked | {"out": "a", "overwrite": True}
+    assert (third.device, third.devices, spread["progress"]) == ("cpu", ("cpu", "cuda:1"), False)
     assert begun == {"out": "runs/train-3", "overwrite": False, "progress": True}
     assert (fifth.attention, fifth.seed, fifth.d_model) == ("sigmoid", 3, 32)
     assert quiet == {"out": "a", "overwrite": True, "progress": False}

@@ -55,7 +55,7 @@ class Answer:
 
 
 def configured(
-    kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None
+    kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None, view: type | None = None
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
     """Give a command ``--json`` and the options of a configuration, with which it is called beside its own options.
 
@@ -66,16 +66,22 @@ def configured(
     Args:
         kind: the configuration.
         make: gives the configuration from settings and the name of what they come from, which is empty without a file.
+        view: a second dataclass with options, which no file has; the command is called with it as ``view``.
     """
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
         docs = field_docs(kind)
         shown = [_parameter(field, docs.get(name, "")) for name, field in known.items()]
+        seen = {} if view is None else {field.name: field for field in fields(view)}
+        if view is not None:
+            shown += [_parameter(field, field_docs(view)[name]) for name, field in seen.items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
             asked = {name: given.pop(name) for name in known}
+            if view is not None:
+                given["view"] = view(**{name: given.pop(name) for name in seen})
             settings, file, pairs = {}, given.pop("config_file"), given.pop("pairs", ())
             if given.get("file") is not None and file is not None:
                 raise InputError(f"two files were given, {given['file']} and {file}; need one of them")
@@ -214,6 +220,8 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     option = option_of(field)
     if field.metadata.get("positional"):
         info = typer.Argument(metavar=field.metadata.get("metavar", field.name.upper()), **shown)
+    elif item is bool and "flag" in field.metadata:
+        info = typer.Option(option, *field.metadata["flag"], **shown)
     elif item is bool:
         info = typer.Option(f"{option}/{off_of(field)}", **shown)
     else:

@@ -1,81 +1,127 @@
 """The commands that are made from a kind of run, one of each (``sink_lens.kinds``)."""
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any
 
 from ..kinds import RunKind, imported, kinds
-from .console import app, columns_of, console, echo, hush, printed, render_report
-from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, print_cost, rows
-
-if TYPE_CHECKING:
-    from ..records import Result
+from .console import app, columns_of, console, echo, hush, lines, printed, render_report, say
+from .options import (
+    Answer,
+    DryRun,
+    File,
+    InShard,
+    Out,
+    Overwrite,
+    Quiet,
+    configured,
+    example_of,
+    print_cost,
+    rows,
+    unfinished,
+)
 
 
 def add_command(kind: RunKind) -> None:
     """Put the command of a kind of run on the app."""
 
     def command(
-        config: Any, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False, dry_run: DryRun = False
+        config: Any,
+        *,
+        view: Any = None,
+        file: Path | None = None,
+        out: Path | None,
+        shard: str | None = None,
+        overwrite: bool,
+        quiet: bool,
+        dry_run: bool,
+        **_: Any,
     ) -> Answer:
-        """Run it, draw its page, and print its headline and tables."""
+        """Run it, draw its page, and print what it found."""
         hush(quiet)
+        if shard is not None:
+            from ..records.shards import check_shard  # which imports pandas: a dry run does without
+
+            check_shard(shard, out=out, overwrite=overwrite)
         if kind.check:
             imported(kind.check)(config)
         if dry_run:
             return _print_parts(imported(kind.cost)(config)) if kind.cost else print_cost(config, imported(kind.passes))
-        result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet)
-        shown = imported(kind.shown) if kind.shown else _nothing
-        answer = imported(kind.answer) if kind.answer else None
-        return print_result(result, shown=shown, answer=answer, quiet=quiet)
+        if out is None and file is not None:
+            out = Path("runs") / file.stem
+        how = {"shard": shard} if kind.shards else {}
+        result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
+        if not result.finished:
+            return unfinished(result.folder, shard=shard, quiet=quiet)
+        return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
+    annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}
+    annotated |= {"example": Annotated[bool, example_of(imported(kind.example))]} if kind.example else {}
+    left_out = ([] if kind.example else ["file"]) + ([] if kind.shards else ["shard"])
+    command.__signature__ = Signature(  # type: ignore[attr-defined]  # the options that this kind has
+        [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
+        + [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=one, default=None if name in _EMPTY else False)
+            for name, one in annotated.items()
+            if name not in left_out
+        ]
+    )
     command.__name__, command.__doc__ = kind.name, kind.help
-    app.command(epilog=f"[bold]Examples[/bold]\n\n{kind.examples}")(configured(imported(kind.config))(command))
+    options = configured(
+        imported(kind.config),
+        make=imported(kind.read) if kind.read else None,
+        view=imported(kind.view) if kind.view else None,
+    )
+    app.command(epilog=f"[bold]Examples[/bold]\n\n{kind.examples}")(options(command))
 
 
-def print_result(
-    result: "Result",
-    *,
-    shown: Callable[["Result"], Iterable[Any]],
-    answer: Callable[["Result"], dict[str, Any]] | None = None,
-    quiet: bool,
-) -> Answer:
-    """Draw a run's page and print its headline and its tables.
+_EMPTY = ("file", "out", "shard")
+"""Options of every kind that are None if they are not given."""
 
-    Args:
-        result: the finished run.
-        shown: yields what stands between the headline and the page's name.
-        answer: gives what ``--json`` prints beside the run and its page; the result's decision if None.
-        quiet: print the folder alone.
-    """
-    page = render_report(result.folder, quiet=True)
-    if quiet:
+
+def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer:
+    """Draw a run's page and print what its kind shows; of one without a folder that alone, quiet or not."""
+    folders = getattr(result, "folders", () if result.folder is None else (result.folder,))
+    pages = [render_report(folder, quiet=True) for folder in folders]
+    if quiet and folders:
         echo(result.folder)
     else:
-        _print_parts((result.headline, *shown(result), f"report: {page}", f"run: {result.folder}"))
-    found = dict(result.decision if answer is None else answer(result))
-    return Answer(found=lambda: {"run": result.folder, "report": page, **found})
+        ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
+        _print_parts((*(imported(kind.shown)(result, *view) if kind.shown else [result.headline]), *ends))
+    for note in getattr(result, "notes", ()):
+        say("warning", note)
+    found = imported(kind.answer)(result, *view) if kind.answer else result.decision
+    where = {"run": result.folder, "report": pages if len(pages) > 1 else pages[0]} if pages else {}
+    code = int(imported(kind.failed)(result)) if kind.failed else 0
+    return Answer(found=lambda: where | dict(found), exit_code=code)
 
 
 def _print_parts(parts: Iterable[Any]) -> Answer:
-    """Print texts, page tables and data frames; the answer has the rows of the tables, as a dry run gives them."""
-    import pandas as pd
+    """Print texts, page tables, data frames and costs; the answer is that of a dry run: the rows of the tables."""
+    from ..estimate import Cost, in_words
+
+    found: list[Any] = []
+    for part in parts:
+        if isinstance(part, Cost):
+            part = in_words(part)
+            found += lines(part)
+        elif not isinstance(part, str):
+            part, numbers = _table_of(part)
+            found += numbers
+        console().print(part, soft_wrap=isinstance(part, str))
+    return Answer(found=lambda: {"dry_run": found})
+
+
+def _table_of(part: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A table as it is printed, and the rows of a page table; anything else as it is."""
+    import pandas as pd  # a dry run does without
 
     from ..report.page import PageTable
 
-    frames = []
-    for part in parts:
-        if isinstance(part, PageTable):
-            frames.append(part.numbers)
-            part = printed(part)
-        elif isinstance(part, pd.DataFrame):
-            part = columns_of(part, list(part.columns))
-        console().print(part, soft_wrap=isinstance(part, str))
-    return Answer(found=lambda: {"dry_run": [row for frame in frames for row in rows(frame)]})
-
-
-def _nothing(_: "Result") -> Iterable[Any]:
-    """No table."""
-    return ()
+    if isinstance(part, PageTable):
+        return printed(part), rows(part.numbers)
+    return columns_of(part, list(part.columns)) if isinstance(part, pd.DataFrame) else part, []
 
 
 for _kind in kinds().values():

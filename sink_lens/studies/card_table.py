@@ -1,10 +1,10 @@
 """Many models in one table: a row per model, or per folder of a card or a trace, and the columns that are chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
@@ -15,8 +15,12 @@ from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
 from ..text import interval, json_value, number, visible
-from .card import card
+from .card import card, rows_of_card
 from .config import CardConfig, TableFormat, is_run
+from .study import Study
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
 """Columns where none are chosen; those that no run has are left out."""
@@ -241,3 +245,85 @@ def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, An
             values[name] = {"value": cell.value, "low": cell.low, "high": cell.high} if bounded else cell.value
         objects.append(values)
     return objects
+
+
+# --- the command: one model, what changed from one to another, or many in a table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardTable:
+    """A table of cards and traces; it has no folder of its own."""
+
+    folder: ClassVar[None] = None
+    finished: ClassVar[bool] = True
+    rows: list[Row]
+    config: CardConfig
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the table, or, where they are asked for, all that there are."""
+        if self.config.columns == ("?",):
+            return sorted({name for row in self.rows for name in row})
+        return chosen_columns(self.rows, self.config.columns)
+
+
+def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
+    """A card, a comparison, or a table, as the configuration asks."""
+    if not config.makes_table():
+        return card(config, out=out, overwrite=overwrite, progress=progress)
+    names = (config.model, *config.others)
+    return CardTable(rows=rows_of(names, config, out=out, overwrite=overwrite, progress=progress), config=config)
+
+
+def shown(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
+    """Terminal output of a card, a comparison or a table."""
+    if isinstance(found, CardTable):
+        yield _printed(found)
+        return
+    yield found.headline
+    if "changes" in found.tables:
+        yield from _changed(found.tables["changes"])
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows_of_card(found.decision):
+        table.add_row(name, text)
+    yield table
+    yield f"block for a model card: {found.folder / 'card.md'}"
+
+
+def _printed(found: CardTable) -> "str | pd.DataFrame":
+    """The table in the form that is asked for; the names alone where the columns are asked for."""
+    rows, columns = found.rows, found.columns
+    if found.config.columns == ("?",):
+        return "\n".join(columns)
+    if found.config.format == "terminal":
+        return shown_of(rows, columns)
+    return table_text(rows, columns, form=found.config.format).removesuffix("\n")
+
+
+def _changed(changes: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Numbers of both models, and what is no number."""
+    from .pages.diff import with_names
+
+    is_text = changes["unit"].isin(["index", "text"])
+    yield changes.loc[~is_text].filter(
+        items=("quantity", "first", "second", "change", "change_low", "change_high", "changed")
+    )
+    yield with_names(changes.loc[is_text]).filter(items=("quantity", "first_indices", "second_indices", "changed"))
+
+
+def answer(found: Study | CardTable) -> Mapping[str, Any]:
+    """Answer of ``--json``."""
+    if not isinstance(found, CardTable):
+        return found.decision
+    rows = {} if found.config.columns == ("?",) else {"rows": as_objects(found.rows, found.columns)}
+    return {"columns": found.columns, **rows}
+
+
+def failed(found: Study | CardTable) -> bool:
+    """Check whether two models were compared and the loss changed by more than it may."""
+    return not isinstance(found, CardTable) and not found.decision.get("within_bound", True)

@@ -80,10 +80,26 @@ sink-lens quantise gpt2 --site resid_post --format fp8_e4m3_tensor --json > deci
 CARD = RunKind(
     name="card",
     heading="Decide",
+    help="What must users know about a model's sinks? One model, what changed in a second one, or many in a table.",
     config="sink_lens.studies.config:CardConfig",
-    passes="sink_lens.studies.passes:passes",
+    cost="sink_lens.studies.passes:cost_of_cards",
+    run="sink_lens.studies.card_table:run",
     tables="sink_lens.schema:card.toml",
     page="sink_lens.studies.pages.card:CARD",
+    shown="sink_lens.studies.card_table:shown",
+    answer="sink_lens.studies.card_table:answer",
+    failed="sink_lens.studies.card_table:failed",
+    examples="""\
+sink-lens card  [dim]the default model on bundled prose; card.json and card.md lie in the run folder[/dim]
+
+sink-lens card ./my-model --text mine.txt --out runs/card --trace runs/my-trace
+
+sink-lens card ./base ./tuned --text mine.txt  [dim]what changed: base and fine-tuned, or two checkpoints[/dim]
+
+sink-lens card ./base --by dtype --other-dtype bfloat16  [dim]one model in two types; or --by bos[/dim]
+
+sink-lens card runs/* --columns model,sink_rate,loss --format latex > models.tex  [dim]a row per card or trace[/dim]
+""",
 )
 DIFF = RunKind(name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF")
 """What ``card A B`` writes."""

@@ -1,11 +1,13 @@
 """Count the passes that a study makes of its models, without torch."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..chain.config import ReadConfig
-from ..estimate import Pass, Passes, Sizes, bytes_of_forward
+from ..errors import InputError
+from ..estimate import Cost, Pass, Passes, Sizes, bytes_of_forward, estimate
 from ..models.header import check_fits
-from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
+from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
@@ -29,6 +31,22 @@ def passes(config: StudyConfig, sizes: Sizes) -> Passes:
         others = config.others or (config.model,) * (config.by == "dtype")
         return replace(counted, bound="about", facts=facts, others=others)
     return replace(counted, bound="about") if isinstance(config, AblateConfig) else counted
+
+
+def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
+    """The cost of a card, of a comparison, or of each card that a table needs.
+
+    Raises:
+        InputError: every row of the table is that of a run.
+    """
+    if not config.makes_table():
+        yield estimate(config, passes)
+        return
+    models = [name for name in (config.model, *config.others) if not is_run(name)]
+    if not models:
+        raise InputError("--dry-run was given and every row is that of a run; need a model to measure")
+    for name in models:
+        yield estimate(replace(config, model=name, others=()), passes)
 
 
 def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float, backward_sequences: int = 0) -> Passes:

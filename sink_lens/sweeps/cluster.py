@@ -30,7 +30,6 @@ from ..models.load import load, weights_hash
 from .cells import OwnCell, What, cells_of
 from .grid import Grid
 
-ENGINES = ("local", "ray")
 _SECONDS_TO_ANSWER = 5.0
 _RETRIES = 3
 """Number of retries after a worker died, if no block was finished in between."""
@@ -90,13 +89,11 @@ def check_engine(
     """Refuse an engine that cannot compute these cells and metrics here, before anything is written.
 
     Raises:
-        InputError: the engine is unknown, Ray is not installed, an option belongs to the other engine, or cells or
+        InputError: Ray is not installed, an option belongs to the other engine, or cells or
             metrics contain functions, which cannot be sent to another process without Ray.
     """
-    if engine not in ENGINES:
-        raise InputError(f"engine is {engine!r}; need one of {', '.join(ENGINES)}")
-    if workers is not None and (engine != "ray" or workers < 1):
-        raise InputError(f"engine {engine!r} with workers {workers}; need engine 'ray' and at least 1, or devices")
+    if workers is not None and engine != "ray":
+        raise InputError(f"engine {engine!r} with workers {workers}; need engine 'ray', or devices")
     if devices and engine == "ray":
         raise InputError(f"engine 'ray' with devices {', '.join(devices)}; Ray gives out its own: leave devices out")
     if engine == "ray":

@@ -1,31 +1,11 @@
-"""The configuration of a sweep, in Python or in a small TOML or JSON file with the same names.
-
-model = "SmolLM2-135M-Instruct"  # all of these have defaults but the edits
-controls = 5
-
-[tokens]
-kind = "text"
-sequences = 8
-length = 64
-
-[[metrics]]
-name = "sink_mass"
-sink_position = 0
-layers = "12-29"
-
-[[edits]]
-kind = "zero"
-site = "neurons"
-layers = 11
-units = "each"
-"""
+"""The configuration of a sweep, in Python or in a small TOML or JSON file with the same names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_known, check_types, flat, with_fields
+from ..configuration import check_known, check_least, check_types, flat, with_fields
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
@@ -33,6 +13,35 @@ from ..schema import DEFAULT_MODEL
 if TYPE_CHECKING:  # they need torch, and --help does not
     from ..edits.named_metrics import MetricSpec
     from .grid import EditGrid, Grid
+
+EXAMPLE = """\
+# A sweep of sink-lens. Everything but the edits has a default.
+model = "SmolLM2-135M-Instruct"  # or a folder, a .gguf file, a hub name
+controls = 5                     # random draws of as many units (heads, positions) for each cell
+seed = 0
+
+[tokens]
+kind = "text"                    # text, random, repeated; or text = "mine.txt", or prompts = ["...", "..."]
+sequences = 8
+length = 64
+
+[[metrics]]                      # sink_mass, loss, logit_difference, kl, norm, dominance; several are read at once
+name = "sink_mass"
+sink_position = 0
+layers = "12-29"
+
+[[edits]]                    # zero, mean_ordinary, mean_all, mean_aligned, resample, scale, add, set, isolate, amplify
+kind = "zero"
+site = "neurons"
+layers = 11                      # each: one at a time (the default); all: together; "0-3,7": each of these
+units = "0-31"                   # a list inside a list is a set that is edited together: [[1229, 1487], 3]
+
+[[edits]]
+kind = "zero"
+site = "z"
+heads = "each"                   # in every layer
+"""
+"""A file to begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,14 @@ class SweepConfig:
     """float32, bfloat16, float16 or float64. Default: float32."""
     seed: int = 0
     """Seed of every generator: tokens, draws of the controls, bootstrap."""
+    devices: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "D,D"})
+    """Several devices of this machine, one process each."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the blocks are computed; ray sends tokens, cells and metrics to the cluster of RAY_ADDRESS."""
+    workers: int | None = None
+    """Number of Ray workers. Default: one for each GPU."""
+    retry_failed: bool = field(default=False, metadata={"flag": ()})
+    """Compute the failed cells again."""
 
     def __post_init__(self) -> None:
         from ..edits.named_metrics import MetricSpec
@@ -74,6 +91,9 @@ class SweepConfig:
 
         check_types(self)
         check_described(self)
+        check_least(self, 1, "workers")
+        if self.devices:
+            object.__setattr__(self, "device", self.devices[0])
         if not isinstance(self.grid, Grid):
             raise InputError(f"grid is {self.grid!r:.200}; need a Grid")
         if self.metrics is None:
@@ -99,6 +119,17 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """
     return sweep_config(read_settings(path, what="a sweep"), where=str(path), **changes)
+
+
+def asked_by_file(settings: Mapping[str, Any], where: str) -> SweepConfig:
+    """The configuration that the command is asked for: ``sweep_config`` of a file and of options.
+
+    Raises:
+        InputError: no file was given, or what ``sweep_config`` refuses.
+    """
+    if not where:
+        raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
+    return sweep_config(settings, where=where)
 
 
 def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any) -> SweepConfig:

@@ -1,7 +1,7 @@
 """Make the table of a sweep: compare each cell with the baseline run and with its controls."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,16 @@ from ..edits.part import AXES
 from ..errors import InputError, RunError
 from ..records import Result
 from ..stats import strongest
-from ..text import strength
+from ..text import interval, number, strength
 from .cells import Cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ..report.page import PageTable
+
+_SHOWN = 8
+"""Cells of each metric that the command prints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,3 +163,43 @@ def tables(
             frame.insert(0, "cell", range(len(rows)))
             made.append(frame)
     return pd.concat(found, ignore_index=True), pd.concat(found_controls, ignore_index=True)
+
+
+# --- on the terminal
+
+
+def shown(found: SweepResult) -> "Iterator[str | PageTable]":
+    """Terminal output: the strongest cells of each metric."""
+    from ..report.page import PageTable
+
+    heads = ("edit", "effect", "95%", "controls", "above controls, 95%")
+    yield found.headline
+    for metric, rows in _strongest(found).items():
+        cells = [
+            (
+                cell_name(row),
+                number(row["effect"]),
+                interval(row["ci_low"], row["ci_high"]) or "none",
+                number(row["control_effect"]) if pd.notna(row["control_effect"]) else "none",
+                interval(row["over_low"], row["over_high"]) or "none",
+            )
+            for row in rows.to_dict("records")
+        ]
+        yield f"strongest effects on {metric}"
+        yield PageTable(heads=heads, numeric=(False, *(True for _ in heads[1:])), rows=cells)
+
+
+def answer(found: SweepResult) -> dict[str, Any]:
+    """Answer of ``--json``."""
+    counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
+    strongest = {metric: rows.to_dict("records") for metric, rows in _strongest(found).items()}
+    return {"sentence": found.headline, **counts, "strongest": strongest}
+
+
+def failed(found: SweepResult) -> bool:
+    """Check for cells that could not be computed."""
+    return len(found.failed) > 0
+
+
+def _strongest(found: SweepResult) -> dict[str, pd.DataFrame]:
+    return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}

@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
+from ..configuration import check_known as check_fields
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
@@ -41,11 +43,13 @@ from ..schema import FEW, MEANS
 from .cells import Cells, What, cells_of
 from .cluster import Blocks, Job, check_engine, here, processes, ray_cluster
 from .config import SweepConfig
-from .grid import Grid
+from .grid import EditGrid, Grid
 from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
 
 log = logging.getLogger(__name__)
 
+_OF_CALL = ("seed", "least_effect", "devices", "engine", "workers", "retry_failed")
+"""Fields of a configuration that a sweep of a loaded model has too."""
 FILES = ("plan", "baseline", "cells", "controls", "values")
 
 
@@ -57,13 +61,9 @@ def sweep(
     metrics: Sequence[Measured] | Measured = (),
     out: str | Path | None = None,
     shard: str | None = None,
-    engine: str = "local",
-    devices: Sequence[str] = (),
-    workers: int | None = None,
-    seed: int | None = None,
     overwrite: bool = False,
-    retry_failed: bool = False,
     progress: bool = True,
+    **fields: Any,
 ) -> SweepResult:
     """Edit a model in every cell of a grid and read the metrics of each.
 
@@ -82,14 +82,10 @@ def sweep(
         metrics: the metrics to read from each cell; by default the attention to position 0.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. Shards have one, where each can read and write.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
-        engine: local, or ray (``pip install 'sink-lens[ray]'``).
-        devices: local only: one process for each, such as ``("cuda:0", "cuda:1")``; this process if there is at most
-            one.
-        workers: ray only: number of Ray workers (default: one per GPU).
-        seed: seed of the intervals; None means 0. A configuration has its own seed.
         overwrite: replace the run in the folder.
-        retry_failed: compute failed cells again.
         progress: show a progress bar.
+        **fields: fields of ``SweepConfig``, which win over those of a configuration; of a loaded model those of
+            ``_OF_CALL``, such as ``seed=1``, ``devices=("cuda:0", "cuda:1")`` or ``engine="ray"``.
 
     Raises:
         InputError: a grid, metric, engine or shard that cannot be used.
@@ -97,9 +93,10 @@ def sweep(
             another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, seed=seed)
-    where: dict[str, Any] = {"engine": engine, "devices": devices, "workers": workers, "progress": progress}
-    check_engine(engine=engine, devices=devices, workers=workers, what=asked.what, metrics=asked.metrics)
+    asked = _collect(model, what, tokens=tokens, metrics=metrics, fields=fields)
+    how = asked.how
+    where: dict[str, Any] = {"engine": how.engine, "devices": how.devices, "workers": how.workers}
+    check_engine(**where, what=asked.what, metrics=asked.metrics)
     if shard is not None:
         check_known(asked.config)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
@@ -113,7 +110,7 @@ def sweep(
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         job, own = made[0]
         blocks = [block for block in own.blocks if _part(block) in parts]
-        _run_blocks(writer, job, own, blocks, retry_failed=retry_failed, **where)
+        _run_blocks(writer, job, own, blocks, retry_failed=how.retry_failed, progress=progress, **where)
 
     def finish(writer: RunWriter) -> SweepResult:
         """Compute the blocks that the folder lacks, and make the tables."""
@@ -135,9 +132,8 @@ class _Asked:
     what: What
     batch: TokenBatch
     metrics: list[Measured]
-    seed: int
-    least_effect: float = 0.01
-    """What the page counts as a change."""
+    how: SweepConfig
+    """Seed, what the page counts as a change, and where the blocks are computed."""
 
     def open(
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
@@ -180,7 +176,7 @@ class _Asked:
             numbers,
             writer.read("baseline", columns=("sequence", "metric", "value")),
             metrics=own.metrics,
-            generator=np.random.default_rng(self.seed),
+            generator=np.random.default_rng(self.how.seed),
         )
         result = SweepResult(
             folder=writer.folder,
@@ -191,6 +187,8 @@ class _Asked:
             writer.write_table(name, table)
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             writer.write_bytes("effects.png", display.image(result.figure(), "png"))
+        for row in result.failed.head(3).to_dict("records"):
+            log.info("failed: %s: %s", cell_name(row), row["error"])
         return result
 
     @cached_property
@@ -203,7 +201,7 @@ class _Asked:
             own["grid"] = [one.identity for one in self.what]
             own["code"] = code_of([one.cell.make for one in self.what])
         metrics = [metric_config(one) for one in self.metrics]
-        return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.seed}  # runs of 0.2 have the mode
+        return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.how.seed}  # runs of 0.2 have the mode
 
     @cached_property
     def cells(self) -> Cells:
@@ -214,8 +212,8 @@ class _Asked:
     def provenance(self) -> dict[str, Any]:
         """Return the model, tokens, means and seeds that the sweep is made from."""
         found = provenance_of(self.lens, self.batch, kernel="eager") | ({"means": self.means} if self.means else {})
-        seeds = {"tokens": self.batch.seed, "bootstrap": self.seed}
-        return found | {"seeds": seeds, "least_effect": self.least_effect}
+        seeds = {"tokens": self.batch.seed, "bootstrap": self.how.seed}
+        return found | {"seeds": seeds, "least_effect": self.how.least_effect}
 
     @cached_property
     def means(self) -> list[str]:
@@ -258,29 +256,30 @@ def _collect(
     *,
     tokens: Tokens | None,
     metrics: Sequence[Measured] | Measured,
-    seed: int | None,
+    fields: Mapping[str, Any],
 ) -> _Asked:
     """Collect everything that determines the numbers, from a model or from a configuration."""
-    given, least = list(metrics) if isinstance(metrics, Sequence) else [metrics], _Asked.least_effect
+    given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     tokens = None if tokens is None else batch_of(tokens)
     if isinstance(model, SweepConfig):
-        for name, found in (("grid", what), ("seed", seed)):
-            if found is not None:
-                raise InputError(
-                    f"a configuration and a {name} were given; the configuration has its own: leave one out"
-                )
-        _check_before(model, tokens=tokens, metrics=not given)
-        lens = model_of(model)
-        what, seed, least = model.grid, model.seed, model.least_effect
-        given = given or list(model.metrics)
-        batch = tokens_of(lens, config=model, bos=model.bos) if tokens is None else tokens
+        if what is not None:
+            raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
+        grid = {"grid": replace(model.grid, seed=fields["seed"])} if "seed" in fields else {}  # which draws controls
+        how = with_fields(SweepConfig, model, grid | dict(fields), where="sweep")
+        _check_before(how, tokens=tokens, metrics=not given)
+        lens, what = model_of(how), how.grid
+        given = given or list(how.metrics)
+        batch = tokens_of(lens, config=how, bos=how.bos) if tokens is None else tokens
     else:
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
-        lens, batch, seed = as_lens(model), tokens, seed or 0
+        check_fields(fields, _OF_CALL, where="sweep of a loaded model")
+        of = what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))  # cells of one's own say themselves
+        how = with_fields(SweepConfig, None, {**fields, "grid": of}, where="sweep")
+        lens, batch = as_lens(model), tokens
     check_tokens(lens, batch)
     read: list[Measured] = given or [MetricSpec(name="sink_mass")]
-    return _Asked(lens=lens, what=what, batch=batch, metrics=read, seed=seed, least_effect=least)
+    return _Asked(lens=lens, what=what, batch=batch, metrics=read, how=how)
 
 
 def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:

@@ -183,8 +183,8 @@ def test_other_weights_in_a_worker_are_refused_by_name(saved, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"workers": 2}, "engine 'local' with workers 2; need engine 'ray' and at least 1, or devices"),
-        ({"engine": "ray", "workers": 0}, "engine 'ray' with workers 0; need engine 'ray' and at least 1"),
+        ({"workers": 2}, "engine 'local' with workers 2; need engine 'ray', or devices"),
+        ({"engine": "ray", "workers": 0}, "workers is 0; need at least 1"),
         ({"engine": "ray", "devices": ("cpu", "cpu")}, "with devices cpu, cpu; Ray gives out its own"),
     ],
 )

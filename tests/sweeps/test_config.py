@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from sink_lens import TokenBatch
-from sink_lens.cli.sweep import _EXAMPLE
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.measured import metrics_on
 from sink_lens.errors import InputError
@@ -15,7 +14,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, read_sweep
-from sink_lens.sweeps.config import sweep_config
+from sink_lens.sweeps.config import EXAMPLE, sweep_config
 
 EDITS = [{"kind": "zero", "site": "z", "heads": "each"}]
 TOML = """
@@ -177,7 +176,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
 
 
 def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
-    config = read_sweep(written(tmp_path, _EXAMPLE))
+    config = read_sweep(written(tmp_path, EXAMPLE))
     assert (config.model, config.tokens) == (DEFAULT_MODEL, "text")
     lens = llama(30)  # as many layers as the default model
     cells, controls = config.grid.specs(lens, n_positions=config.length)
@@ -185,5 +184,5 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     assert controls
     (mass,) = metrics_on(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
     assert mass.layers == tuple(range(12, 30))
-    (kinds,) = (line.partition("#")[2] for line in _EXAMPLE.splitlines() if line.startswith("[[edits]] "))
+    (kinds,) = (line.partition("#")[2] for line in EXAMPLE.splitlines() if line.startswith("[[edits]] "))
     assert [name.strip() for name in kinds.split(",")] == list(KINDS)

@@ -611,7 +611,7 @@ def test_what_is_off_by_rounding_is_taken_and_the_plan_says_by_how_much(tmp_path
         (lambda out: swept(out, what=None), "needs a grid, or cells, and tokens"),
         (lambda out: swept(out, tokens=None), "needs a grid, or cells, and tokens"),
         (lambda out: sweep(SweepConfig(grid=GRID), GRID, out=out), "has its own: leave one out"),
-        (lambda out: sweep(SweepConfig(grid=GRID), seed=0, out=out), "a seed were given; the configuration has its"),
+        (lambda out: swept(out, sequences=3), "sweep of a loaded model has 'sequences', which is not known"),
         (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
         (lambda out: swept(out, what=[]), "there are no cells"),
         (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two cells have the same name"),

@@ -257,6 +257,7 @@ def shown(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator
         measures: measure -> its column.
     """
     variants = found.tables["variants"]
+    yield found.headline
     yield f"{title} (± 95% over seeds)"
     yield from shared(variants["variant"].tolist())
     lines = variant_rows(variants, found.tables["summary"], measures=tuple(measures))

@@ -378,6 +378,7 @@ _IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest
 
 def shown(found: Result) -> Iterator[str | PageTable]:
     """Terminal output: how far the definitions agree, the strongest token ids, the large dimensions."""
+    yield found.headline
     yield shown_table(found.tables["agreement"], AGREEMENT)
     yield shown_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
     yield from dimension_sentences(found.tables["dimensions"])
