@@ -552,7 +552,7 @@ REFUSED = {
     "sweep broken.toml": "cannot be read as a configuration of sweep",
     "sweep short.toml": "length is 1; need at least 2",
     "SWEEP --engine slurm": "slurm",
-    "SWEEP --workers 0": "--workers",
+    "SWEEP --workers 0": "workers is 0; need at least 1",
     "sweep sweep.toml --model MODEL --devices cuda:7,cuda:8": "cuda",
     "sweep sweep.toml 'a\u202egnp.exe\nerror: not ours'": "⟨U+202E⟩",
     "train": "no file was given; need one that says what to train: sink-lens train --example > train.toml",
