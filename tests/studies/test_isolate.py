@@ -1,8 +1,12 @@
 """``isolate`` on the planted model, whose answer is known."""
 
+import dataclasses
+
+import pandas as pd
 import pytest
 from planted_sequences import planted_lens, sequences
 
+from sink_lens.errors import InputError
 from sink_lens.studies.isolate import isolate
 
 
@@ -25,3 +29,19 @@ def test_a_configuration_names_its_position_default_a_third(tmp_path):
     _, lens = planted_lens()
     study = isolate(lens, tokens=sequences(), out=tmp_path / "run", progress=False)
     assert study.tables["summary"]["target_position"].tolist() == [10]  # 32 // 3
+
+
+def test_sequences_of_unequal_length_count_as_those_cut_to_the_shortest(tmp_path):
+    _, lens = planted_lens()
+    whole = sequences()
+    lengths = whole.lengths.clone()
+    lengths[1] = 20
+    unequal = dataclasses.replace(whole, lengths=lengths)
+    found, cut = (
+        isolate(lens, target_positions=[9], tokens=one, out=tmp_path / name, progress=False).tables["summary"]
+        for name, one in (("unequal", unequal), ("cut", whole.cut(20)))
+    )
+    pd.testing.assert_frame_equal(found, cut)
+    assert found["n"].tolist() == [whole.n_sequences]
+    with pytest.raises(InputError, match="the target position is 19; need one from 1 to 18"):
+        isolate(lens, target_positions=[19], tokens=unequal, out=tmp_path / "late", progress=False)
