@@ -212,13 +212,6 @@ def test_half_precision_is_changed(planted_at, config):
     assert abs(z["mass"] - z["baseline_mass"]) < unfrozen / 5  # in bfloat16; frozen, nothing is left of the change
 
 
-def test_the_planted_sink_is_told_apart(planted_at, config):
-    found = made(planted_at(), config).tables
-    assert kind_of(found["placement"]) == "token"
-    shares = found["effects"].query("is_primary").set_index("link")["share"]
-    assert (shares[["variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]] > 0.8).all()
-
-
 def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
     found = made(planted_at(), config).tables["placement"]
     kind = kind_of(found)

@@ -145,18 +145,6 @@ def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
     assert table.groupby("link")["verdict"].first().to_dict() == alone.groupby("link")["verdict"].first().to_dict()
 
 
-def test_the_same_evidence_gives_the_same_table():
-    a, b = (link_table(planted_evidence(), random_init=None, length=24) for _ in range(2))
-    pd.testing.assert_frame_equal(a, b)
-
-
-def test_the_interval_holds_the_value():
-    table = link_table(planted_evidence(), random_init=None, length=24).dropna(subset=["ci_low"])
-    assert len(table) > 8
-    assert (table["ci_low"] <= table["value"] + 1e-6).all()
-    assert (table["value"] <= table["ci_high"] + 1e-6).all()
-
-
 # --- intervened on too
 
 

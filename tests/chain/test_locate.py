@@ -159,11 +159,6 @@ def test_find_names_the_step_and_the_dimension_after_it():
     assert location.outliers == {1: (3,)}
 
 
-def test_outliers_enter_the_next_layer():
-    location = found([1.0, 1.2, 30.0], planted_states())
-    assert [location.entering(layer) for layer in range(3)] == [(), (), (3,)]
-
-
 def test_forced_steps_take_the_strongest_dimensions_as_they_are():
     location = found([1.0, 1.0, 1.0], planted_states(), forced=((0, 0),))
     assert [(s.first_layer, s.dimension) for s in location.steps] == [(0, 2)]
@@ -195,9 +190,3 @@ def test_random_sets_take_all_others_where_there_are_too_few():
     chosen = torch.tensor([True, True, True, False])
     (only,) = matched_random(chosen, draws=1, generator=torch.Generator())
     assert only.tolist() == [False, False, False, True]
-
-
-def test_random_sets_depend_on_the_generator_only():
-    chosen = torch.arange(40) < 4
-    a, b = (matched_random(chosen, draws=5, generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -13,7 +13,6 @@ from sink_lens.chain import readings as r
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.data.tokens import from_tensor
-from sink_lens.measures.rank import effective_rank
 from sink_lens.measures.sink_tokens import sampled_queries
 from sink_lens.models import unembedding
 from sink_lens.models.load import wrap
@@ -194,15 +193,6 @@ def test_what_stands_at_padding_never_matters(family):
             torch.testing.assert_close(found[1][name, layer], tensor, equal_nan=True, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_s1_is_the_spread_over_sequences():
-    lens, tokens = lens_of("llama"), batch(4, 10, lengths=[10, 10, 10, 6])
-    moments = {}
-    streamed(lens, tokens, r.position_readings(lens, torch.arange(10), moments=moments), batch_size=3)
-    z = capture(lens, tokens, sites=["z"], path="plain")["z", 1].flatten(2)
-    by_hand = torch.stack([(z[:, t] if t < 6 else z[:3, t]).std(0).mean() for t in range(10)])
-    torch.testing.assert_close(moments["z", 1].std().mean(-1).float(), by_hand, rtol=1e-5, atol=1e-6)
-
-
 def test_constants_of_biases_are_no_part_of_what_tokens_bring():
     """One function written twice: a bias of the norm that queries and output take back changes no reading."""
     plain = tiny("gpt2")
@@ -223,17 +213,6 @@ def test_constants_of_biases_are_no_part_of_what_tokens_bring():
             torch.testing.assert_close(two[name, layer], tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_effective_rank_leaves_padding_out():
-    lens, tokens = lens_of("llama"), batch(2, 12, lengths=[12, 7])
-    positions = torch.arange(12)
-    found = streamed(lens, tokens, r.state_readings((0,), positions=positions))["effective_rank", 2]
-    x = capture(lens, tokens, sites=["resid_post"], path="plain")["resid_post", 2]
-    short = x[1, :7]
-    assert found[1, 0].item() == pytest.approx(effective_rank(short).item(), rel=1e-4)
-    assert found[1, 1].item() == pytest.approx(effective_rank(short[1:]).item(), rel=1e-4)
-    assert (found[:, 1] <= torch.tensor([11, 6])).all()
-
-
 def test_costly_measures_look_at_the_first_few_sequences_only():
     lens, tokens = lens_of("llama"), batch(r.FEW + 3, 12)
     readings = [*r.state_readings((0,), positions=torch.arange(12)), *r.attention_readings((0,))]
@@ -249,16 +228,3 @@ def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
     for index, places in enumerate(([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])):  # without the keys 0 and 2
         torch.testing.assert_close(found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0))
     torch.testing.assert_close(found["neurons_at_sinks", 1], neurons[:, [0, 2]])
-
-
-def test_value_norm_ratio_is_read_at_each_key():
-    lens, tokens = lens_of("llama"), batch(2, 10)
-    places = torch.arange(10)
-    found = streamed(lens, tokens, r.output_readings(lens, sink_positions=(0, 2), positions=places))[
-        "value_norm_ratio", 0
-    ]
-    assert found.shape == (2, lens.n_heads, 2)
-    alone = streamed(lens, tokens, r.output_readings(lens, sink_positions=(2,), positions=places))[
-        "value_norm_ratio", 0
-    ]
-    assert torch.equal(found[..., 1], alone[..., 0])

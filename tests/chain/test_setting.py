@@ -13,7 +13,6 @@ from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.screen import embeddings
 from sink_lens.chain.setting import (
-    bar,
     interior_position,
     random_dimensions,
     segments,
@@ -196,11 +195,6 @@ def test_a_run_goes_on_from_another_run(planted_at):
     assert not torch.equal(found.mass[0], place.setting.run([late], layers=[4]).mass[0])
 
 
-def test_without_an_edit_it_is_the_baseline(planted_at):
-    place = planted_at().setting
-    assert torch.equal(place.run([], layers=[3, 4]).mass, place.baseline.mass[3:])
-
-
 def test_an_edit_that_changes_nothing_warns_unless_it_is_a_control(planted_at):
     place = planted_at().setting
     same = scale("attn_out", 1.0, layers=[3])
@@ -213,16 +207,6 @@ def test_of_edits_the_later_layers_are_kept():
     edits = [scale("attn_out", 2.0, layers=[0, 2]), scale("attn_out", 2.0, layers=[1]), scale("attn_out", 2.0)]
     kept = from_layer(edits, first=2, n_layers=4)
     assert [one.layers for one in kept] == [(2,), (2, 3)]
-
-
-def test_the_generator_is_the_seed_again_each_time(planted_at):
-    a, b = (torch.rand(3, generator=planted_at().setting.generator()) for _ in range(2))
-    assert torch.equal(a, b)
-
-
-def test_the_bar_hands_on_the_items(capsys):
-    assert list(bar([1, 2], label="interventions", progress=False)) == [1, 2]
-    assert capsys.readouterr().err == ""
 
 
 # --- what cannot be cut

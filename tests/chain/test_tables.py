@@ -50,18 +50,6 @@ def two_keys():
 # --- heads
 
 
-def test_heads_have_one_row_per_layer_head_and_sink_position():
-    lens, _, panel = two_keys()
-    table = tables.head_table(lens, panel, threshold=0.3)
-    assert len(table) == 3 * 4 * 2
-    assert not table.duplicated(["layer", "head", "sink_position"]).any()
-    assert list(table.columns[:3]) == ["layer", "head", "sink_position"]
-    assert {"sink_score", "sink_rate", "sink_mass", "entropy", "label"} <= set(table.columns)
-    assert all(str(table[name].dtype) == "int64" for name in ("layer", "head", "sink_position"))
-    assert all(table[name].between(0, 1).all() for name in ("sink_score", "sink_rate", "sink_mass", "positive_share"))
-    assert table["value_norm_ratio"].notna().all()
-
-
 def test_head_numbers_are_means_over_sequences():
     lens, batch, panel = two_keys()
     pattern = capture(lens, batch, sites=["pattern"], path="plain")["pattern", 1]
@@ -99,15 +87,6 @@ def test_alignment_is_read_where_outlier_dimensions_enter():
 # --- positions
 
 
-def test_positions_have_one_row_per_layer_site_and_position():
-    _, _, panel = two_keys()
-    table = tables.position_table(panel)
-    assert list(table.columns) == ["layer", "site", "position", "s1", "s2", "norm"]
-    assert len(table) == 3 * 4 * 20
-    assert not table.duplicated(["layer", "site", "position"]).any()
-    assert set(table["site"]) == {"z", "attn_out", "mlp_out", "resid_post"}
-
-
 @pytest.mark.parametrize("site", ["z", "mlp_out", "resid_post"])
 def test_s1_s2_and_norm_by_hand(site):
     lens, batch, panel = two_keys()
@@ -122,15 +101,6 @@ def test_s1_s2_and_norm_by_hand(site):
 
 
 # --- dimensions
-
-
-def test_dimensions_have_one_row_per_layer_position_and_dimension():
-    _, _, panel = two_keys()
-    table = tables.dimension_table(panel, config=CONFIG)
-    assert list(table.columns) == ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    assert not table.duplicated(["layer", "sink_position", "dimension"]).any()
-    assert table["is_outlier"].dtype == bool
-    assert len(table) == 3 * 2 * 16
 
 
 def test_the_planted_dimension_is_the_only_outlier():
@@ -183,27 +153,6 @@ def test_the_law_is_by_query_position():
     assert first.loc[3, "uniform_law"] == pytest.approx(sigma / 2, rel=1e-5)
     assert first.loc[0, "weighted_law"] == pytest.approx(sigma, rel=1e-4)  # one token attends to itself
     assert (first["weighted_law"] >= first["uniform_law"] * 0.999).all()  # uniform weights average the most
-
-
-def test_steps_have_the_contracts_columns():
-    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
-    table = tables.step_table(planted_panel(), {planted().layer: 1e-6})
-    assert list(table.columns) == [*columns, "split_error"]
-    assert table[["step", "first_layer", "last_layer", "sink_position", "outlier_dimension"]].to_numpy().tolist() == [
-        [0, planted().layer, planted().layer, 0, planted().outlier_dimension]
-    ]
-    assert table["split_error"].tolist() == [1e-6]
-    _, _, panel = two_keys()
-    assert list(tables.step_table(panel, {}).columns) == [*columns, "split_error"]
-
-
-def test_an_arm_is_one_row():
-    row = tables.condition_row(planted_panel(), condition="with", chosen=True, config=CONFIG)
-    assert list(row)[:4] == ["condition", "chosen", "sink_position", "sink_rate"]
-    assert row["sink_position"] == 0
-    assert row["outlier_dimensions"] == str(planted().outlier_dimension)
-    assert row["growth_steps"] == str(planted().layer)
-    assert row["sink_rate"] == pytest.approx(float(planted_panel().sink_rate(0.3).mean()))
 
 
 def test_outlier_dimensions_of_an_arm_are_sorted_by_the_layers_that_have_them():

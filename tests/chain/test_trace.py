@@ -579,15 +579,6 @@ def test_a_length_over_the_context_is_refused(tmp_path):
     refused(tmp_path, InputError, "length is 257 tokens; .* takes at most 256", speaking("llama"), length=257)
 
 
-def test_a_batch_over_the_context_is_refused(tmp_path):
-    refused(tmp_path, InputError, "takes at most 256", speaking("llama"), batch=random_batch(1, 300))
-
-
-def test_ids_outside_the_vocabulary_are_refused_before_anything_is_written(tmp_path):
-    batch = from_tensor(torch.full((2, 12), 300))
-    refused(tmp_path, InputError, "token id 300 is outside the vocabulary of 300", speaking("llama"), batch=batch)
-
-
 def test_text_without_a_tokenizer_is_refused(tmp_path):
     lens = lens_of("llama")
     refused(tmp_path, InputError, "has no tokenizer, so no text can be read; need one", lens, tokens="text")

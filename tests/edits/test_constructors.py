@@ -11,13 +11,11 @@ from rounding import assert_moved, assert_rows_close
 from sink_lens.edits.constructors import add, clamp, edit, freeze, resample, scale, set_value, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 18, 1
 NO_GATE = ("gate", "up")
 GROUPED = tuple(family for family in TINY_FAMILIES if family not in UNGATED)
-WINDOWED = {"mistral": (0, 1, 2), "phi3": (0, 1, 2), "gemma2": (0, 2), "gemma3": (0, 2), "gpt_oss": (0, 2)}
-"""Family -> its layers with a window of 8."""
 CASES = [
     (family, site)
     for family in TINY_FAMILIES
@@ -28,7 +26,6 @@ CASES = [
     and not (family == "gpt_oss" and site in (*NO_GATE, "neurons"))
     and not (family in UNGATED and site == "gate")
 ]
-LEAST = torch.finfo(torch.float32).min
 MAKE = {
     "zero": lambda site, values, where: zero(site, **where),
     "set_value": lambda site, values, where: set_value(site, 0.7, **where),
@@ -243,38 +240,6 @@ def test_an_edit_of_a_part_of_a_fused_projection_leaves_the_others(lens_of, fami
         same = [torch.equal(after[name, LAYER][:, :, head], before[name, LAYER][:, :, head]) for head in range(2)]
         assert same == [True, name != site]
     assert not after[site, LAYER][:, :, 1].any()
-
-
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_a_token_isolated_through_the_scores_sees_only_itself(lens_of, raw_run, family):
-    """Also in models with windows, whose mask another mask would replace."""
-    lens, place = lens_of(family), WINDOW + 4
-    alone = set_value("scores", LEAST, positions=[place], keys=range(place))
-    found = run_with(lens, tokens(), alone, sites=("pattern", "v", "z_raw"), logits=True)
-
-    def by_hand(view):
-        view[:, :, place, :place] = LEAST
-
-    expected = raw_run(family, tokens(), [("scores", layer, by_hand) for layer in range(3)])
-    assert_rows_close(found.logits, expected)
-    assert_moved(found.logits, unedited(lens).logits)
-    before = captured(lens, "pattern")
-    for layer in range(3):
-        pattern = found.tensors["pattern", layer]
-        row = pattern[:, :, place]
-        assert not row[..., :place].any()
-        if lens.family.sink_logit or lens.family.sigmoid:  # the learned sink logit keeps its share
-            assert ((row[..., place] > 0) & (row[..., place] < 1)).all()
-        else:
-            v = found.tensors["v", layer][:, place]
-            assert_rows_close(found.tensors["z_raw", layer][:, place], v.repeat_interleave(4 // v.shape[1], 1))
-        # Every other row keeps what its window hides.
-        assert torch.equal(pattern[..., :place, :] == 0, before[layer][..., :place, :] == 0)
-        if layer in WINDOWED.get(family, ()):
-            assert not torch.ones(LENGTH, LENGTH).tril(-WINDOW)[None].bool().logical_and(pattern.ne(0)).any()
-    earlier = tokens()
-    earlier[:, :place] = tokens(seed=8)[:, :place]
-    assert_rows_close(logits(lens, alone, ids=earlier)[:, place], found.logits[:, place])
 
 
 def test_resampling_gives_each_sequence_another_ones_values(lens_of):

@@ -73,11 +73,6 @@ def test_an_index_that_is_no_whole_number_is_refused():
         zero("z", layers=[1.5])
 
 
-def test_an_unknown_site_is_refused_with_the_list():
-    with pytest.raises(SiteError, match=r"no site 'stream'; need one of resid_pre, .*final"):
-        zero("stream")
-
-
 def test_a_site_to_read_must_come_before():
     with pytest.raises(SiteError, match=r"'neurons' is computed before 'mlp_out'; need a site to read that comes"):
         edit("neurons", lambda x, at: x, reads="mlp_out")
@@ -85,17 +80,6 @@ def test_a_site_to_read_must_come_before():
         edit("z", lambda x, at: x, reads="z")
     with pytest.raises(SiteError, match=r"no site 'mlp'; it is called 'mlp_out'"):
         edit("z", lambda x, at: x, reads="mlp")
-
-
-@pytest.mark.parametrize("one", [zero("gate"), zero("up"), edit("mlp_out", lambda x, at: x, reads="gate")])
-def test_gates_of_a_mixture_of_experts_are_refused(lens_of, one):
-    with pytest.raises(SiteError, match=r"GptOssForCausalLM has no site '\w+': it is a mixture of experts"):
-        run_with(lens_of("gpt_oss"), tokens(), one)
-
-
-def test_the_gate_of_an_mlp_without_one_is_refused(lens_of):
-    with pytest.raises(SiteError, match=r"GPT2LMHeadModel has no site 'gate': it has no gate in its MLP"):
-        run_with(lens_of("gpt2"), tokens(), zero("gate"))
 
 
 @pytest.mark.parametrize("site", ["scores", "pattern"])

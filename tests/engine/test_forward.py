@@ -1,7 +1,6 @@
 """A run is the model's own forward pass, whole or in parts, and reads what capture reads."""
 
 import functools
-import math
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from sink_lens.activations.record import capture
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
-from sink_lens.engine.forward import Start, run_with, sequence_loss
+from sink_lens.engine.forward import Start, run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.delegation import beginning_at
 from sink_lens.models.load import wrap
@@ -130,13 +129,6 @@ def test_the_loss_of_a_single_token_and_the_mass_of_a_last_one_are_undefined(len
     assert found.mass[0, :, 0].isnan().tolist() == [[True, True], [False, True]]
 
 
-def test_the_loss_by_hand():
-    # Two tokens, and the second has probability 1/4: log 4 nats. What stands at padding is not counted.
-    logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]])
-    part = from_tensor(torch.tensor([[1, 2, 3]]), lengths=torch.tensor([2]))
-    assert sequence_loss(logits, part).item() == pytest.approx(math.log(4))
-
-
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + BY_LAYER_FAMILIES + LATENT_FAMILIES)
 def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
@@ -249,11 +241,6 @@ def test_a_bridge_that_does_not_show_its_attention_is_refused():
         run_with(stock("sdpa"), tokens())
     with pytest.raises(SiteError, match="so it does not show 'scores' as used; need a"):
         run_with(stock("eager"), tokens(), sites=("scores",))
-
-
-def test_tokens_that_the_model_cannot_take_are_refused(lens_of):
-    with pytest.raises(InputError, match="token id 300 is outside the vocabulary of 300"):
-        run_with(lens_of("llama"), torch.tensor([[1, 300]]))
 
 
 @pytest.mark.parametrize(

@@ -170,12 +170,6 @@ def test_a_model_without_values_is_refused():
         wrap(tiny("llama").to("meta"))
 
 
-@pytest.mark.parametrize("thing", ["model", torch.nn.Linear(2, 2), None])
-def test_what_is_no_model_is_refused(thing):
-    with pytest.raises(ModelError, match=r"need a transformers PreTrainedModel or a TransformerBridge"):
-        wrap.__wrapped__(thing) if hasattr(wrap, "__wrapped__") else wrap(thing)
-
-
 # --- load: what works ---
 
 
@@ -231,13 +225,6 @@ def test_a_place_is_a_device_or_a_map(folders, options):
     assert found.device.type == "cpu"
     assert close(logits(found.bridge), logits(tiny("llama")))
     assert torch.equal(logits(found.plain), logits(tiny("llama")))
-
-
-def test_a_model_object_is_wrapped():
-    model = tiny("llama")
-    assert load(model).plain is model
-    bridge = build("llama", None)
-    assert load(bridge).bridge is bridge
 
 
 def test_a_folder_name_may_begin_with_a_tilde(folders, monkeypatch):

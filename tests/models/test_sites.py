@@ -11,7 +11,6 @@ from transformers.masking_utils import eager_mask
 
 from sink_lens import edits
 from sink_lens.activations.record import capture
-from sink_lens.axes import AXES
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook, read_site, site_of, sites_of
@@ -103,35 +102,6 @@ def assert_close(found, expected, tolerance=1e-5, *, of=None, cancels=False):
 
 def noise_like(tensor):
     return 0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))
-
-
-def test_the_list_is_closed_and_in_the_order_of_computation():
-    assert list(SITES) == [
-        "resid_pre",
-        "attn_in",
-        "q_latent",
-        "kv_latent",
-        "q",
-        "k",
-        "v",
-        "scores",
-        "pattern",
-        "z_raw",
-        "z",
-        "attn_out",
-        "mixer_out",
-        "mlp_in",
-        "gate",
-        "up",
-        "neurons",
-        "down_out",
-        "mlp_out",
-        "per_layer_out",
-        "resid_post",
-        "final",
-    ]
-    assert all(set(site.axes.split()) <= set(AXES) for site in SITES.values())
-    assert "hook_resid_mid" not in {site.bridge.rpartition(".")[2] for site in SITES.values()}
 
 
 @EVERY

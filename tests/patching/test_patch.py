@@ -155,16 +155,6 @@ def test_several_patches_in_a_forward_give_the_numbers_of_one():
     assert np.allclose(many.frame["value"], one.frame["value"], atol=1e-6)
 
 
-def test_a_neuron_set_is_patched_together():
-    lens, (clean, corrupted) = speaking(), pair()
-    found = patch(
-        lens, clean, corrupted, site="neurons", by=("layer",), layers=[1], units=[3, 40], metric=metrics.loss()
-    )
-    values = run_with(lens, clean, sites=("neurons",)).tensors["neurons", 1][..., [3, 40]]
-    outcome = run_with(lens, corrupted, freeze("neurons", {1: values}, units=[3, 40]))
-    assert found.frame["value"].item() == pytest.approx(float(outcome.loss.mean()), abs=1e-6)
-
-
 def test_what_is_not_swept_is_patched_together():
     lens, (clean, corrupted) = speaking(), pair()
     found = patch(
@@ -241,13 +231,6 @@ REFUSED = [
 def test_a_sweep_that_is_not_possible_is_refused(options, text):
     with pytest.raises(InputError, match=text):
         patch(speaking(), *pair(), **({"site": "resid_pre", "metric": DIFFERENCE} | options))
-
-
-def test_sites_that_are_not_there_are_refused():
-    with pytest.raises(SiteError, match="no site 'gate'"):
-        patch(speaking("gpt2"), *pair(), site="gate", metric=DIFFERENCE)
-    with pytest.raises(SiteError, match="no site 'resid_mid'"):
-        patch(speaking("gpt2"), *pair(), site="resid_mid", metric=DIFFERENCE)
 
 
 def test_sequences_that_do_not_fit_are_refused():

@@ -12,7 +12,6 @@ from sink_lens.edits.named_edits import KINDS
 from sink_lens.edits.references import References
 from sink_lens.engine.cells import cell_of as engine_cell
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.sites import sites_of
 from sink_lens.sweeps.cells import cell_of, cells_of
 from sink_lens.sweeps.grid import EditGrid, Grid, drawn_axis, group_of
 
@@ -113,13 +112,6 @@ def test_a_factor_without_a_point_is_the_same_cell(lens_of):
 def test_fewer_controls_than_none_are_refused():
     with pytest.raises(InputError, match="controls is -1; need a whole number from 0 on"):
         Grid(edits=(EditGrid(),), controls=-1)
-
-
-def test_sizes_are_those_of_the_site(lens_of):
-    sizes = {"layer": 3, "position": LENGTH, "head": 2, "unit": 12}
-    assert EditGrid(site="k").sizes(lens_of("llama"), n_positions=LENGTH) == sizes
-    sizes = {"layer": 3, "position": LENGTH, "head": 4, "key": LENGTH}
-    assert EditGrid(site="scores").sizes(lens_of("llama"), n_positions=LENGTH) == sizes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,12 +296,6 @@ def test_what_is_edited_whole_has_no_controls(lens_of):
     assert {tuple(own) for own in found.controls} == {()}
 
 
-def test_no_controls_are_drawn_where_none_are_asked_for(lens_of):
-    found = numbered(lens_of("llama"), EditGrid(units=[3]), controls=0)
-    assert found.drawn == []
-    assert {tuple(own) for own in found.controls} == {()}
-
-
 def test_draws_depend_on_the_seed_and_on_nothing_else(lens_of):
     lens = lens_of("llama")
     grid = EditGrid(units=[[3, 9, 40]])
@@ -384,9 +370,3 @@ def test_a_cell_without_edits_or_without_a_name_is_refused(edits, name):
 def test_a_column_of_a_cell_that_would_be_one_of_the_numbers_is_refused():
     with pytest.raises(InputError, match="columns of a cell are called effect, n, as those of numbers are"):
         cell_of(zero("z"), name="mine", effect=1.0, n=3, dose=2)
-
-
-def test_every_site_of_a_family_can_be_swept(lens_of):
-    lens = lens_of("llama")
-    for site in sites_of(lens.family):
-        assert places(lens, site=site)[0].part.site == site

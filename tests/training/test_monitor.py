@@ -294,51 +294,6 @@ def test_training_is_bit_identical_with_and_without(how):
     assert graphs == plain_graphs
 
 
-def test_two_hundred_steps_are_bit_identical_with_and_without():
-    found = []
-    for monitored in (True, False):
-        torch.manual_seed(0)
-        model = tiny("llama", attention_dropout=0.1).train()
-        losses, readings, optimizer = train(model, monitored=monitored, steps=200, every=10)
-        assert len(readings) == 20 * monitored
-        moments = [value for state in optimizer.state.values() for value in state.values()]
-        found.append((losses, [*model.parameters(), *moments, torch.get_rng_state()]))
-    (losses, tensors), (plain_losses, plain_tensors) = found
-    assert losses == plain_losses
-    assert len(set(losses)) == 200
-    assert all(torch.equal(a, b) for a, b in zip(tensors, plain_tensors, strict=True))
-
-
-@dynamo
-@pytest.mark.skipif("HOSTILE_CPU" in os.environ, reason="nothing is compiled where each product is changed")
-def test_reading_a_compiled_model_compiles_it_no_further():
-    torch._dynamo.reset()
-    model, graphs = tiny("llama").train(), []
-    compiled = torch.compile(model, backend="eager")
-    torch._dynamo.utils.counters.clear()
-    with SinkMonitor(compiled, every=2) as monitor:
-        for tokens in batches(8):
-            compiled(input_ids=tokens, labels=tokens).loss.backward()
-            monitor.step()
-            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert graphs[0] > 0
-    assert graphs[-1] == graphs[0]
-
-
-def test_gradients_under_autocast_are_whole():
-    """A weight that is cast without gradients must not be taken from autocast's cache by the training."""
-    tokens, found = batches(1)[0], []
-    for monitored in (True, False):
-        model = tiny("llama").train()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            if monitored:
-                one_reading(model, tokens)
-            else:
-                model(input_ids=tokens, labels=tokens).loss.backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_hooks_are_gone_between_readings_at_the_end_and_after_an_error():
     model, tokens = tiny("llama").train(), batches(1)[0]
     before, implementation = hooks_of(model), model.config._attn_implementation
