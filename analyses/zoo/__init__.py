@@ -22,6 +22,7 @@ from .easily_missed import (
     two_sinks,
 )
 from .hybrids import in_mixer_layer, mixer_spike, state_sink
+from .latent import latent_key
 from .seen_in_trained import (
     beside,
     bimodal,
@@ -109,6 +110,7 @@ ZOO: Mapping[str, Species] = {
     "in_mixer_layer": _written("aj", in_mixer_layer, "lfm2", "jamba"),
     "mixer_spike": _written("ak", mixer_spike, "lfm2", "jamba"),
     "state_sink": _written("al", state_sink, "jamba", "bamba"),
+    "latent_key": _written("am", latent_key, "youtu", "deepseek_v2"),
     **{f"broken_{link}": _written("broken", partial(broken, link)) for link in BREAKS},
 }
 """Name -> the kind of model."""

@@ -14,7 +14,8 @@ A mechanism can be written into five architectures:
 - `gemma3`: a norm before each sublayer and one of its output, a QK-norm, gains that are stored less 1, and embeddings
   that are multiplied by the root of the width.
 
-Hybrids (`hybrids`) are as `llama`, with a mixer in place of the attention of every second layer.
+Hybrids (`hybrids`) are as `llama`, with a mixer in place of the attention of every second layer; models with latent
+attention (`latent`) as `llama`, with a latent between the stream and the keys and values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,9 +51,11 @@ _CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "mistral")}
 _TYPES |= {"gemma3": "gemma3_text", "headnorm": "sink_lens_headnorm"}
-_TYPES |= {name: name for name in ("lfm2", "jamba", "bamba")}
+_TYPES |= {name: name for name in ("lfm2", "jamba", "bamba", "youtu", "deepseek_v2")}
 _MIXERS = {"lfm2": "conv", "jamba": "mamba", "bamba": "mamba"}
 """Hybrid -> the module that every second layer has in place of attention."""
+LATENT = {"q_lora_rank": 20, "kv_lora_rank": 18, "qk_nope_head_dim": 14, "qk_rope_head_dim": 10, "v_head_dim": 18}
+"""Widths of the latents, and of the parts of a head; queries of `deepseek_v2` have no latent."""
 _QUIET = 0.02
 """Factor that shrinks the random weights that write to a reserved dimension."""
 _ORDINARY = 7
@@ -132,8 +135,11 @@ class Draft:
 
     def attention(self, layer: int) -> tuple[Any, Any, Any, Any] | None:
         """Projections of queries, keys, values and output; None in a layer without attention."""
-        module = getattr(self.model.model.layers[layer], "self_attn", None)
+        module: Any = getattr(self.model.model.layers[layer], "self_attn", None)
         names = ("q_proj", "k_proj", "v_proj", "out_proj" if self.family == "lfm2" else "o_proj")
+        if hasattr(module, "kv_b_proj"):  # of the latent: what makes keys and values of it, and what makes it
+            queries = "q_b_proj" if module.q_proj is None else "q_proj"
+            names = (queries, "kv_b_proj", "kv_a_proj_with_mqa", "o_proj")
         return None if module is None else tuple(getattr(module, name) for name in names)
 
     def qk_norms(self, layer: int) -> tuple[Any, Any]:
@@ -191,6 +197,10 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     if family in _MIXERS:
         del sizes["head_dim"]
         sizes |= _hybrid(family, n_layers=n_layers)
+    if family in ("youtu", "deepseek_v2"):
+        del sizes["head_dim"]
+        sizes |= LATENT | {"num_key_value_heads": N_HEADS, "tie_word_embeddings": False}
+        sizes |= {"q_lora_rank": None, "first_k_dense_replace": n_layers} if family == "deepseek_v2" else {}
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
     model: Any = build_random(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)

@@ -45,18 +45,23 @@ def place(model, site, layer):
     # olmo2 and gemma norm what is written.
     post_norm = hasattr(block, "post_feedforward_layernorm")
     down = down_of(block)
-    key = getattr(attention, "k_proj", None)
-    return {
+    if hasattr(attention, "kv_b_proj"):  # the latent that all heads' keys are made from; their values are too
+        keys = {"key_in": (attention.kv_a_proj_with_mqa, True)}
+        keys |= dict.fromkeys(("k", "normed_k"), (attention.kv_a_layernorm, False))
+        keys["q"] = (attention.q_proj or attention.q_b_proj, False)
+    else:
+        key = getattr(attention, "k_proj", None)
+        normed = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None) or key
+        keys = {"key_in": (key, True), "k": (key, False), "normed_k": (normed, False)}
+        keys["q"] = (getattr(attention, "q_proj", None), False)
+    found = {
         "z": (getattr(attention, "head_out", None) or output, True),
         "attn_out": (block.post_attention_layernorm if post_norm else output, False),
         "neurons": (down, True),
         "written": (down, False),
         "stream": (block, False),
-        "key_in": (key, True),
-        "k": (key, False),
-        "q": (getattr(attention, "q_proj", None), False),
-        "normed_k": (getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None) or key, False),
-    }[site]
+    }
+    return (keys | found)[site]
 
 
 def down_of(block):
@@ -331,8 +336,14 @@ def _given(zoo, clean, at):
     edits = []
     for layer in zoo.truth.locked:
         dims = list(zoo.truth.outliers.get(layer - 1, ()))
-        value = mean_of(clean.sites["key_in", layer], at)[dims]
-        weight = blocks(zoo.model)[layer].self_attn.k_proj.weight[:, dims].detach()
+        value, attention = mean_of(clean.sites["key_in", layer], at)[dims], blocks(zoo.model)[layer].self_attn
+        if hasattr(attention, "kv_b_proj"):  # the norm of the latent sees what is taken away
+            read = clean.sites["key_in", layer].clone()
+            read[..., dims] = value
+            latent = attention.kv_a_proj_with_mqa(read)[..., : attention.kv_lora_rank]
+            edits.append(("k", layer, put(at, attention.kv_a_layernorm(latent))))
+            continue
+        weight = attention.k_proj.weight[:, dims].detach()
 
         def edit(k, layer=layer, dims=dims, value=value, weight=weight):
             change = (clean.sites["key_in", layer][..., dims] - value) @ weight.T
@@ -409,9 +420,13 @@ def _key_cosine(zoo, ran, at):
         if (zoo.truth.locked and layer not in zoo.truth.locked) or ("k", layer) not in ran.sites:
             continue
         if dims := list(zoo.truth.outliers.get(layer - 1, ())):
-            attention = blocks(zoo.model)[layer].self_attn
+            attention, key = blocks(zoo.model)[layer].self_attn, ran.sites["k", layer][at]
+            if hasattr(attention, "kv_b_proj"):
+                weight = attention.kv_a_proj_with_mqa.weight[: attention.kv_lora_rank, dims]
+                part = ran.sites["key_in", layer][at][:, dims] @ weight.T * attention.kv_a_layernorm.weight
+                cosines.append(torch.cosine_similarity(key, part, dim=-1).mean())
+                continue
             part = ran.sites["key_in", layer][at][:, dims] @ attention.k_proj.weight[:, dims].T
-            key = ran.sites["k", layer][at]
             if attention.k_proj.bias is not None:  # which is no part of what is written into the key
                 key = key - attention.k_proj.bias
             norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)

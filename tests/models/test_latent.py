@@ -1,9 +1,12 @@
 """Latent attention: keys and values are made from one latent, and a head's keys are wider than its values."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lenses import lens_of, speaking
 
+from analyses.zoo import ZOO, build
 from sink_lens import patching
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.config import TraceConfig
@@ -18,9 +21,10 @@ from sink_lens.engine.generation import generate
 from sink_lens.errors import ModelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import load, wrap
-from sink_lens.models.tiny import LATENT_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import LATENT_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, keys_of
 from sink_lens.records import read_run
+from sink_lens.schema import QUESTIONS
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.prefix import get_prefix_model
@@ -107,6 +111,25 @@ def test_a_trace_runs_to_its_end(family, tmp_path):
     result = trace(speaking(family), config=config, out=tmp_path / "run", progress=False, report=False)
     assert read_run(tmp_path / "run").status == "finished"
     assert result.tables["heads"]["qk_alignment"].isna().all()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ZOO["latent_key"].families)
+def test_every_answer_about_a_sink_whose_key_is_made_from_a_latent_is_its_truth(family, tmp_path):
+    zoo = build("latent_key", seed=1, family=family)
+    drawn = zoo.draw(8, length=32, generator=torch.Generator().manual_seed(1))
+    lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=zoo.name)
+    config = TraceConfig(model=zoo.name, quick=True, random_init=False)
+    found = trace(lens, config=config, tokens=from_tensor(drawn), out=tmp_path / "run", progress=False, report=False)
+    said = found.links.drop_duplicates("link").set_index("link")
+    for link, truth in zoo.truth.links.items():
+        for question in QUESTIONS:
+            assert said.loc[link, question] in (getattr(truth, question), "undecided"), (link, question)
+        assert said.loc[link, "verdict"] == ("holds" if truth.carries == "yes" else "fails"), link
+    makers = found.tables["makers"].query("is_maker")
+    assert [*makers[["kind", "layer", "unit"]].itertuples(index=False, name=None)] == [
+        (one.kind, one.layer, one.index) for one in zoo.truth.makers
+    ]
 
 
 def test_what_reads_a_latent_is_rounded_with_the_other_weights():

@@ -47,7 +47,7 @@ def test_every_model_says_which_edges_it_has_or_that_none_is_needed_alone():
     parts = {"slow_growth", "either_layer", "sink_logit", "delimiter"}
     not_derived = {"behind_bos", "common_beside_direction", "common_dimension", "either_embedding", "held_down"}
     not_derived |= {"half_of_sequences", "sixth_of_sequences", "second", "two_sinks"}
-    not_derived |= {"in_mixer_layer", "mixer_spike", "state_sink"}
+    not_derived |= {"in_mixer_layer", "mixer_spike", "state_sink", "latent_key"}
     assert without == parts | not_derived | {name for name in ZOO if name.startswith("broken_")} | {
         "unread_variance",
         "spike",
