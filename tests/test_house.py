@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from jaxtyping import TypeCheckError
+from jaxtyping import Float, TypeCheckError
+from shape_checks import shaped
+from torch import Tensor
 
 import sink_lens
 from sink_lens.axes import AXES
@@ -331,6 +333,18 @@ def test_a_wrong_shape_is_found_while_the_tests_run():
     scores = torch.rand(2, 3, 4)
     with pytest.raises(TypeCheckError, match="sink_mass"):
         sink_mass(scores, valid=torch.ones(2, 5, dtype=torch.bool), key=0)
+
+
+def test_a_wrong_shape_is_found_in_a_call_like_one_that_was_right():
+    @shaped
+    def cut(values: Float[Tensor, "rows width"], *, at: int) -> Float[Tensor, "rows width"]:
+        return values[:at]
+
+    assert len(cut(torch.ones(3, 2), at=3)) == len(cut(torch.zeros(3, 2), at=4)) == 3
+    with pytest.raises(TypeCheckError, match=r"checking the return value of .*cut"):
+        cut(torch.ones(3, 2), at=2)
+    with pytest.raises(TypeCheckError, match=r"checking the parameters of .*cut"):
+        cut(torch.ones(3), at=3)
 
 
 RUNS_HOOKS = {
