@@ -1,10 +1,9 @@
 """A run that is killed at any moment leaves what a resumed run completes, to the last bit."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 from tiers import first
 
@@ -14,21 +13,20 @@ SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks; on Windows nothing is forked")
 
 
-def killed(*options, kills):
+def killed(*options, kills, said):
     """The lines that the script prints."""
-    command = [sys.executable, SCRIPT, "--kills", str(kills), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    code, printed = forks.run(SCRIPT, "--kills", kills, *options, said=said)
+    assert code == 0, printed
+    return [line for line in printed.splitlines() if " kills, differing: " in line]
 
 
 @pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace", "watch"]))
-def test_a_killed_run_is_resumed_to_the_same_tables(name):
-    assert killed("--only", name, kills=1) == [f"{name}: 1 kills, differing: nothing"]
+def test_a_killed_run_is_resumed_to_the_same_tables(name, tmp_path):
+    assert killed("--only", name, kills=1, said=tmp_path / "said") == [f"{name}: 1 kills, differing: nothing"]
 
 
 @pytest.mark.exhaustive
-def test_runs_killed_twice_and_killed_shards_are_resumed_to_the_same_tables():
+def test_runs_killed_twice_and_killed_shards_are_resumed_to_the_same_tables(tmp_path):
     divided = tuple(f"{name} in 8 shards" for name in ("sweep", "patch", "circuit"))
     names = ("sweep", "patch", "circuit", "trace", "watch", *divided)
-    assert killed(kills=2) == [f"{name}: 2 kills, differing: nothing" for name in names]
+    assert killed(kills=2, said=tmp_path / "said") == [f"{name}: 2 kills, differing: nothing" for name in names]

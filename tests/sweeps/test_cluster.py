@@ -1,5 +1,6 @@
 """The same table from several processes and from a Ray cluster, also where workers die, and what they refuse."""
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import forks
 import pandas as pd
 import psutil
 import pytest
@@ -113,17 +115,17 @@ def block_files(result):
 
 
 def workers_of_a_pool():
-    """The processes that compute blocks, and not the one that keeps track of what they share."""
-    return [child.pid for child in psutil.Process().children() if "spawn_main" in command_of(child)]
+    """The processes that compute blocks."""
+    return [process.pid for process in multiprocessing.active_children()]
 
 
 def test_two_processes_one_of_which_is_killed_give_the_table_of_one(lens, local, tmp_path, monkeypatch):
     pools, killed = [], []
     pool = cluster.ProcessPoolExecutor
 
-    def counted(*args, **options):
-        pools.append(args[0])
-        return pool(*args, **options)
+    def counted(*args, mp_context, **options):
+        pools.append((args[0], mp_context.get_start_method()))
+        return pool(*args, mp_context=forks.FORKS, **options)
 
     def kill():
         killed.extend(workers_of_a_pool()[:1])
@@ -135,7 +137,7 @@ def test_two_processes_one_of_which_is_killed_give_the_table_of_one(lens, local,
     result = swept(lens, tmp_path / "run", devices=("cpu", "cpu"))
     assert_same(result, local)
     assert len(killed) == 1
-    assert pools == [2, 2]  # the blocks that were left were given to two new processes
+    assert pools == [(2, "spawn")] * 2  # the blocks that were left were given to two new processes
     assert sorted(written) == block_files(local)
     assert read_run(tmp_path / "run").status == "finished"
 

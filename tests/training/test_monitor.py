@@ -3,13 +3,11 @@
 import copy
 import json
 import math
-import os
-import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -167,14 +165,8 @@ def test_reading_is_the_same_however_the_model_runs(how):
 @pytest.mark.parametrize("how", first(["ddp", "fsdp1", "fsdp2"]))
 def test_two_processes_read_what_one_does(how, tmp_path):
     script, out = HERE / "monitor_ranks.py", tmp_path / "readings.x"
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, out, how],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    code, said = forks.run(script, out, how, said=tmp_path / "said", ranks=2)
+    assert code == 0, said
     first, second = (json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1))
     assert first == second
     model, tokens = tiny("llama").train(), monitor_ranks.batch()

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import forks
 import pandas as pd
 import pytest
 import torch
@@ -331,17 +332,10 @@ def test_monitors_of_several_threads_know_nothing_of_each_other():
 
 def test_a_process_whose_monitor_stops_lets_no_other_one_wait(tmp_path):
     out = tmp_path / "readings.x"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, HERE / "monitor_ranks.py", out, "broken"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    code, said = forks.run(HERE / "monitor_ranks.py", out, "broken", said=tmp_path / "said", ranks=2)
+    assert code == 0, said
     assert [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)] == [[None, None]] * 2
-    assert "TypeError" in done.stderr
+    assert "TypeError" in said
 
 
 # --- the Trainer

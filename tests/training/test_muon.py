@@ -1,5 +1,7 @@
 """Muon for the matrices of the layers, AdamW for the rest."""
 
+import functools
+
 import pandas as pd
 import pytest
 import torch
@@ -86,13 +88,24 @@ def test_a_schedule_reaches_both():
     assert [group["lr"] for part in optimizer._parts for group in part.param_groups] == [5e-3] * 3
 
 
+@pytest.fixture(scope="module")
+def variant(tmp_path_factory):
+    """The training with some changes, which is made once for the tests of this file."""
+
+    @functools.cache
+    def made(**changes):
+        out = tmp_path_factory.mktemp("variant") / "run"
+        return train(config_of(**changes), out=out, progress=False, data=data())
+
+    return made
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}, {"attention": "key_bias"}],
 )
-def test_a_variant_trains_and_is_another_training(changes, tmp_path):
-    plain = train(config_of(), out=tmp_path / "plain", progress=False, data=data())
-    varied = train(config_of(**changes), out=tmp_path / "varied", progress=False, data=data())
+def test_a_variant_trains_and_is_another_training(changes, variant, tmp_path):
+    plain, varied = variant(), variant(**changes)
     losses = [frame["eval_loss"].dropna() for frame in (plain.log, varied.log)]
     assert losses[1].iloc[-1] < losses[1].iloc[0]
     assert not losses[0].equals(losses[1])
@@ -101,10 +114,8 @@ def test_a_variant_trains_and_is_another_training(changes, tmp_path):
     pd.testing.assert_frame_equal(again.log[columns], varied.log[columns])
 
 
-def test_a_key_bias_is_learned_without_decay_and_read_from_its_checkpoint_on_both_paths(tmp_path):
-    config = config_of(attention="key_bias")
-    run = train(config, out=tmp_path / "run", progress=False, data=data())
-    lens = load(run.checkpoints[12])
+def test_a_key_bias_is_learned_without_decay_and_read_from_its_checkpoint_on_both_paths(variant):
+    lens = load(variant(attention="key_bias").checkpoints[12])
     bias = lens.layer(1).self_attn.key_bias
     assert (bias != 0).all()
     assert {name for name in undecayed(lens.plain) if "key_bias" in name} == {
@@ -124,9 +135,8 @@ def test_muon_is_not_sharded():
         config_of(optimizer="muon", fsdp=True, device=None)
 
 
-def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    config = config_of(optimizer="muon")
-    whole = train(config, out=tmp_path / "whole", progress=False, data=data())
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path, monkeypatch):
+    config, whole = config_of(optimizer="muon"), variant(optimizer="muon")
     own = Loop.training_step
 
     def stopped(self, *given, **named):

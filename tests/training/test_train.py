@@ -7,13 +7,12 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -367,10 +366,8 @@ def test_training_leaves_the_callers_random_state_and_messages_alone(tmp_path):
 def killed(tmp_path_factory):
     """Runs that were killed (kill -9): in the forward of step 8, and while the checkpoint of step 8 was written."""
     out = tmp_path_factory.mktemp("killed") / "run"
-    done = subprocess.run(
-        [sys.executable, HERE / "tiny_run.py", out, "both"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    code, said = forks.run(HERE / "tiny_run.py", out, "both", said=out.with_name("said"))
+    assert code == -signal.SIGKILL, said
     return {place: out.with_name(f"run-{place}") for place in ("forward", "saving")}
 
 
@@ -670,24 +667,8 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
 
 def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):
     out = tmp_path / "run"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node",
-            "2",
-            HERE / "tiny_run.py",
-            out,
-            "-",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    code, said = forks.run(HERE / "tiny_run.py", out, "-", said=tmp_path / "said", ranks=2)
+    assert code == 0, said
     log = pd.read_parquet(out / "log.parquet")
     assert log["step"].tolist() == whole.log["step"].tolist()
     for name in ("loss", "eval_loss", "grad_norm"):
