@@ -1,6 +1,6 @@
 """A sweep of edits over a grid of cells: its figures and its page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ from sink_lens.report.style import (
     style_axes,
 )
 from sink_lens.schema import FEW
-from sink_lens.text import interval, number, plural, site_words, strength, visible
+from sink_lens.sweeps import words
+from sink_lens.sweeps.words import MARK, cell_name, few_sequences, metrics_of, n_failed, stands_out
+from sink_lens.text import site_words, visible
 
 _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
 _LABELLED = 5
@@ -137,38 +139,15 @@ def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, i
 
 _CELLS = ["cell", "kind", "site", "where", "metric", "effect", "ci_low", "ci_high", "error"]
 _EACH = 15
-_MARK = "†"
 
 
 def _cells(run: Run) -> pd.DataFrame:
     return run.need("cells", columns=_CELLS)
 
 
-def _metrics(table: pd.DataFrame) -> list[str]:
-    return list(dict.fromkeys(one for one in table["metric"].tolist() if isinstance(one, str) and one))
-
-
-def _failed(table: pd.DataFrame) -> int:
-    return len(set(table["cell"].loc[table["error"].notna()]))
-
-
 def _title(run: Run) -> str:
     table = run.optional("cells", columns=_CELLS)
-    if table is None:
-        return "A sweep of edits"
-    count = len(set(table["cell"]))
-    metrics = _metrics(table)
-    if not metrics:
-        return f"A sweep of {plural(count, 'cell')}"
-    least = _least(run)
-    told_apart, by = _told_apart(table, metrics[0], least=least), f" by {least:g} or more" if least else ""
-    if not told_apart:
-        return f"None of {plural(count, 'edit')} changes {visible(metrics[0])}{by} beyond chance and its controls"
-    changes = "changes" if len(told_apart) == 1 else "change"
-    return (
-        f"{len(told_apart)} of {plural(count, 'edit')} {changes} {visible(metrics[0])}{by}; the most: "
-        f"{cell_name(told_apart[0])}, by {_effect(told_apart[0])}"
-    )
+    return "A sweep of edits" if table is None else words.title(table, least=_least(run))
 
 
 def _least(run: Run) -> float:
@@ -176,80 +155,14 @@ def _least(run: Run) -> float:
     return float(run.provenance.get("least_effect") or 0.0)
 
 
-def _told_apart(table: pd.DataFrame, metric: str, *, least: float) -> list[dict[Any, Any]]:
-    """The cells that change a metric by as much, beyond chance and their controls, the largest effect first."""
-    rows = table.loc[table["metric"].eq(metric)]
-    rows = rows.loc[stands_out(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
-    return rows.sort_values("effect", key=abs, ascending=False, kind="stable").to_dict("records")
-
-
-def _few(table: pd.DataFrame) -> str:
-    """Say that intervals are of few sequences, if some are; empty otherwise."""
-    counts = table["n"].dropna().to_numpy(float) if "n" in table.columns else np.zeros(0)
-    counts = counts[(counts > 0) & (counts < FEW)]
-    return f"Intervals marked {_MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
-
-
-def _effect(row: Mapping[Any, Any]) -> str:
-    marked = _MARK if 0 < row.get("n", FEW) < FEW else ""
-    return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
-
-
 def _headline(run: Run) -> list[str]:
-    """Add to the title: controls of its cell, the next cell, other metrics, failures."""
-    table = _cells(run)
-    sentences = []
-    for at, metric in enumerate(_metrics(table)):
-        rows = table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable")
-        best, told_apart = rows.iloc[0].to_dict(), _told_apart(table, metric, least=_least(run))
-        small = len(_told_apart(table, metric, least=0.0)) - len(told_apart)
-        if small:
-            sentences.append(f"{plural(small, 'more edit')} change {visible(metric)} by less than {_least(run):g}.")
-        control = float(best.get("control_effect", np.nan))
-        if at == 0 and told_apart and cell_name(told_apart[0]) == cell_name(best):
-            if np.isfinite(control):
-                sentences.append(f"Random controls of that cell change it by {number(control)} on average.")
-            if len(told_apart) > 1:
-                sentences.append(f"Next comes {cell_name(told_apart[1])}, by {_effect(told_apart[1])}.")
-        elif np.isfinite(float(best["effect"])):
-            beside = f"; its controls {number(control)}" if np.isfinite(control) else ""
-            sentences.append(
-                f"The largest change of {visible(metric)} is {_effect(best)}, by {cell_name(best)}{beside}."
-            )
-    sentences += [few] if (few := _few(table)) else []
-    sentences += [f"{visible(str(one))}." for one in run.provenance.get("means", ())]
-    if failed := _failed(table):
-        sentences.append(f"{plural(failed, 'cell')} failed; the table says why.")
-    return sentences
-
-
-def cell_name(row: Mapping[Any, Any]) -> str:
-    """A cell in words: its own name, or its edit, its site, how strong and where."""
-    if named := _parts(row, {"name": visible}):
-        return named[0]
-    edit = _parts(row, {"kind": visible, "site": site_words})
-    return ", ".join([*([" ".join(edit) + strength(row)] if edit else []), *_parts(row, {"where": visible})])
-
-
-def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """The parts of a cell's name that the row holds, as text."""
-    return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
+    return words.sentences(_cells(run), least=_least(run), means=run.provenance.get("means", ()))
 
 
 def _label(row: Mapping[Any, Any]) -> str:
     """A cell's name for the forest plot; a long one keeps its end, which tells cells apart."""
     name = cell_name(row)
     return name if len(name) <= _LABEL else f"{name[: _LABEL // 2]} … {name[-_LABEL // 2 :]}"
-
-
-def stands_out(rows: pd.DataFrame) -> np.ndarray:
-    """Check for each cell that its interval, and that of its effect above any controls, excludes zero."""
-    low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
-    told = (low > 0) | (high < 0)
-    if {"over_low", "over_high"} <= set(rows.columns):
-        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
-        told &= ~((low <= 0) & (high >= 0))
-    return told
 
 
 def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
@@ -306,7 +219,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
 
     def of(run: Run) -> pd.DataFrame:
         table = _cells(run)
-        return table.loc[table["metric"] == _metrics(table)[which]]
+        return table.loc[table["metric"] == metrics_of(table)[which]]
 
     def every(run: Run) -> tuple[str, Figure]:
         """Draw the effect of every cell."""
@@ -334,7 +247,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
 
     def there(run: Run) -> bool:
         """True if the run has so many metrics."""
-        return "cells" not in run.tables or len(_metrics(run.tables["cells"])) > which
+        return "cells" not in run.tables or len(metrics_of(run.tables["cells"])) > which
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
@@ -361,13 +274,13 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
             table.loc[table["metric"] == metric]
             .sort_values("effect", key=abs, ascending=False, kind="stable")
             .head(_EACH)
-            for metric in _metrics(table)
+            for metric in metrics_of(table)
         ]
         or [table]
     )
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):
-            marks = [_MARK if 0 < n < FEW else "" for n in rows["n"]] if "n" in rows.columns else [""] * len(rows)
+            marks = [MARK if 0 < n < FEW else "" for n in rows["n"]] if "n" in rows.columns else [""] * len(rows)
             told = zip(intervals(rows, low, high), marks, strict=True)
             rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
     heads = {"metric": "metric", "kind": "edit", "site": "site", "where": "where", "factor": "factor"}
@@ -375,7 +288,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"over": "effect above controls, 95%"}
     heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
     see = f"The {_EACH} strongest cells of each metric; all {len(table)} rows are in cells.parquet."
-    return f"{see} {_few(table)}".rstrip(), shown_table(rows, heads, most=_EACH * 6)
+    return f"{see} {few_sequences(table)}".rstrip(), shown_table(rows, heads, most=_EACH * 6)
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
@@ -396,7 +309,7 @@ SWEEP = Page(
             key="failed-table",
             title="Failed cells",
             make=_failed_table,
-            when=lambda run: "cells" in run.tables and _failed(run.tables["cells"]) > 0,
+            when=lambda run: "cells" in run.tables and n_failed(run.tables["cells"]) > 0,
         ),
     ),
 )

@@ -39,12 +39,13 @@ from ..progress import tqdm
 from ..records import RunWriter, check_known, create_run, display
 from ..records.reading import damaged_file
 from ..records.shards import check_shard, holder, run_in
-from ..schema import FEW, MEANS
+from ..schema import MEANS
+from . import words
 from .cells import Cells, What, cells_of
 from .cluster import Blocks, Job, check_engine, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import EditGrid, Grid
-from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
+from .results import SweepResult, by_cell, failed_cells, leave_out_short, tables
 
 log = logging.getLogger(__name__)
 
@@ -178,10 +179,12 @@ class _Asked:
             metrics=own.metrics,
             generator=np.random.default_rng(self.how.seed),
         )
+        least = self.how.least_effect
+        said = words.sentences(frame, least=least, means=self.means)
         result = SweepResult(
             folder=writer.folder,
             tables={"cells": frame, "controls": drawn, "values": by_cell(numbers, n=self.cells.n)},
-            headline="\n".join([headline(frame, own), *self.means]),
+            headline="\n".join([f"{words.title(frame, least=least)}.", *said]),
         )
         for name, table in result.tables.items():
             writer.write_table(name, table)
@@ -369,25 +372,3 @@ def _join_rows(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: C
         return frame
     before = _read_block(writer, cells, part=_part(block))
     return pd.concat([before.loc[~before["cell"].isin(block.cells)], frame], ignore_index=True)
-
-
-def headline(frame: pd.DataFrame, engine: Engine) -> str:
-    """Summarise a sweep: how many cells ran, failed or changed nothing, and the strongest effect on each metric."""
-    n, failed = len(set(frame["cell"].tolist())), len(failed_cells(frame))
-    idle = frame["error"].isna().to_numpy(dtype=bool) & ~frame["changed"].to_numpy(dtype=bool)
-    still = len(set(frame["cell"][idle].tolist()))
-    said = f"{n:,} cells on {engine.tokens.n_sequences} sequences" + (f", {failed:,} failed" if failed else "")
-    lines = [said + (f", {still:,} changed nothing that is read" if still else "")]
-    for name in dict.fromkeys(frame["metric"].tolist()):
-        rows = frame.loc[frame["metric"] == name]
-        sizes = rows["effect"].abs().to_numpy()
-        if not np.isnan(sizes).all():
-            best = rows.iloc[int(np.nanargmax(sizes))].to_dict()
-            line = f"{name}: {best['baseline']:.4g} without an edit; strongest {cell_name(best)}: {best['effect']:+.4g}"
-            if best["ci_low"] == best["ci_low"]:
-                few = ", few sequences" if best["n"] < FEW else ""
-                line += f" ({best['ci_low']:+.4g} to {best['ci_high']:+.4g}{few})"
-            if best["n_controls"]:
-                line += f", {best['n_controls']} random controls {best['control_effect']:+.4g}"
-            lines.append(line)
-    return "\n".join(lines)

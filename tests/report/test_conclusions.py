@@ -15,7 +15,7 @@ from sink_lens.report.html import content
 from sink_lens.sweeps import page as sweep
 from sink_lens.sweeps.config import SweepConfig
 from sink_lens.sweeps.grid import EditGrid, Grid
-from sink_lens.sweeps.page import cell_name
+from sink_lens.sweeps.words import cell_name
 
 
 def a_run(folder, kind, *, config=None, provenance=None, **frames):
@@ -111,12 +111,14 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     cells = pd.concat([rows.assign(metric="sink mass"), rows.assign(metric="loss")])
     shown = content(a_run(tmp_path / "run", "sweep", cells=cells))
     assert shown.title == (
-        "2 of 3 edits change sink mass; the most: zero head output (z), layer 2, by −0.5 [−0.6, −0.4]"
+        "2 of 3 edits change sink mass. The largest change is −0.5 [−0.6, −0.4], by zero head output (z), layer 2"
     )
     assert shown.headline == [
-        "Random controls of that cell change it by 0.01 on average.",
-        "Next comes zero head output (z), layer 3, by −0.3 [−0.4, −0.2].",
-        "The largest change of loss is −0.5 [−0.6, −0.4], by zero head output (z), layer 2; its controls 0.01.",
+        "Random edits of the same size change it by 0.01 on average.",
+        "The next largest change is −0.3 [−0.4, −0.2], by zero head output (z), layer 3.",
+        "2 of 3 edits change loss. The largest change is −0.5 [−0.6, −0.4], by zero head output (z), layer 2; "
+        "random edits of the same size: 0.01.",
+        "A change counts if its 95% interval excludes 0, and if that of the change above random edits does too.",
     ]
 
 
@@ -126,10 +128,11 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
     cells = rows.assign(metric="loss", error=pd.array([None] * 3, dtype="string"))
     shown = content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.01}, cells=cells))
     assert shown.title == (
-        "1 of 3 edits changes loss by 0.01 or more; the most: zero head output (z), layer 1, by 0.5 [0.4, 0.6]†"
+        "1 of 3 edits changes loss. The largest change is 0.5 [0.4, 0.6]†, by zero head output (z), layer 1"
     )
     assert shown.headline == [
         "2 more edits change loss by less than 0.01.",
+        "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.01 or more.",
         "Intervals marked † are of fewer than 5 sequences (2).",
     ]
     (table,) = [one for one in shown.tables if one.key == "cell-table"]

@@ -131,8 +131,8 @@ SAYS = {
         "Largest effect at layer 0, position 3: 0.3, 100% of the way.",
     ),
     "sweep": (
-        "None of 6 edits changes loss beyond chance and its controls",
-        "The largest change of loss is −0.9 [−1, 0], by zero head output (z), somewhere; its controls 0.01.",
+        "None of 6 edits is shown to change loss",
+        "The largest difference in loss is −0.9 [−1, 0], by zero head output (z), somewhere; random edits of the same",
     ),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("Value norm b against a", "findings.txt is not in this folder."),
@@ -254,7 +254,7 @@ def test_growth_steps_that_are_not_drawn_are_counted(tmp_path):
 
 def test_a_failed_cell_is_listed(tmp_path):
     part = content(read_run(a_run(tmp_path / "run", "sweep")))
-    assert "1 cell failed" in part.headline[-1]
+    assert "1 edit failed" in part.headline[-1]
     assert part.tables[-1].table.rows[0][-1] == "no room"
 
 

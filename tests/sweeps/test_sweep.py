@@ -31,7 +31,9 @@ from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps.cells import grid_cells
+from sink_lens.sweeps.page import SWEEP
 from sink_lens.sweeps.sweep import sweep
+from sink_lens.sweeps.words import cell_name, effect
 
 runner = import_module("sink_lens.sweeps.sweep")
 
@@ -225,14 +227,14 @@ def test_the_run_folder_holds_what_the_result_holds(whole):
     assert (whole.folder / "effects.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_headline_names_the_strongest_cell_of_each_metric(whole):
-    first, *lines = whole.headline.splitlines()
-    assert first == "14 cells on 4 sequences"
-    for line, name in zip(lines, ("sink mass at position 0", "loss"), strict=True):
-        best = whole.top(1, metric=name).iloc[0]
-        assert line.startswith(f"{name}: {best['baseline']:.4g} without an edit; strongest {best['kind']}")
-        assert f"{best['effect']:+.4g}" in line
-        assert "2 random controls" in line
+def test_the_headline_names_the_strongest_cell_of_each_metric_as_the_page_does(whole):
+    run = read_run(whole.folder)
+    assert whole.headline == "\n".join([f"{SWEEP.title(run)}.", *SWEEP.headline(run)])
+    assert " of 14 edits " in whole.headline.splitlines()[0]
+    assert "over 4 sequences excludes 0, and if that of the change above random edits does too" in whole.headline
+    for name in ("sink mass at position 0", "loss"):
+        best = whole.top(1, metric=name).to_dict("records")[0]
+        assert f" is {effect(best)}, by {cell_name(best)}" in whole.headline
 
 
 def test_ranges_and_a_single_metric_are_taken_as_they_are(tmp_path):
@@ -305,14 +307,14 @@ def test_cells_and_metrics_of_one_s_own_are_swept(tmp_path):
         by_metric = result.frame[result.frame["name"] == name].set_index("metric")["value"]
         assert by_metric["loss"] == pytest.approx(wanted.mean(), rel=1e-12)
         assert by_metric["twice"] == pytest.approx(2 * wanted.mean(), rel=1e-7)
-    assert "strongest both" in result.headline or "strongest halved" in result.headline
+    assert ", by both" in result.headline or ", by halved" in result.headline
     assert swept(tmp_path, what=cells, metrics=[twice, loss()]).headline == result.headline
 
 
 def test_an_edit_that_does_nothing_says_so(tmp_path):
     cells = [cell_of(scale("z", 1.0), name="nothing"), cell_of(zero("z"), name="everything")]
     result = swept(tmp_path, what=cells)
-    assert result.headline.startswith("2 cells on 4 sequences, 1 changed nothing that is read\n")
+    assert "1 edit changed nothing that the metrics read." in result.headline
     frame = result.frame.query("metric == 'loss'")
     assert frame["changed"].tolist() == [False, True]
     assert frame["effect"].tolist()[0] == 0
@@ -320,7 +322,7 @@ def test_an_edit_that_does_nothing_says_so(tmp_path):
 
 def test_one_sequence_has_a_headline_without_an_interval(tmp_path):
     said = swept(tmp_path, what=FEW, tokens=sequences(lengths=(12,))).headline
-    assert "strongest scale z" in said
+    assert ", by scale head output (z)" in said
     assert "nan" not in said
 
 
@@ -492,7 +494,7 @@ def test_cells_that_fail_are_recorded_with_their_error_and_the_others_are_fine(t
     sound = swept(tmp_path / "b", what=some_cells({"broken": False}))
     assert result.failed["name"].tolist() == ["fragile", "also fragile"]
     assert result.failed["error"].tolist() == ["ValueError: no luck"] * 2
-    assert result.headline.startswith("6 cells on 4 sequences, 2 failed")
+    assert "2 edits failed; the table has the reasons." in result.headline
     failed = result.frame["error"].notna()
     assert np.isnan(result.frame.loc[failed, ["value", "effect", "ci_low", "over_control"]].to_numpy()).all()
     assert result.frame.loc[failed, "n"].tolist() == [0] * 4

@@ -1,0 +1,168 @@
+"""A sweep in words: one text for the terminal, ``--json`` and the page."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..schema import FEW
+from ..text import interval, number, plural, site_words, strength, visible
+
+MARK = "†"
+"""Behind an interval of few sequences."""
+
+
+def title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
+    """How many edits change the first metric, and which changes it most.
+
+    Args:
+        frame: the cells of a sweep.
+        least: the smallest effect that counts as a change.
+    """
+    metrics = metrics_of(frame)
+    if not metrics:
+        return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
+    rows, found = _of(frame, metrics[0]), changing(frame, metrics[0], least=least)
+    if not len(found):
+        return f"None of {plural(len(rows), 'edit')} is shown to change {visible(metrics[0])}"
+    return f"{_how_many(found, rows)} {visible(metrics[0])}. The largest change is {_change(found.iloc[0].to_dict())}"
+
+
+def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
+    """What follows the title: the baseline, the next edit, other metrics, what counts as a change, what went wrong.
+
+    Args:
+        frame: the cells of a sweep.
+        least: the smallest effect that counts as a change.
+        means: sentences on what the means were taken over.
+    """
+    said = []
+    for at, metric in enumerate(metrics_of(frame)):
+        found = changing(frame, metric, least=least)
+        said += _first(frame, metric, found) if at == 0 else _other(frame, metric, found)
+        if small := len(changing(frame, metric, least=0.0)) - len(found):
+            word = "changes" if small == 1 else "change"
+            said.append(f"{plural(small, 'more edit')} {word} {visible(metric)} by less than {least:g}.")
+    if said:
+        said.append(_meaning(frame, least=least))
+    idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
+    if still := len(set(frame.loc[idle, "cell"])):
+        said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
+    said += [few] if (few := few_sequences(frame)) else []
+    said += [f"{visible(str(one))}." for one in means]
+    if failed := n_failed(frame):
+        said.append(f"{plural(failed, 'edit')} failed; the table has the reasons.")
+    return said
+
+
+def _first(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
+    """The baseline of the first metric, what random edits do, and the second largest change; or the largest of none."""
+    rows = _of(frame, metric)
+    best, said = rows.iloc[0].to_dict(), []
+    if np.isfinite(before := float(best.get("baseline", np.nan))):
+        said.append(f"Without an edit it is {number(before)}.")
+    if not len(found):
+        return [*said, *_largest(best, metric)]
+    if np.isfinite(control := float(found.iloc[0].get("control_effect", np.nan))):
+        said.append(f"Random edits of the same size change it by {number(control)} on average.")
+    return [*said, f"The next largest change is {_change(found.iloc[1].to_dict())}."] if len(found) > 1 else said
+
+
+def _other(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
+    rows = _of(frame, metric)
+    if not len(found):
+        return [f"No edit is shown to change {visible(metric)}.", *_largest(rows.iloc[0].to_dict(), metric)]
+    best = found.iloc[0].to_dict()
+    return [
+        f"{_how_many(found, rows)} {visible(metric)}. The largest change is {_change(best)}{_control(best)}."
+    ]  # one entry of the page's list for each metric
+
+
+def _largest(best: Mapping[Any, Any], metric: str) -> list[str]:
+    """The largest change of a metric that nothing is shown to change."""
+    if not np.isfinite(float(best["effect"])):
+        return []
+    return [f"The largest difference in {visible(metric)} is {_change(best)}{_control(best)}."]
+
+
+def _control(row: Mapping[Any, Any]) -> str:
+    control = float(row.get("control_effect", np.nan))
+    return f"; random edits of the same size: {number(control)}" if np.isfinite(control) else ""
+
+
+def _how_many(found: pd.DataFrame, rows: pd.DataFrame) -> str:
+    word = "changes" if len(found) == 1 else "change"
+    return f"{len(found)} of {plural(len(rows), 'edit')} {word}"
+
+
+def _change(row: Mapping[Any, Any]) -> str:
+    return f"{effect(row)}, by {cell_name(row)}"
+
+
+def _meaning(frame: pd.DataFrame, *, least: float) -> str:
+    """What counts as a change."""
+    controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
+    over = ", and if that of the change above random edits does too" if controls else ""
+    size = f", and the change is {least:g} or more" if least else ""
+    n = frame["n"].max() if "n" in frame.columns else np.nan
+    of = f" over {plural(int(n), 'sequence')}" if n == n and n > 0 else ""
+    return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
+
+
+def few_sequences(frame: pd.DataFrame) -> str:
+    """Say that intervals are of few sequences, if some are; empty otherwise."""
+    counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
+    counts = counts[(counts > 0) & (counts < FEW)]
+    return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
+
+
+def metrics_of(frame: pd.DataFrame) -> list[str]:
+    """The metrics, in the order in which they were asked."""
+    return list(dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one))
+
+
+def n_failed(frame: pd.DataFrame) -> int:
+    """Number of cells that could not be computed."""
+    return len(set(frame["cell"].loc[frame["error"].notna()]))
+
+
+def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A metric's rows, the largest effect first."""
+    rows = frame.loc[frame["metric"].eq(metric)]
+    return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
+
+
+def changing(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
+    """The cells that change a metric by as much, beyond chance and their controls, the largest effect first."""
+    rows = _of(frame, metric)
+    return rows.loc[stands_out(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
+
+
+def stands_out(rows: pd.DataFrame) -> np.ndarray:
+    """Check for each cell that its interval, and that of its effect above any controls, excludes zero."""
+    low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
+    told = (low > 0) | (high < 0)
+    if {"over_low", "over_high"} <= set(rows.columns):
+        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
+        told &= ~((low <= 0) & (high >= 0))
+    return told
+
+
+def effect(row: Mapping[Any, Any]) -> str:
+    """An effect with its interval, marked if that is of few sequences."""
+    marked = MARK if 0 < row.get("n", FEW) < FEW else ""
+    return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
+
+
+def cell_name(row: Mapping[Any, Any]) -> str:
+    """A cell in words: its own name, or its edit, its site, how strong and where."""
+    if named := _parts(row, {"name": visible}):
+        return named[0]
+    edit = _parts(row, {"kind": visible, "site": site_words})
+    return ", ".join([*([" ".join(edit) + strength(row)] if edit else []), *_parts(row, {"where": visible})])
+
+
+def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
+    """The parts of a cell's name that the row holds, as text."""
+    return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
