@@ -5,9 +5,13 @@ as cells, which adds the baseline run, paired intervals and the run folder.
 
 Prints on the default model:
 
-    30 cells on 8 sequences
-    sink mass at position 0: 0.5475 without an edit; strongest layer  0: -0.4161 (-0.4462 to -0.3823)
-    largest_head: 1 without an edit; strongest layer  0: -0.5953 (-0.7039 to -0.4967)
+    7 of 30 edits change sink mass at position 0. The largest change is −0.416 [−0.446, −0.382], by layer  0.
+    Without an edit it is 0.548.
+    The next largest change is −0.383 [−0.401, −0.367], by layer  2.
+    18 more edits change sink mass at position 0 by less than 0.01.
+    3 of 30 edits change largest_head. The largest change is −0.595 [−0.704, −0.497], by layer  0.
+    3 more edits change largest_head by less than 0.01.
+    A change counts if its 95% interval over 8 sequences excludes 0, and the change is 0.01 or more.
 
     sink mass at position 0: what turning the MLP's output at position 0 changes
         name  baseline  effect  ci_low  ci_high

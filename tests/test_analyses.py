@@ -18,7 +18,7 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.methods import METHODS
 from sink_lens.configuration import field_docs
 from sink_lens.errors import InputError
-from sink_lens.schema import ERROR_RATES
+from sink_lens.schema import ERROR_RATES, FINGERPRINT_ERRORS
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted((path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name)
@@ -246,6 +246,13 @@ def test_the_error_rates_on_every_page_are_those_of_the_table():
     numbers = [told("verdict", "intact"), told("verdict", "broken"), told("position", "no"), told("phrases", "true")]
     assert re.findall(r"\d+ of [\d,]+\d", ERROR_RATES) == numbers
     assert f"{rows.loc[rows['question'] == 'position', 'n'].sum():,} traces" in ERROR_RATES
+
+
+def test_the_error_rate_of_a_fingerprint_is_that_of_its_analysis():
+    pairs = pd.read_csv(ROOT / "c_seedprints" / "fingerprint_calibration" / "pairs.csv")
+    asked = pairs.loc[pairs["inputs"].eq("tokens") & pairs["null"].eq("relabelled")]
+    assert f"of {len(asked)} pairs" in FINGERPRINT_ERRORS
+    assert f", {(asked['p'] < 0.01).sum()} were said" in FINGERPRINT_ERRORS
 
 
 @pytest.mark.parametrize(

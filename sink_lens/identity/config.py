@@ -9,6 +9,8 @@ from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import NULLS, NullName
 
+SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
+"""Verdicts on a pair. *Not shown* is no proof of different seeds: training can wash a print out."""
 FEWEST_SHARED = 8
 """Coordinates in common below which there is no answer: a mean over fewer is not one."""
 InputKind = Literal["tokens", "embeddings", "released_embeddings"]

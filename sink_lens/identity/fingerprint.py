@@ -66,7 +66,7 @@ class Fingerprint:
         """The result in words."""
         from .pages.fingerprint import sentences
 
-        return sentences(self.pairs)
+        return sentences(self.pairs, inputs=self.config.inputs, decides=self.config.decides)
 
     @property
     def headline(self) -> str:

@@ -25,11 +25,8 @@ import torch
 from ..errors import InputError
 from ..measures.kendall import tau_b_matrix
 from . import nulls
-from .config import FEWEST_SHARED, FingerprintConfig
+from .config import FEWEST_SHARED, NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig
 from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, soften, tau_of_columns
-
-SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
-"""Verdicts on a pair. *Not shown* is no proof of different seeds: training can wash a print out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

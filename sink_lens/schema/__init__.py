@@ -98,6 +98,11 @@ ERROR_RATES = (
     "is larger than a few million parameters."
 )
 """How often verdicts with default floors and 20 sequences were wrong (the analysis ``verdict_calibration``)."""
+FINGERPRINT_ERRORS = (
+    "How often this answer is wrong: of 183 pairs of unrelated models of 0.3M and 3.4M parameters, 2 were said to have "
+    "begun with the same weights."
+)
+"""With random tokens and the relabelled null at p < .01 (the analysis ``fingerprint_calibration``)."""
 TELLING_LOSS = 0.9
 """Cost is asked only of models whose baseline loss is below this share of the loss of uniform guessing."""
 

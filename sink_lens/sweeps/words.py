@@ -105,8 +105,8 @@ def _meaning(frame: pd.DataFrame, *, least: float) -> str:
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
     size = f", and the change is {least:g} or more" if least else ""
-    n = frame["n"].max() if "n" in frame.columns else np.nan
-    of = f" over {plural(int(n), 'sequence')}" if n == n and n > 0 else ""
+    n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0)) if "n" in frame.columns else 0
+    of = f" over {plural(n, 'sequence')}" if n else ""
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
 
 

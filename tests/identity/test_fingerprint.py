@@ -12,7 +12,9 @@ from sink_lens import cli, load, read_run
 from sink_lens.cli import fingerprint as commands
 from sink_lens.identity import fingerprint
 from sink_lens.identity.fingerprint import FingerprintConfig
+from sink_lens.identity.pages.fingerprint import FINGERPRINT
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.schema import FINGERPRINT_ERRORS
 
 module = import_module("sink_lens.identity.fingerprint")
 
@@ -46,7 +48,9 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
     shown.print(commands._table(found))
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
     assert (found.pairs["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
-    assert "2 of 6 pairs show a common lineage: model 0 with model 1 and model 2 with model 3" in found.headline
+    assert "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3." in found.headline
+    assert found.sentences == tuple(FINGERPRINT.headline(read_run(tmp_path / "out")))
+    assert found.sentences[-1] == FINGERPRINT_ERRORS
     assert found.matrix().loc["model 0", "model 1"] == 1.0
     assert any("the very same weights" in note for note in found.notes)
     assert set(read_run(tmp_path / "out").tables) >= {"models", "pairs", "nulls"}
@@ -70,4 +74,4 @@ def test_widths_that_differ_get_no_answer(tmp_path):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", hidden_size=64)
     done = run(a, b, *OPTIONS, "--quiet")
     assert done.exit_code == 0, done.stderr
-    assert "no answer (widths 48 and 64" in done.stdout
+    assert "have no answer: widths 48 and 64" in done.stdout

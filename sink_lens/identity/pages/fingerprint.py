@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
+from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
 from sink_lens.report.style import (
@@ -20,38 +21,63 @@ from sink_lens.report.style import (
     finished,
     panel,
 )
+from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import listed, number, plural, visible
 
-_SAME, _NO_ANSWER = "same lineage", "no answer"
 _PAIRS = ("a", "b", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
 _NULLS = ("a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws")
 _FEW, _MOST_SHORT = 4, 34
 """Pairs up to which each is drawn against its nulls, and characters of a name beside an axis."""
 
 
-def sentences(pairs: pd.DataFrame) -> tuple[str, ...]:
-    """The verdicts on the pairs in sentences."""
+def sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, ...]:
+    """The result in sentences, with short names of the models, and how often such an answer is wrong.
+
+    Args:
+        pairs: one row per pair.
+        inputs: what the models read.
+        decides: the null whose p decided.
+    """
+    names, shared = brief(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
+    pairs = _renamed(pairs, names)
+    said = [f"All models: {', '.join(shared)}."] if shared else []
     if len(pairs) <= _FEW:
-        sentences = [_pair(row) for row in pairs.to_dict("records")]
+        said += [_pair(row) for row in pairs.to_dict("records")]
     else:
-        same = pairs.loc[pairs["verdict"] == _SAME]
-        silent = pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]
-        names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
-        sentences = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
-        if len(silent):
-            why = listed(sorted(set(map(str, silent))), most=3)
-            sentences.append(f"{plural(len(silent), 'pair')} inconclusive: {why}")
-    return tuple(sentences)
+        said += _many(pairs)
+    if NOT_SHOWN in pairs["verdict"].tolist():
+        said.append(
+            "Models for which nothing is shown may still have begun with the same weights: more inputs (--sequences) "
+            "show more."
+        )
+    return (*said, FINGERPRINT_ERRORS) if (inputs, decides) == ("tokens", "relabelled") else tuple(said)
+
+
+def _many(pairs: pd.DataFrame) -> list[str]:
+    same = pairs.loc[pairs["verdict"] == SAME]
+    silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
+    names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
+    look = "looks" if len(same) == 1 else "look"
+    began = f"{len(same)} of {plural(len(pairs), 'pair')} {look} as if they began with the same weights"
+    said = [f"{began}{f': {names}' if names else ''}."]
+    if len(silent):
+        why = listed(sorted(set(map(str, silent))), most=3)
+        said.append(f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}.")
+    return said
 
 
 def _pair(row: dict) -> str:
     pair = f"{row['a']} and {row['b']}"
-    if row["verdict"] == _NO_ANSWER:
-        return f"{pair}: no answer ({row['why']})"
+    if row["verdict"] == NO_ANSWER:
+        return f"{pair} have no answer: {row['why']}."
+    found = (
+        f"{pair} look as if they began with the same weights"
+        if row["verdict"] == SAME
+        else f"Nothing shows that {pair} began with the same weights"
+    )
     return (
-        f"{pair}: {row['verdict']} ({row['why']}; mean tau {number(row['tau_bar'])} over {row['shared']} shared "
-        f"coordinates, {number(row['expected'])} expected by chance; log10 p {number(row['log10_p_relabelled'])} "
-        f"relabelled, {number(row['log10_p_analytical'])} analytical)"
+        f"{found} ({row['why']}; mean tau {number(row['tau_bar'])} over {row['shared']} shared coordinates, of which "
+        f"chance gives {number(row['expected'])})."
     )
 
 
@@ -92,7 +118,7 @@ def _matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: 
     for row in pairs.to_dict("records"):
         i, j = at[row["a"]], at[row["b"]]
         table[i, j] = table[j, i] = row["tau_bar"]
-        if row["verdict"] == _SAME:
+        if row["verdict"] == SAME:
             axes.plot([i, j], [j, i], ".", color="white", markersize=4)
     top = max(0.05, float(np.nanmax(table))) if np.isfinite(table).any() else 0.05
     image = axes.imshow(table, cmap="viridis", vmin=0, vmax=top, interpolation="none")
@@ -129,23 +155,21 @@ def _title(run: Run) -> str:
     pairs = run.tables["pairs"]
     verdicts = pairs["verdict"].tolist()
     if len(pairs) == 1:
-        title = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
-        return title + (f": mean tau {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
-    same = verdicts.count(_SAME)
-    title = f"{same} of {plural(len(pairs), 'pair')} of models {'is' if same == 1 else 'are'} shown to share a lineage"
-    most = float(np.nanmax(pairs["tau_bar"].to_numpy(float), initial=-np.inf)) if "tau_bar" in pairs.columns else np.nan
-    return title + (f" (mean tau at most {number(most)})" if np.isfinite(most) else "")
+        unshown = "Nothing shows that the two models began with the same weights"
+        answers = {SAME: "The two models look as if they began with the same weights", NO_ANSWER: "No answer"}
+        return answers.get(verdicts[0], unshown)
+    n = verdicts.count(SAME)
+    look = "looks" if n == 1 else "look"
+    return f"{n} of {plural(len(pairs), 'pair')} of models {look} as if they began with the same weights"
 
 
 def _headline(run: Run) -> list[str]:
-    """The result in sentences, with short names of the models."""
     if "pairs" not in run.tables:
         return []
-    pairs = run.tables["pairs"]
-    names, shared = brief(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
-    said = sentences(_renamed(pairs, names))
-    alike = [f"all models: {', '.join(shared)}"] if shared else []
-    return [f"{one[0].upper()}{one[1:]}." for one in (*alike, *said)]
+    asked = {
+        name: str(run.config.get(name, usual)) for name, usual in (("inputs", "tokens"), ("decides", "relabelled"))
+    }
+    return list(sentences(run.tables["pairs"], **asked))
 
 
 def _renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
