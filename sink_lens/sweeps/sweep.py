@@ -45,7 +45,7 @@ from .cells import Cells, What, cells_of
 from .cluster import Blocks, Job, check_engine, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import EditGrid, Grid
-from .results import SweepResult, by_cell, failed_cells, leave_out_short, tables
+from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
 
 log = logging.getLogger(__name__)
 
