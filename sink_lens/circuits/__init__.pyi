@@ -3,7 +3,6 @@
 from .circuit import Circuit as Circuit
 from .circuit import find as find
 from .config import CircuitConfig as CircuitConfig
-from .config import FindConfig as FindConfig
 from .curve import Curve as Curve
 from .files import SavedCircuit as SavedCircuit
 from .files import read as read

@@ -7,8 +7,7 @@ replaced together; edges that can go together at no loss are not confirmed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -77,123 +76,98 @@ class Check:
         return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """Real patches of the edges of a circuit and of others."""
+def of_edges(
+    runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
+) -> Check:
+    """See ``Circuit.check``."""
+    generator = np.random.default_rng([seed, 4])
+    names = scores.graph.names
+    able = patchable(names)
+    inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
+    some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
+    rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
+    numbers = np.concatenate([some, rest])
+    rows, real = _patched(runs, numbers, pairs=pairs, generator=generator, progress=progress)
+    found = scores.values[rows][:, numbers].mean(0)
+    frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
+    frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
+    return checked(scores, chosen, frame, n_pairs=len(rows))
 
-    runs: Runs = field(repr=False)
-    scores: Scores = field(repr=False)
-    chosen: Bool[np.ndarray, " edge"] = field(repr=False)
-    seed: int
 
-    @cached_property
-    def difference(self) -> float:
-        """The metric of the model minus that with every edge replaced, mean over pairs.
+def checked(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame, *, n_pairs: int) -> Check:
+    """The check of a circuit whose table this is."""
+    inside = np.abs(scores.mean[chosen])
+    weakest = float(inside.min()) if len(inside) else float("nan")
+    outside = int(patchable(scores.graph.names[~chosen]).sum())
+    return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
 
-        ``runs.gap`` replaces the input alone, which under means of other tokens may change next to nothing.
-        """
-        if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
-            return float(self.runs.gap.double().mean())
-        nothing = circuit_values(self.runs, np.zeros((1, self.scores.graph.n_edges), dtype=bool))[0]
-        return float((self.runs.clean_values.double() - nothing).mean())
 
-    def edges(self, *, edges: int, pairs: int, progress: bool = False) -> Check:
-        """Compare scores with real patches: half of the edges from the circuit, half from all others."""
-        generator = np.random.default_rng([self.seed, 4])
-        graph = self.scores.graph
-        scored = patchable(graph.names)
-        inside, outside = np.flatnonzero(self.chosen & scored), np.flatnonzero(~self.chosen & scored)
-        some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
-        rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
-        numbers = np.concatenate([some, rest])
-        rows, real = self.patched(numbers, pairs=pairs, generator=generator, progress=progress)
-        found = self.scores.values[rows][:, numbers].mean(0)
-        frame = pd.DataFrame(
-            {
-                "edge": graph.names[numbers],
-                "score": found.astype(float),
-                "exact": real,
-                "error": found - real,
-                "drawn": ["circuit"] * len(some) + ["other"] * len(rest),
-            }
-        )
-        return self.checked(frame, n_pairs=len(rows))
+def of_nodes(runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool) -> pd.DataFrame:
+    """See ``Circuit.check_nodes``; ``difference`` is that of all edges."""
+    graph, rows = scores.graph, _some_pairs(runs, pairs, np.random.default_rng([seed, 8]))
+    with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
+        exact = exact_node_scores(runs.some(rows), advance=bar.update).mean(0)
+    values = scores.values[rows].mean(0)
+    magnitude = node_scores(graph, np.abs(values))
+    much = np.abs(exact) >= NODE_EFFECT * abs(difference)
+    frame = pd.DataFrame({"node": [one.name for one in graph.writers], "score": node_scores(graph, values)})
+    return frame.assign(magnitude=magnitude, exact=exact, unseen=much & (magnitude <= UNSEEN * np.abs(exact)))
 
-    def checked(self, frame: pd.DataFrame, *, n_pairs: int) -> Check:
-        """The check whose table this is."""
-        scores = np.abs(self.scores.mean[self.chosen])
-        weakest = float(scores.min()) if len(scores) else float("nan")
-        outside = int(patchable(self.scores.graph.names[~self.chosen]).sum())
-        return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
 
-    def nodes(self, *, pairs: int, progress: bool = False) -> pd.DataFrame:
-        """Compare a real patch of every node with the scores of its edges."""
-        graph, rows = self.scores.graph, self._some_pairs(pairs, np.random.default_rng([self.seed, 8]))
-        total = len(graph.writers)
-        with tqdm(total=total, desc="real patches", unit="node", disable=not progress, leave=False) as bar:
-            exact = exact_node_scores(self.runs.some(rows), advance=bar.update).mean(0)
-        values = self.scores.values[rows].mean(0)
-        magnitude = node_scores(graph, np.abs(values))
-        much = np.abs(exact) >= NODE_EFFECT * abs(self.difference)
-        return pd.DataFrame(
-            {
-                "node": [one.name for one in graph.writers],
-                "score": node_scores(graph, values),
-                "magnitude": magnitude,
-                "exact": exact,
-                "unseen": much & (magnitude <= UNSEEN * np.abs(exact)),
-            }
-        )
+def whole(
+    runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
+) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
+    """The real effect of each edge of a core, and whether it is one of those that can go together at no loss.
 
-    def patched(
-        self, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool = False
-    ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-        """Pairs that are drawn, and the mean over them of the real effect of every edge."""
-        rows = self._some_pairs(pairs, generator)
-        with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
-            real = exact_scores(self.runs.some(rows), edges.tolist(), advance=bar.update)
-        return rows, real.mean(0)
+    Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel.
 
-    def whole(
-        self, edges: np.ndarray, *, pairs: int, progress: bool = False
-    ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-        """The real effect of each edge of a core, and whether it is one of those that can go together at no loss.
+    Args:
+        runs: of the circuit.
+        edges: numbers of the core's edges.
+        difference: of all edges (``Circuit.difference``).
+        seed: draws the pairs.
+        pairs: number of pairs.
+        progress: show a progress bar.
+    """
+    generator = np.random.default_rng([seed, 7])
+    rows, real = _patched(runs, edges, pairs=pairs, generator=generator, progress=progress)
+    difference, runs = abs(difference), runs.some(rows)
+    own = np.abs(real) >= CONFIRMED * difference
+    groups = cancelling(runs.graph, edges[own], real[own])
+    size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
 
-        Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel.
+    def at_no_loss(some: Sequence[np.ndarray]) -> np.ndarray:
+        """Whether each group of edges can go."""
+        kept = np.ones((len(some), runs.graph.n_edges), dtype=bool)
+        for row, group in enumerate(some):
+            kept[row, group] = False
+        lost = runs.clean_values.double() - circuit_values(runs, kept)
+        largest = np.array([max(size[edge] for edge in group.tolist()) for group in some])
+        allowed = np.clip(_LOSS * largest, CONFIRMED * difference, _LOSS * difference)
+        return np.abs(lost.mean(1).numpy()) < allowed
 
-        Args:
-            edges: their numbers.
-            pairs: number of pairs.
-            progress: show a progress bar.
-        """
-        generator = np.random.default_rng([self.seed, 7])
-        rows, real = self.patched(edges, pairs=pairs, generator=generator, progress=progress)
-        difference, runs = abs(self.difference), self.runs.some(rows)
-        own = np.abs(real) >= CONFIRMED * difference
-        groups = cancelling(self.scores.graph, edges[own], real[own])
-        size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
+    gone = np.array([], dtype=int)
+    alone = at_no_loss(groups) if groups else ()
+    for group in (group for group, can_go in zip(groups, alone, strict=True) if can_go):
+        both = np.union1d(gone, group)
+        if len(both) > len(gone) and (not len(gone) or at_no_loss([both])[0]):
+            gone = both
+    return real, np.isin(edges, gone)
 
-        def at_no_loss(some: Sequence[np.ndarray]) -> np.ndarray:
-            """Whether each group of edges can go."""
-            kept = np.ones((len(some), self.scores.graph.n_edges), dtype=bool)
-            for row, group in enumerate(some):
-                kept[row, group] = False
-            lost = runs.clean_values.double() - circuit_values(runs, kept)
-            largest = np.array([max(size[edge] for edge in group.tolist()) for group in some])
-            allowed = np.clip(_LOSS * largest, CONFIRMED * difference, _LOSS * difference)
-            return np.abs(lost.mean(1).numpy()) < allowed
 
-        gone = np.array([], dtype=int)
-        alone = at_no_loss(groups) if groups else ()
-        for group in (group for group, can_go in zip(groups, alone, strict=True) if can_go):
-            both = np.union1d(gone, group)
-            if len(both) > len(gone) and (not len(gone) or at_no_loss([both])[0]):
-                gone = both
-        return real, np.isin(edges, gone)
+def _patched(
+    runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
+) -> tuple[list[int], Float[np.ndarray, " sample"]]:
+    """Pairs that are drawn, and the mean over them of the real effect of every edge."""
+    rows = _some_pairs(runs, pairs, generator)
+    with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
+        real = exact_scores(runs.some(rows), edges.tolist(), advance=bar.update)
+    return rows, real.mean(0)
 
-    def _some_pairs(self, pairs: int, generator: np.random.Generator) -> list[int]:
-        """A random sample of ``pairs`` pairs."""
-        return np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
+
+def _some_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
+    """A random sample of ``pairs`` pairs."""
+    return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 
 def patchable(names: np.ndarray) -> Bool[np.ndarray, " edge"]:

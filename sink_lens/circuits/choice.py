@@ -24,11 +24,6 @@ def largest(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " ed
     return found
 
 
-def above(values: Float[np.ndarray, " edge"], threshold: float) -> Bool[np.ndarray, " edge"]:
-    """All whose magnitude is at least the threshold."""
-    return np.abs(values) >= threshold
-
-
 def greedy(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
@@ -95,22 +90,10 @@ def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
 
 
 def chosen(
-    graph: Graph,
-    values: Float[np.ndarray, " edge"],
-    *,
-    choice: Choice,
-    n: int = 0,
-    threshold: float = 0.0,
-    outputs: Sequence[int],
+    graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose edges; see the module."""
-    match choice:
-        case "top":
-            return largest(values, n)
-        case "greedy":
-            return greedy(graph, values, n, outputs=outputs)
-        case "threshold":
-            return above(values, threshold)
+    """Choose n edges: the largest, also where a threshold chose their number, or greedily."""
+    return greedy(graph, values, n, outputs=outputs) if how == "greedy" else largest(values, n)
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:

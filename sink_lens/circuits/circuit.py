@@ -9,9 +9,9 @@ circuit.draw()
 import json
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,10 +19,8 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
 
 from ..configuration import with_fields
-from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError, check_home
@@ -31,19 +29,24 @@ from ..patching.config import check_differ
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
-from . import files, stability
-from .checks import Check, Checks
+from ..report.explorer import MOST_EDGES
+from ..text import words
+from . import checks, stability
+from .ablated import circuit_values
+from .checks import Check
 from .choice import chosen, connected, node_scores, outputs_of
-from .config import EDGES, MOST_DRAWN, REST, SIZES, Choice, CircuitConfig, FindConfig, check_ending
-from .curve import Curve, Judge, Sizes, curve
-from .files import SavedCircuit
+from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_ending
+from .curve import Curve, Judge, curve
+from .files import SavedCircuit, dot
 from .graph import Graph
-from .runs import Runs
+from .runs import Runs, runs_of
 from .scores import Scores
 from .scoring import scored
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ..report.explorer import Explorer
 
 _TOP = 2000
 
@@ -83,9 +86,20 @@ class Circuit:
         )
 
     @cached_property
-    def checks(self) -> Checks:
-        """Real patches of its edges and of others."""
-        return Checks(runs=self.runs, scores=self.scores, chosen=self.chosen, seed=self.seed)
+    def difference(self) -> float:
+        """The metric of the model minus that with every edge replaced, mean over pairs.
+
+        ``runs.gap`` replaces the input alone, which under means of other tokens may change next to nothing.
+        """
+        if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
+            return float(self.runs.gap.double().mean())
+        nothing = circuit_values(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[0]
+        return float((self.runs.clean_values.double() - nothing).mean())
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The readers that the metric reads."""
+        return outputs_of(self.runs.metric, self.graph)
 
     @cached_property
     def judge(self) -> Judge:
@@ -122,17 +136,10 @@ class Circuit:
     @property
     def jaccard(self) -> float:
         """Edges shared by the circuits of the two halves, over those of either."""
-        first, second = (
-            chosen(
-                self.graph,
-                self.scores.values[rows].mean(0),
-                choice="top" if self.choice == "threshold" else self.choice,
-                n=self.size,
-                outputs=outputs_of(self.runs.metric, self.graph),
-            )
-            for rows in self.halves
+        means = (self.scores.values[rows].mean(0) for rows in self.halves)
+        return stability.jaccard(
+            *(chosen(self.graph, one, self.size, how=self.choice, outputs=self.outputs) for one in means)
         )
-        return stability.jaccard(first, second)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -198,9 +205,8 @@ class Circuit:
 
     def smaller(self, n: int) -> "Circuit":
         """The circuit of another number of edges, from the same scores."""
-        choice = "top" if self.choice == "threshold" else self.choice
-        mask = pick(self.runs, self.mean, choice=choice, n=n, threshold=0.0)
-        return replace(self, chosen=mask, size=n)
+        mask = chosen(self.graph, self.mean, n, how=self.choice, outputs=self.outputs)
+        return replace(self, chosen=connected(self.graph, mask, outputs=self.outputs), size=n)
 
     def like(self, runs: Runs, scores: Scores) -> "Circuit":
         """The circuit of the same size that other scores give."""
@@ -211,7 +217,7 @@ class Circuit:
 
         Where no path has so few, the largest edges themselves.
         """
-        inside, outputs = np.flatnonzero(self.chosen), outputs_of(self.runs.metric, self.graph)
+        inside = np.flatnonzero(self.chosen)
         order = inside[np.argsort(-np.abs(self.mean[inside]), kind="stable")]
 
         def of(n: int) -> np.ndarray:
@@ -220,7 +226,7 @@ class Circuit:
 
         def on_paths(n: int) -> np.ndarray:
             """Those of the largest n that are on a path."""
-            return connected(self.graph, of(n), outputs=outputs)
+            return connected(self.graph, of(n), outputs=self.outputs)
 
         fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(on_paths(n).sum()))
         found = on_paths(fits)
@@ -230,8 +236,7 @@ class Circuit:
         self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
     ) -> Curve:
         """Judge circuits of several sizes: chosen on one half of the pairs, judged on the other; see ``curve``."""
-        choice = "top" if self.choice == "threshold" else self.choice
-        asked, judge = Sizes(sizes=sizes, choice=choice, random=random, nodes=nodes), self.judge
+        asked, judge = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes), self.judge
         with tqdm(total=asked.n_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
             return curve(judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update)
 
@@ -242,7 +247,8 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        return self.checks.edges(edges=edges, pairs=pairs, progress=progress)
+        given: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
+        return checks.of_edges(self.runs, self.scores, self.chosen, **given)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
         """Compare a real patch of every node with the scores of its edges; what gradients do not see shows here.
@@ -256,39 +262,8 @@ class Circuit:
             One row a writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes), ``exact``
             and ``unseen``: its real patch does at least 5% of the metric's difference, ten times the magnitude.
         """
-        return self.checks.nodes(pairs=pairs, progress=progress)
-
-    def core(self, others: Mapping[str, "Circuit"]) -> np.ndarray:
-        """Core, undecided or contingent: every edge over templates and other ablations; see ``stability.verdicts``.
-
-        Args:
-            others: name of an ablation -> the circuit of the same size that it gives.
-        """
-        return stability.verdicts(*self.settings(others), within=self.chosen)
-
-    def settings(self, others: Mapping[str, "Circuit"]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Inclusion probabilities and chosen edges by setting: each ablation, and each template under its own.
-
-        Args:
-            others: as in ``core``.
-        """
-        settings = {self.runs.ablation: self.inclusion}
-        circuits = {self.runs.ablation: self.chosen}
-        for name, other in others.items():
-            settings[name], circuits[name] = other.inclusion, other.chosen
-        names = np.asarray(self.templates, dtype=object)
-        for template in dict.fromkeys(self.templates):
-            rows = np.flatnonzero(names == template)
-            if len(rows) < 2 or len(rows) == len(names):
-                continue
-            own = self.scores.values[rows]
-            generator = np.random.default_rng([self.seed, 5, len(settings)])
-            weights = stability.drawn([template] * len(rows), draws=300, generator=generator)
-            settings[template] = stability.inclusion(own, weights, n=self.size)
-            by_pair = {name: getattr(self.scores, name)[rows] for name in ("values", "steps", "clean", "corrupted")}
-            scores = replace(self.scores, **by_pair)
-            circuits[template] = pick(self.runs, scores.mean, choice="top", n=self.size, threshold=0.0)
-        return settings, circuits
+        given: dict[str, Any] = {"seed": self.seed, "pairs": pairs, "progress": progress}
+        return checks.of_nodes(self.runs, self.scores, difference=self.difference, **given)
 
     @property
     def every_edge(self) -> pd.DataFrame:
@@ -325,44 +300,43 @@ class Circuit:
         ending = ".graph.json" if path.name.lower().endswith(".graph.json") else path.suffix.lower()
         path.parent.mkdir(parents=True, exist_ok=True)
         if ending in ("", ".json", ".pt"):
-            files.write(SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen), path)
-        elif ending == ".graph.json":
-            drawn = self._attribution_graph(self.every_edge.loc[self.chosen])
-            path.write_text(json.dumps(drawn, ensure_ascii=False), "utf-8")
+            return SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen).save(path)
+        if ending == ".html":
+            return self.explore().save(path)
+        if ending == ".graph.json":
+            path.write_text(json.dumps(self._attribution_graph(), ensure_ascii=False), "utf-8")
         elif ending == ".dot":
-            path.write_text(files.dot(self.edges, group=self.graph.group), "utf-8")
+            path.write_text(dot(self.edges, group=self.graph.group), "utf-8")
         elif ending == ".parquet":
             every = self.every_edge
             every.attrs["d_model"] = self.graph.d_model
             every.to_parquet(path, index=False)
-        elif ending == ".html":
-            self.explore().save(path)
         elif ending == ".pdf":
             self.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
         else:
             path.write_bytes(display.image(self.draw(), "svg" if ending == ".svg" else "png"))
         return path
 
-    def explore(self, curve: Curve | None = None) -> Any:
+    def explore(self, curve: Curve | None = None) -> "Explorer":
         """A page to explore the largest edges in; ``.save("c.html")`` writes it, and a notebook shows it by itself.
 
         Args:
             curve: what ``evaluate`` found, for the faithfulness of what is shown.
         """
-        from ..report.explorer import MOST_EDGES, explorer_of
+        from ..report.explorer import Explorer, curve_rows
 
-        most = np.sort(np.argsort(-np.abs(self.scores.mean), kind="stable")[:MOST_EDGES])
-        graph = self._attribution_graph(self.every_edge.iloc[most])
-        return explorer_of(graph, curve=None if curve is None else curve.frame)
+        rows = {} if curve is None else {"curve": curve_rows(curve.frame)}
+        return Explorer(graphs=[self._attribution_graph(most=MOST_EDGES, **rows)])
 
-    def _attribution_graph(self, edges: pd.DataFrame) -> dict[str, Any]:
-        """Edges as an attribution graph that Neuronpedia shows, and the explorer; see ``sink_lens.report.explorer``."""
+    def _attribution_graph(self, *, most: int | None = None, **more: Any) -> dict[str, Any]:
+        """Its edges, or the largest of all, as a graph that Neuronpedia and the explorer show."""
         from ..report.explorer import edge_graph
 
-        lens, graph, runs = self.runs.lens, self.graph, self.runs
+        lens, graph, runs, every = self.runs.lens, self.graph, self.runs, self.every_edge
         tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
+        largest = np.argsort(-np.abs(self.scores.mean), kind="stable")[:most]
         return edge_graph(
-            edges,
+            every.loc[self.chosen] if most is None else every.iloc[np.sort(largest)],
             model=lens.name,
             tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
             title=repr(self),
@@ -373,7 +347,8 @@ class Circuit:
             choice=self.choice,
             method=self.scores.method,
             ablation=runs.ablation,
-            outputs=[graph.readers[one].name for one in outputs_of(runs.metric, graph)],
+            outputs=[graph.readers[one].name for one in self.outputs],
+            **more,
         )
 
     def draw(
@@ -390,19 +365,17 @@ class Circuit:
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        from .page import edge_figure, sketch
+        from .page import drawable
 
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
-        if style == "page":
-            sizes = {"n_layers": self.graph.n_layers, "group": self.graph.group}
-            drawn = self.edges.loc[self.edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())]
-            return edge_figure(drawn, **sizes, title=repr(self), of=self.n_edges)
-        metric = self.runs.metric.name.replace("_", " ")
-        outputs = [self.graph.readers[one].name for one in outputs_of(self.runs.metric, self.graph)]
-        named = {"title": f"The circuit of {metric}, {self.runs.lens.name}", "unit": f"of the {metric}"}
-        named |= {"outputs": outputs, "end": "logits" if outputs == ["logits"] else metric}
-        return sketch(self.edges, group=self.graph.group, **named, style=style, width=width)
+        edges = self.edges
+        edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())
+        metric, outputs = words(self.runs.metric.name), [self.graph.readers[one].name for one in self.outputs]
+        named: dict[str, Any] = {"n_layers": self.graph.n_layers, "group": self.graph.group, "outputs": outputs}
+        title = f"The circuit of {metric}, {self.runs.lens.name}"
+        graph = partial(self._attribution_graph, most=MOST_EDGES)
+        return drawable(edges, metric=metric, title=title, make_graph=graph, **named).draw(style, width=width)
 
     def _repr_html_(self) -> str:
         """The circuit in a notebook."""
@@ -415,11 +388,8 @@ def find(
     corrupted: Sequences | None = None,
     *,
     metric: Metric | Callable[[Outcome], Any],
-    neurons: Mapping[int, Sequence[int]] | None = None,
-    spans: Mapping[str, Sequence[int]] | None = None,
     templates: Sequence[str] | None = None,
-    ordinary: Tensor | None = None,
-    config: FindConfig | None = None,
+    config: CircuitConfig | None = None,
     progress: bool = False,
     **fields: Any,
 ) -> Circuit:
@@ -430,39 +400,33 @@ def find(
         clean: texts, token ids or a token batch.
         corrupted: the same number of sequences of the same lengths; only ``resample`` needs them.
         metric: one number per sequence that reads logits, loss or attention.
-        neurons: layer -> neurons that are a node of their own.
-        spans: name -> positions; an edge then exists once a span. Below 0 from the last real token. Positions that
-            are in none are one more span, ``rest``.
         templates: one name per pair; the bootstrap draws pairs within their template.
-        ordinary: positions [pair position] that ``mean_ordinary`` is taken over.
         config: how edges are scored and chosen; the default one if None.
         progress: show a progress bar.
-        **fields: fields of ``FindConfig``, such as ``edges=100``; they win over those of ``config``.
+        **fields: fields of ``CircuitConfig``, such as ``edges=100``, ``neurons=("2:15,870",)`` or
+            ``spans=("sink=0",)``; they win over those of ``config``.
 
     Raises:
         InputError: what cannot be used, and what is needed.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
     lens = as_lens(lens)
-    config = with_fields(FindConfig, config, fields, where="circuits.find")
-    graph = Graph.of(lens, neurons=neurons)
-    given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "bos": config.bos}
-    given["frozen"] = config.frozen
-    runs = with_spans(Runs.of(lens, clean, corrupted, ordinary=ordinary, **given), spans or {})
-    if config.ablation == "resample" and runs.corrupted is not None:
+    config = with_fields(CircuitConfig, config, fields, where="circuits.find")
+    config.check_found()
+    runs = runs_of(lens, clean, corrupted, metric=metric, config=config)
+    if config.replaced_by == "resample" and runs.corrupted is not None:
         check_differ(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
 
 
 def circuit_of_runs(
-    runs: Runs, *, config: FindConfig, templates: Sequence[str] | None = None, progress: bool = False
+    runs: Runs, *, config: CircuitConfig, templates: Sequence[str] | None = None, progress: bool = False
 ) -> Circuit:
     """The circuit of prepared runs, whose ablation is theirs; the arguments are those of ``find``."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
-    scores = scored(runs, config, progress=progress)
-    circuit = chosen_by(runs, scores, config, templates=names)
+    circuit = chosen_by(runs, scored(runs, config, progress=progress), config, templates=names)
     if not circuit.n_edges:
         warnings.warn(
             f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
@@ -473,62 +437,15 @@ def circuit_of_runs(
 
 
 def chosen_by(
-    runs: Runs, scores: Scores, config: FindConfig | CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
+    runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
     """The circuit that scores choose; ``halved``, those of the half of the pairs that judges none."""
-    choice, size, threshold = config.choice, config.edges or EDGES, config.threshold
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
-    found = Circuit(
-        runs=runs, scores=scores, chosen=nothing, choice=choice, size=0, templates=templates, seed=config.seed
-    )
+    given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
+    found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)
     if halved:
         found = replace(found, rows=tuple(found.halves[0].tolist()))
-    if choice == "threshold":
-        size = int((np.abs(found.mean) >= threshold).sum())
-    mask = pick(runs, found.mean, choice=choice, n=size, threshold=threshold)
-    return replace(found, chosen=mask, size=size)
-
-
-def pick(
-    runs: Runs, mean: Float[np.ndarray, " edge"], *, choice: Choice, n: int, threshold: float
-) -> Bool[np.ndarray, " edge"]:
-    """Choose edges by their mean scores, and keep those on a path from the input to the metric."""
-    outputs = outputs_of(runs.metric, runs.graph)
-    mask = chosen(runs.graph, mean, choice=choice, n=n, threshold=threshold, outputs=outputs)
-    return connected(runs.graph, mask, outputs=outputs)
-
-
-def with_spans(runs: Runs, spans: Mapping[str, Sequence[int]]) -> Runs:
-    """The runs with every edge once a span; real positions that are in none are one more span, ``rest``.
-
-    Raises:
-        InputError: a position that does not exist, or one in two spans; positions are left and a span is called rest.
-    """
-    if not spans:
-        return runs
-    masks, names = span_masks(runs.clean, spans), tuple(spans)
-    left = runs.clean.valid & ~masks.any(0)
-    if bool(left.any()):
-        if REST in spans:
-            raise InputError(f"positions are in no span, and {REST!r} is taken; need another name, or all positions")
-        masks, names = torch.cat([masks, left[None]]), (*names, REST)
-    return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
-
-
-def span_masks(tokens: TokenBatch, spans: Mapping[str, Sequence[int]]) -> Bool[Tensor, "span pair position"]:
-    """The positions of each span in each sequence; below 0 from the last real token.
-
-    Raises:
-        InputError: a position that does not exist, or one in two spans.
-    """
-    found = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
-    rows = torch.arange(tokens.n_sequences)
-    for number, (name, positions) in enumerate(spans.items()):
-        for position in positions:
-            at = tokens.lengths + position if position < 0 else torch.full_like(tokens.lengths, position)
-            if bool((at < 0).any()) or bool((at >= tokens.lengths).any()):
-                raise InputError(f"position {position} of the span {name!r} is outside some sequence")
-            found[number, rows, at] = True
-    if bool((found.sum(0) > 1).any()):
-        raise InputError("a position is in two spans; need each position in one span at most")
-    return found
+    if config.choice != "threshold":
+        return found.smaller(found.size)
+    mask = np.abs(found.mean) >= config.threshold
+    return replace(found, chosen=connected(found.graph, mask, outputs=found.outputs), size=int(mask.sum()))

@@ -24,46 +24,19 @@ TOLERANCE = 0.01
 MOST_PAIRS = 10_000
 REST = "rest"
 """Name of the span of the positions that no other has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindConfig:
-    """Settings with which ``find`` scores edges and chooses a circuit."""
-
-    method: Method = "eap-ig"
-    """How edges are scored: see ``circuits.scores``; ``exact`` patches every edge, in a small model."""
-    ablation: Ablation = "resample"
-    """The value that takes the place of what an edge carries: see ``circuits.runs``."""
-    edges: int = EDGES
-    """Number of edges of the circuit."""
-    choice: Choice = "top"
-    """``top`` (largest scores), ``greedy`` (connected) or ``threshold``."""
-    threshold: float = 0.0
-    """Smallest score, with ``threshold``."""
-    steps: int = 5
-    """Initial number of points of integrated gradients; it is doubled for a pair until the pair's sum is complete."""
-    most_steps: int = 160
-    """Maximum number of points of integrated gradients."""
-    tolerance: float = TOLERANCE
-    """Largest error of a pair's sum, as a share of the mean difference of the metric."""
-    freeze: Literal["sink"] | None = None
-    """``sink``: the position of the sink keeps its clean values, so that no edge there carries anything."""
-    sink_position: int = 0
-    """Position of the sink."""
-    bos: BosCondition = "auto"
-    """BOS condition for texts."""
-    seed: int = 0
-    """Seed of bootstraps, halves and random circuits."""
-
-    @property
-    def frozen(self) -> int | None:
-        """The position that keeps its clean values."""
-        return self.sink_position if self.freeze else None
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "steps", "most_steps", "edges")
-        check_method(self.method, self.ablation)
+_OF_A_RUN = (
+    "task",
+    "pairs_file",
+    "pairs",
+    "length",
+    "metric",
+    "metric_layers",
+    "circuit",
+    "check",
+    "check_pairs",
+    "core",
+)
+"""Fields that only a run reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +163,16 @@ class CircuitConfig:
     def replaced_by(self) -> Ablation:
         """The ablation."""
         return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
+
+    def check_found(self) -> None:
+        """Refuse fields that ``find``, which is given its pairs and metric, does not read."""
+        check_unread(self, *_OF_A_RUN, reader="circuits.run")
+        check_method(self.method, self.replaced_by)
+
+    @property
+    def n_circuits(self) -> int:
+        """Number of circuits of the curve."""
+        return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
 
     @property
     def frozen(self) -> int | None:

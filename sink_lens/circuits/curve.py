@@ -16,7 +16,7 @@ share that *carries* the metric (``steady``) is the smallest from which on every
 fails ends it, so that asking several does not make the 95% smaller.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,11 +24,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from ..errors import InputError
 from ..stats import Interval, interval
 from .ablated import circuit_values
 from .choice import between, chosen, connected, largest, node_scores, outputs_of, random_like
-from .config import SIZES, Choice
+from .config import CircuitConfig
 from .graph import Graph
 from .runs import Runs
 
@@ -154,39 +153,11 @@ def area(
     return total / float(x[-1] - x[0]) if logarithmic else total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The circuits of a curve."""
-
-    sizes: Sequence[float] = SIZES
-    """Shares of all edges, above 0 and at most 1."""
-    choice: Choice = "top"
-    """``top`` or ``greedy``."""
-    random: int = 3
-    """Random circuits of each size below 1."""
-    nodes: bool = True
-    """Also circuits of nodes: all edges between the nodes with the largest scores."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no share.
-
-        Raises:
-            InputError: a size outside (0, 1].
-        """
-        if not self.sizes or min(self.sizes) <= 0 or max(self.sizes) > 1:
-            raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
-
-    @property
-    def n_circuits(self) -> int:
-        """Number of circuits."""
-        return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
-
-
 def curve(
     judge: Judge,
     mean: Float[np.ndarray, " edge"],
     *,
-    asked: Sizes,
+    asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
     """Judge circuits of several sizes.
@@ -196,7 +167,7 @@ def curve(
     Args:
         judge: the pairs on which circuits are run.
         mean: scores that choose the edges, of other pairs.
-        asked: the circuits.
+        asked: sizes, choice, random circuits, and whether circuits of nodes are asked for.
         advance: called with the number of circuits that were finished.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
@@ -213,7 +184,7 @@ def curve(
 
     for share in sorted(asked.sizes):
         n = max(1, round(share * graph.n_edges))
-        one = chosen(graph, mean, choice=asked.choice, n=n, outputs=outputs)
+        one = chosen(graph, mean, n, how=asked.choice, outputs=outputs)
         put("edges", share, n, one)
         if asked.nodes:
             wanted = max(1, round(share * len(graph.writers)))

@@ -77,25 +77,19 @@ class SavedCircuit:
 
     def save(self, path: str | Path) -> Path:
         """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
-        write(self, Path(path))
-        return Path(path)
+        path, held = Path(path), (self.graph, self.scores, self.chosen)
+        if path.suffix.lower() == ".pt":
+            torch.save(eap_ig_tensors(*held), path)
+            return path
+        if not path.suffix:
+            path.mkdir(exist_ok=True)
+        (path if path.suffix else path / "importances.json").write_text(eap_ig_json(*held), "utf-8")
+        return path
 
 
 def _sizes(graph: Graph) -> str:
     """The sizes of a graph in words."""
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
-
-
-def write(circuit: SavedCircuit, path: Path) -> None:
-    """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
-    held = (circuit.graph, circuit.scores, circuit.chosen)
-    if path.suffix.lower() == ".pt":
-        torch.save(eap_ig_tensors(*held), path)
-    elif path.suffix:
-        path.write_text(eap_ig_json(*held), "utf-8")
-    else:
-        path.mkdir(exist_ok=True)
-        (path / "importances.json").write_text(eap_ig_json(*held), "utf-8")
 
 
 def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int | None = None) -> SavedCircuit:

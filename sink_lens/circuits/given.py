@@ -24,11 +24,10 @@ from ..stats import Interval
 from ..text import percent
 from .choice import random_like
 from .circuit import Circuit
-from .config import FindConfig
-from .curve import Judge, Sizes, curve, described
+from .config import CircuitConfig
+from .curve import Judge, curve, described
 from .files import SavedCircuit, read
-from .graph import Graph
-from .runs import Runs
+from .runs import runs_of
 from .stability import jaccard
 from .tasks import Task
 
@@ -67,7 +66,7 @@ def evaluate(
     metric: Metric | None = None,
     sizes: Sequence[float] = (),
     random: int = 3,
-    config: FindConfig | None = None,
+    config: CircuitConfig | None = None,
     **fields: Any,
 ) -> Judged:
     """Judge a given circuit on pairs, none of which has chosen it.
@@ -81,26 +80,25 @@ def evaluate(
         metric: what is explained; the task's if None.
         sizes: also circuits of these shares of all edges, by the scores of the file.
         random: random circuits of the same size and depth.
-        config: the ablation, a frozen sink, the seed; the default one if None.
-        **fields: fields of ``FindConfig``, such as ``ablation="mean_ordinary"``.
+        config: the ablation, a frozen sink, spans, the seed; the default one if None.
+        **fields: fields of ``CircuitConfig``, such as ``ablation="mean_ordinary"``.
 
     Raises:
         InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
     """
     lens = as_lens(lens)
-    config = with_fields(FindConfig, config, fields, where="circuits.evaluate")
+    config = with_fields(CircuitConfig, config, fields, where="circuits.evaluate")
+    config.check_found()
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
     metric = pairs.metric if metric is None and isinstance(pairs, Task) else metric
     if metric is None:
         raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
-    graph = Graph.of(lens)
-    own = saved(circuit, lens).on(graph)
+    runs = runs_of(lens, clean, corrupted, metric=metric, config=config)
+    own, graph = saved(circuit, lens).on(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
     if len(sizes) and not own.scores.any():
         raise InputError("sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own")
-    given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": config.ablation, "frozen": config.frozen}
-    runs = Runs.of(lens, clean, corrupted, bos=config.bos, **given)
     judge, generator = Judge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
     masks = [own.chosen, ~own.chosen]
     masks += [random_like(graph, own.chosen, generator=generator) for _ in range(random)]
@@ -108,7 +106,7 @@ def evaluate(
     rows = [row | {"n": int(mask.sum())} | described(graph, mask) for row, mask in zip(about, masks, strict=True)]
     frame = pd.concat([pd.DataFrame(rows), judge.judged(judge.values(np.stack(masks)))], axis=1)
     if len(sizes):
-        asked = Sizes(sizes=tuple(sizes), random=0, nodes=False)
+        asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
         more = curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
         frame = pd.concat([frame, pd.DataFrame(more)], ignore_index=True)
     return Judged(frame=frame, circuit=own, gap=judge.gap, n_pairs=runs.n_pairs)

@@ -40,23 +40,23 @@ _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an M
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeCircuit(Drawable):
-    """The edges of a run of ``sink-lens circuit``."""
+    """The edges of a circuit, of a run or in memory."""
 
     about: dict[str, Any]
     """Title, what a share is of, layers, heads that share a key-value head, and the readers that the metric reads."""
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
-    run: Run = field(repr=False)
-    """The run that they come from."""
+    make_graph: Callable[[], dict[str, Any]] = field(repr=False)
+    """Gives the largest edges as Neuronpedia's JSON."""
 
     @property
     def graph(self) -> dict[str, Any]:
-        """The run's largest edges as Neuronpedia's JSON.
+        """The largest edges of all as Neuronpedia's JSON.
 
         Raises:
             RunError: the run has no table of all edges.
         """
-        return _graph(self.run, title=self.about["title"], group=self.about["group"])
+        return self.make_graph()
 
     @property
     def drawn(self) -> pd.DataFrame:
@@ -97,17 +97,33 @@ def edge_circuit(run: Run) -> EdgeCircuit:
         RunError: the run has no such table.
     """
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
-    circuit = run.need("circuit", columns=["writer", "reader", "score"])
-    metric, outputs = words(_metric(run)), _outputs(run, circuit)
-    about = {
-        "title": f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}",
-        "unit": f"of the {metric}",
-        "n_layers": int(run.provenance.get("n_layers") or 0),
-        "group": max(1, heads // kv_heads),
-        "outputs": outputs,
-        "end": "logits" if outputs == ["logits"] else metric,
-    }
-    return EdgeCircuit(about=about, edges=circuit, run=run)
+    circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
+    title = f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}"
+    return drawable(
+        circuit,
+        metric=words(_metric(run)),
+        title=title,
+        make_graph=lambda: _graph(run, title=title, group=group),
+        n_layers=int(run.provenance.get("n_layers") or 0),
+        group=group,
+        outputs=_outputs(run, circuit),
+    )
+
+
+def drawable(
+    edges: pd.DataFrame, *, metric: str, make_graph: Callable[[], dict[str, Any]], outputs: list[str], **about: Any
+) -> EdgeCircuit:
+    """A circuit to draw, of a run or in memory.
+
+    Args:
+        edges: the columns writer, reader, score, and drawn if it is known.
+        metric: its name in words.
+        make_graph: gives the largest edges as Neuronpedia's JSON.
+        outputs: the readers that the metric reads.
+        **about: title, n_layers and group (heads that share a key-value head).
+    """
+    about |= {"unit": f"of the {metric}", "outputs": outputs, "end": "logits" if outputs == ["logits"] else metric}
+    return EdgeCircuit(about=about, edges=edges, make_graph=make_graph)
 
 
 def _metric(run: Run) -> str:

@@ -35,8 +35,7 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     n_positions = None if graph is None else _longest(config, sizes)
     if graph is None or n_positions is None:
         return None
-    points, circuits = _points(config, graph), len(config.sizes) * (1 + config.nodes)
-    circuits += config.random * sum(share < 1 for share in config.sizes) + 2  # the run's circuit, and its picture
+    points, circuits = _points(config, graph), config.n_circuits + 2  # the run's circuit, and its picture
     patches = config.check_pairs * config.check
     if config.check and METHODS[config.method].along != "patches":
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)

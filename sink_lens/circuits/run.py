@@ -26,17 +26,17 @@ from ..models.load import ModelLike, as_lens
 from ..records import Result, RunWriter, create_run, display, read_run
 from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
-from . import stability
 from .attention import attention_of
-from .checks import CONFIRMED, patchable
-from .circuit import Circuit, chosen_by, with_spans
+from .checks import CONFIRMED, checked
+from .circuit import Circuit, chosen_by
 from .config import Ablation, CircuitConfig, without_files
+from .core import core_of
 from .curve import Judge, described, steady
 from .files import read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
-from .runs import Runs
+from .runs import Runs, runs_of
 from .scores import score
 from .scoring import part_name, parts_of, scored
 from .sink import at_sink
@@ -176,7 +176,7 @@ class _Asked:
         """Score the pairs of some parts."""
         for name, ablation in self.scored.items():
             if any(part_name(name, rows) in parts for rows in parts_of(self.task.clean.n_sequences)):
-                runs = runs_of(self.lens, self.task, config=self.config, ablation=ablation)
+                runs = runs_for(self.lens, self.task, config=self.config, ablation=ablation)
                 if name == "scores":
                     _check_gap(runs, seed=self.config.seed)
                 scored(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
@@ -216,20 +216,9 @@ def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, rep
     return CircuitRun(folder=folder, found=circuit, tables=tables, headline="\n".join(sentences))
 
 
-@dataclass(frozen=True)
-class _Described:
-    """The fields of a configuration by which a model is loaded."""
-
-    config: CircuitConfig
-
-    def __getattr__(self, name: str) -> Any:
-        """A field of the configuration."""
-        return getattr(self.config, name)
-
-
 def model_for(config: CircuitConfig) -> LensModel:
     """The model that a configuration names."""
-    return model_of(cast("Any", _Described(config)))
+    return model_of(cast("Any", config))  # which reads no sequences
 
 
 def task_for(lens: LensModel, config: CircuitConfig) -> Task:
@@ -265,27 +254,18 @@ def metric_of(task: Task, config: CircuitConfig) -> Metric:
     return task.metric
 
 
-def runs_of(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
+def runs_for(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
     """The clean and the replaced runs of a task."""
-    graph = Graph.of(lens, neurons=config.neurons_by_layer)
     corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-    found = Runs.of(
-        lens,
-        task.clean,
-        corrupted,
-        graph=graph,
-        metric=metric_of(task, config),
-        ablation=ablation,
-        frozen=config.frozen,
-    )
-    return with_spans(found, config.positions_by_span)
+    asked = replace(config, ablation=ablation)
+    return runs_of(lens, task.clean, corrupted, metric=metric_of(task, config), config=asked)
 
 
 def _written(
     lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
 ) -> tuple[Circuit, tuple[str, ...]]:
     """Score, choose and judge the circuit, and write the tables."""
-    runs = runs_of(lens, task, config=config, ablation=config.replaced_by)
+    runs = runs_for(lens, task, config=config, ablation=config.replaced_by)
     _check_gap(runs, seed=config.seed)
     scores = scored(runs, config, writer=writer, name="scores", progress=progress)
     half = chosen_by(runs, scores, config, templates=task.templates, halved=True)
@@ -329,7 +309,7 @@ def _written(
     core, alone = None, None
     if config.core:
         others = partial(_others, circuit, lens, task, config=config, writer=writer, progress=progress)
-        core = writer.once("core", lambda: _core(circuit, others(), config=config, progress=progress))
+        core = writer.once("core", lambda: core_of(circuit, others(), pairs=config.check_pairs, progress=progress))
         mask = np.isin(circuit.graph.names, core.loc[core["core"].to_numpy(bool), "edge"].to_numpy())
         alone = half.judge.judged(half.judge.values(mask[None]))
     writer.once("prompt", lambda: _prompt(lens, task.clean))
@@ -419,7 +399,7 @@ def _others(
     """Name of each other ablation that the core is taken over -> the circuit that it gives."""
     others: dict[str, Circuit] = {}
     for ablation in other_ablations(config):
-        runs = runs_of(lens, task, config=config, ablation=ablation)
+        runs = runs_for(lens, task, config=config, ablation=ablation)
         scores = scored(runs, config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = circuit.like(runs, scores)
     return others
@@ -468,32 +448,9 @@ def _judged(judge: Judge, circuit: Circuit) -> pd.DataFrame:
     )
 
 
-def _core(circuit: Circuit, others: Mapping[str, Circuit], *, config: CircuitConfig, progress: bool) -> pd.DataFrame:
-    """The edges that are in the circuit under some ablation or template, and in how many of them."""
-    settings, circuits = circuit.settings(others)
-    verdicts = stability.verdicts(settings, circuits, within=circuit.chosen)
-    either = np.flatnonzero(verdicts != "none")
-    frame = pd.DataFrame({"edge": circuit.graph.names[either]})
-    frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"
-    frame["score"] = circuit.scores.mean[either].astype(float)
-    frame["inclusion"] = circuit.inclusion[either]
-    for name, other in others.items():
-        frame[f"inclusion_{name}"] = other.inclusion[either]
-    every = np.stack([found[either] for found in settings.values()])
-    frame["least"], frame["where"] = every.min(0), np.array(list(settings), dtype=object)[every.argmin(0)]
-    frame["exact"], frame["together"] = np.nan, False
-    sure = either[frame["core"].to_numpy() & patchable(frame["edge"].to_numpy())]
-    if len(sure):
-        real, together = circuit.checks.whole(sure, pairs=config.check_pairs, progress=progress)
-        frame.loc[np.isin(either, sure), "exact"] = real
-        frame.loc[np.isin(either, sure), "together"] = together
-    order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
-    return frame.iloc[order].reset_index(drop=True)
-
-
 def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
     """Count the core edges whose real patch does at least 1% of the difference, without those that cancel."""
-    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.checks.difference)
+    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
     return int((does & ~core["together"].to_numpy(bool)).sum())
 
 
@@ -582,7 +539,7 @@ def _summary(found: _Found) -> pd.DataFrame:
     if found.alone is not None:
         row |= _kept(found.alone.to_dict("records")[0], "core_")
     if check is not None:
-        made = circuit.checks.checked(check, n_pairs=0)
+        made = checked(circuit.scores, circuit.chosen, check, n_pairs=0)
         row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
         row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
     return pd.DataFrame([row])

@@ -15,7 +15,7 @@ Positions before the first that differs are the same in both runs of a pair, bec
 computed for them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.unchanged import Values
 from ..patching.pairs import Sequences, pair_prompts
-from .config import Ablation
+from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
 from .stream import Weights, hook_of, weights_of, writer_sites, writings
 
@@ -77,7 +77,6 @@ class Runs:
         metric: Metric | Callable[[Outcome], Any],
         ablation: Ablation = "resample",
         frozen: int | None = None,
-        ordinary: Bool[Tensor, "pair position"] | None = None,
         bos: BosCondition = "auto",
     ) -> "Runs":
         """Run every pair once, and find the means where they are asked for.
@@ -90,8 +89,6 @@ class Runs:
             metric: what is explained.
             ablation: what replaces what a writer adds.
             frozen: a position that keeps its clean values.
-            ordinary: the positions that ``mean_ordinary`` is taken over; None is all that are no sink
-                (``edits.mean_ablation``).
             bos: BOS condition for texts.
 
         Raises:
@@ -120,7 +117,7 @@ class Runs:
             corrupted_values=empty,
             values_then=lens.state.unchanged.values(),
         )
-        return runs._prepared(ordinary)
+        return runs._prepared()
 
     @property
     def n_pairs(self) -> int:
@@ -240,9 +237,9 @@ class Runs:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
 
-    def _prepared(self, ordinary: Tensor | None) -> "Runs":
+    def _prepared(self) -> "Runs":
         """The runs with their means and the metric of both runs."""
-        found = self if self.ablation in ("resample", "zero") else replace(self, means=self._means(ordinary))
+        found = self if self.ablation in ("resample", "zero") else replace(self, means=self._means())
         clean, corrupted = [], []
         with torch.no_grad():
             for rows in found.batches():
@@ -253,14 +250,10 @@ class Runs:
                 corrupted.append(found.values(found.outcome(part, rows, [hook])))
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
-    def _means(self, ordinary: Tensor | None) -> Tensor:
+    def _means(self) -> Tensor:
         """Return what replaces each writer: a mean of the clean runs."""
-        valid = self.clean.valid.clone()
-        if self.ablation == "mean_ordinary" and ordinary is not None:
-            valid &= ordinary
-            if not bool(valid.any()):
-                raise InputError("no position is ordinary; need at least one real position that the mean is taken over")
-        elif self.ablation == "mean_ordinary":
+        valid = self.clean.valid
+        if self.ablation == "mean_ordinary":
             valid = tokens_to_average(self.lens, self.clean, "mean_ordinary").mask
         total: Tensor | int = 0
         for rows in self.batches():
@@ -274,6 +267,57 @@ class Runs:
         if self.ablation == "mean_aligned":
             return total / counts.clamp(min=1)[:, None]
         return (total.sum(1) / counts.sum())[:, None]  # one position for all
+
+
+def runs_of(
+    lens: LensModel,
+    clean: Sequences,
+    corrupted: Sequences | None,
+    *,
+    metric: Metric | Callable[[Outcome], Any],
+    config: CircuitConfig,
+) -> Runs:
+    """The runs that a configuration asks for; the arguments are those of ``Runs.of``."""
+    graph = Graph.of(lens, neurons=config.neurons_by_layer)
+    given: dict[str, Any] = {"ablation": config.replaced_by, "frozen": config.frozen, "bos": config.bos}
+    found = Runs.of(lens, clean, corrupted, graph=graph, metric=metric, **given)
+    return with_spans(found, config.positions_by_span)
+
+
+def with_spans(runs: Runs, spans: Mapping[str, Sequence[int]]) -> Runs:
+    """The runs with every edge once a span; real positions that are in none are one more span, ``rest``.
+
+    Raises:
+        InputError: a position that does not exist, or one in two spans; positions are left and a span is called rest.
+    """
+    if not spans:
+        return runs
+    masks, names = _span_masks(runs.clean, spans), tuple(spans)
+    left = runs.clean.valid & ~masks.any(0)
+    if bool(left.any()):
+        if REST in spans:
+            raise InputError(f"positions are in no span, and {REST!r} is taken; need another name, or all positions")
+        masks, names = torch.cat([masks, left[None]]), (*names, REST)
+    return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
+
+
+def _span_masks(tokens: TokenBatch, spans: Mapping[str, Sequence[int]]) -> Bool[Tensor, "span pair position"]:
+    """The positions of each span in each sequence; below 0 from the last real token.
+
+    Raises:
+        InputError: a position that does not exist, or one in two spans.
+    """
+    found = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
+    rows = torch.arange(tokens.n_sequences)
+    for number, (name, positions) in enumerate(spans.items()):
+        for position in positions:
+            at = tokens.lengths + position if position < 0 else torch.full_like(tokens.lengths, position)
+            if bool((at < 0).any()) or bool((at >= tokens.lengths).any()):
+                raise InputError(f"position {position} of the span {name!r} is outside some sequence")
+            found[number, rows, at] = True
+    if bool((found.sum(0) > 1).any()):
+        raise InputError("a position is in two spans; need each position in one span at most")
+    return found
 
 
 def check_metric(metric: Metric) -> None:

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from tqdm.auto import tqdm
 
 from ..records import RunWriter
-from .config import CircuitConfig, FindConfig
+from .config import CircuitConfig
 from .exact import exact_scores
 from .methods import METHODS, Method
 from .runs import Runs
@@ -30,7 +30,7 @@ def part_name(name: str, rows: range) -> str:
 
 def scored(
     runs: Runs,
-    config: FindConfig | CircuitConfig,
+    config: CircuitConfig,
     *,
     writer: RunWriter | None = None,
     name: str = "scores",

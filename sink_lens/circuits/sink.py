@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .circuit import Circuit, with_spans
+from .circuit import Circuit
 from .config import CircuitConfig
 from .methods import METHODS
-from .runs import Runs
+from .runs import Runs, with_spans
 from .scoring import scored
 
 _TOP, _PAIRS = 200, 8

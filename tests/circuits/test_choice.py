@@ -98,12 +98,8 @@ def test_choices_by_name_are_their_functions():
     graph = Graph(n_layers=1, n_heads=2, n_kv_heads=2, d_model=4)
     values = np.linspace(-1, 1, graph.n_edges)
     outputs = [len(graph.readers) - 1]
-    at_least = chosen(graph, values, choice="threshold", threshold=0.5, outputs=outputs)
-    assert at_least.tolist() == (np.abs(values) >= 0.5).tolist()
-    assert chosen(graph, values, choice="top", n=3, outputs=outputs).sum() == 3
-    assert (
-        chosen(graph, values, choice="greedy", n=3, outputs=outputs) == greedy(graph, values, 3, outputs=outputs)
-    ).all()
+    assert chosen(graph, values, 3, how="top", outputs=outputs).sum() == 3
+    assert (chosen(graph, values, 3, how="greedy", outputs=outputs) == greedy(graph, values, 3, outputs=outputs)).all()
 
 
 def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges_between_them():

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from lenses import lens_of
 
-from sink_lens.circuits.config import CircuitConfig, FindConfig
+from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.methods import METHODS, Method, check_method
 from sink_lens.circuits.scores import score
 from sink_lens.errors import InputError
@@ -35,7 +35,7 @@ def test_a_gradient_at_a_zero_stream_is_refused(method):
     with pytest.raises(InputError, match=text):
         CircuitConfig(method=method, ablation="zero").check_together()
     with pytest.raises(InputError, match=text):
-        FindConfig(method=method, ablation="zero")
+        CircuitConfig(method=method, ablation="zero").check_found()
     with pytest.raises(InputError, match=text):
         score(runs_of(lens_of("llama"), ablation="zero"), method=method)
     CircuitConfig(method=method).check_together()

@@ -9,9 +9,9 @@ from lenses import speaking
 
 from analyses.zoo.mechanisms import wire
 from sink_lens import circuits, wrap
-from sink_lens.circuits.checks import cancelling
+from sink_lens.circuits.checks import cancelling, whole
 from sink_lens.circuits.circuit import circuit_of_runs
-from sink_lens.circuits.config import FindConfig
+from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import CIRCUIT, edge_circuit
 from sink_lens.circuits.runs import Runs
@@ -32,7 +32,7 @@ def found_in(name, family):
     clean, corrupted, metric = mechanism.pairs(10, generator=torch.Generator().manual_seed(7))
     runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=metric)
     size = len(mechanism.carrying("resample"))
-    return mechanism, circuit_of_runs(runs, config=FindConfig(edges=size, most_steps=10))
+    return mechanism, circuit_of_runs(runs, config=CircuitConfig(edges=size, most_steps=10))
 
 
 @pytest.mark.parametrize(("name", "family"), [("opposed", "gpt2"), ("negation", "llama")])
@@ -54,8 +54,8 @@ def test_a_size_at_which_parts_of_a_mechanism_cancel_is_no_answer(name, family):
 def test_core_edges_that_cancel_can_go_together_and_all_others_are_confirmed(name, family):
     mechanism, circuit = found_in(name, family)
     core = np.flatnonzero(np.isin(circuit.graph.names, list(mechanism.needed("resample"))))
-    real, together = circuit.checks.whole(core, pairs=3)
-    assert np.abs(real).min() > 0.03 * abs(circuit.checks.difference)  # a patch of each alone confirms them all
+    real, together = whole(circuit.runs, core, difference=circuit.difference, seed=circuit.seed, pairs=3)
+    assert np.abs(real).min() > 0.03 * abs(circuit.difference)  # a patch of each alone confirms them all
     heads = {edge.partition("->")[0] for edge in circuit.graph.names[core[together]]} - {"input"}
     assert len(heads) == (2 if name == "opposed" else 0)
     if name == "opposed":

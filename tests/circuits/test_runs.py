@@ -1,5 +1,8 @@
 """Runs of pairs: what replaces a writer, the first position that differs, and some of the pairs."""
 
+from importlib import import_module
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lenses import lens_of
@@ -46,12 +49,13 @@ def test_writings_and_the_metric_are_those_of_the_plain_model():
 
 
 @pytest.mark.parametrize("ablation", ["mean_all", "mean_aligned", "mean_ordinary", "zero"])
-def test_what_replaces_a_writer_is_a_mean_of_the_clean_runs(ablation):
+def test_what_replaces_a_writer_is_a_mean_of_the_clean_runs(ablation, monkeypatch):
     lens = lens_of("llama")
     ordinary = torch.ones(3, 11, dtype=torch.bool)
     ordinary[:, :4] = False
-    more = {"ordinary": ordinary} if ablation == "mean_ordinary" else {}
-    runs = runs_of(lens, ablation=ablation, **more)
+    module = import_module("sink_lens.circuits.runs")
+    monkeypatch.setattr(module, "tokens_to_average", lambda *_: SimpleNamespace(mask=ordinary))
+    runs = runs_of(lens, ablation=ablation)
     at = [one.name for one in runs.graph.writers].index("m1")
     found = runs.replacements(slice(0, 3), begin=2)[:, at]
     by_hand, _ = written_by_mlp(lens, pair()[0], 1)
@@ -88,9 +92,7 @@ def test_batches_cover_every_pair_once(monkeypatch):
     assert [*runs.batches()] == [slice(0, 2), slice(2, 3)]
 
 
-def test_a_mean_over_no_position_and_a_metric_of_all_pairs_are_refused():
-    with pytest.raises(InputError, match="no position is ordinary"):
-        runs_of(lens_of("llama"), ablation="mean_ordinary", ordinary=torch.zeros(3, 11, dtype=torch.bool))
+def test_a_metric_of_all_pairs_is_refused():
     with pytest.raises(InputError, match=r"gave a tensor of shape (.*) for 3 sequences; need one number per sequence"):
         runs_of(
             lens_of("llama"), metric=metrics.Metric(name="all", function=lambda run: run.loss.mean()[None], loss=True)

@@ -6,7 +6,7 @@ from lenses import lens_of
 
 from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.circuit import circuit_of_runs
-from sink_lens.circuits.config import CircuitConfig, FindConfig
+from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score
@@ -22,7 +22,7 @@ def six(ablation, **more):
 
 def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfulness():
     runs = six("mean_all")
-    circuit = circuit_of_runs(runs, config=FindConfig(method="eap", ablation="mean_all", edges=20))
+    circuit = circuit_of_runs(runs, config=CircuitConfig(method="eap", ablation="mean_all", edges=20))
     found = at_sink(circuit, CircuitConfig(method="eap", ablation="mean_all"))
     parted = score(apart(runs, 0), method="eap").mean
     n = runs.graph.n_edges
@@ -42,7 +42,7 @@ def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfu
 
 
 def test_prompts_that_begin_alike_have_no_edge_at_the_sink():
-    circuit = circuit_of_runs(six("resample"), config=FindConfig(method="eap", edges=20))
+    circuit = circuit_of_runs(six("resample"), config=CircuitConfig(method="eap", edges=20))
     found = at_sink(circuit, CircuitConfig(method="eap"))
     assert (found["sink_share"], found["sink_share_top"]) == (0, 0)
 

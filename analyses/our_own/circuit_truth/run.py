@@ -18,12 +18,14 @@ from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
-from sink_lens.circuits.checks import CONFIRMED
+from sink_lens.circuits.checks import CONFIRMED, checked
 from sink_lens.circuits.circuit import Circuit, circuit_of_runs
-from sink_lens.circuits.config import FindConfig
+from sink_lens.circuits.config import CircuitConfig
+from sink_lens.circuits.core import settings
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
+from sink_lens.circuits.stability import verdicts
 from sink_lens.models.lens import LensModel
 from sink_lens.records import write_whole
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
@@ -135,7 +137,7 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
             rows.append(of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))})
         for method in (METHODS if ablation == "resample" else METHODS[:3]) if seed in WHOLE else CHECKED:
             circuit = circuit_of_runs(
-                runs, config=FindConfig(method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
+                runs, config=CircuitConfig(method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
             )
             rows.append(of.row(method, circuit.scores.mean))
             if method == "eap-ig":
@@ -144,7 +146,7 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
                 circuits.append(of.sampled(circuit, real) | {"method": method})
         if ablation == "resample" and real is not None:
             effects = np.abs(real) / whole
-            config = FindConfig(edges=of.size, most_steps=MOST_STEPS)
+            config = CircuitConfig(edges=of.size, most_steps=MOST_STEPS)
             again = circuit_of_runs(runs_of(mechanism.rows(PAIRS, generator=generator)), config=config)
             circuits.append({"ablation": "repeated", "method": "eap-ig"} | of.repeated(kept["resample"], again))
             if family == "gpt2" and mechanism.sink_layer is None:
@@ -188,7 +190,7 @@ class Edges:
         frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
         frame["error"] = frame["score"] - frame["exact"]
         frame["drawn"] = ["circuit"] * len(some[0]) + ["other"] * len(some[1])
-        check = circuit.checks.checked(frame, n_pairs=PATCHED)
+        check = checked(circuit.scores, circuit.chosen, frame, n_pairs=PATCHED)
         order = np.argsort(-np.abs(circuit.scores.mean), kind="stable")[: self.size]
         return {
             "ablation": self.ablation,
@@ -211,7 +213,7 @@ class Edges:
 
         With the real effects of all edges, the same of the core edges that their own real patch confirms.
         """
-        core = circuit.core(others) == "core"
+        core = verdicts(*settings(circuit, others), within=circuit.chosen) == "core"
         found = self._counted("core", core)
         return found | ({} if effects is None else self._counted("real", core & (effects >= CONFIRMED)))
 

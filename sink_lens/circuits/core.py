@@ -1,0 +1,66 @@
+"""The core of a circuit: the edges that are sure under every ablation and template, each with its real patch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from . import checks, stability
+from .choice import connected, largest
+from .circuit import Circuit
+
+
+def settings(circuit: Circuit, others: Mapping[str, Circuit]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Inclusion probabilities and chosen edges by setting: each ablation, and each template under the circuit's own.
+
+    Args:
+        circuit: the circuit.
+        others: name of an ablation -> the circuit of the same size that it gives.
+    """
+    every = {circuit.runs.ablation: circuit, **others}
+    sure = {name: one.inclusion for name, one in every.items()}
+    inside = {name: one.chosen for name, one in every.items()}
+    names = np.asarray(circuit.templates, dtype=object)
+    for template in dict.fromkeys(circuit.templates):
+        rows = np.flatnonzero(names == template)
+        if len(rows) < 2 or len(rows) == len(names):
+            continue
+        values = circuit.scores.values[rows]
+        generator = np.random.default_rng([circuit.seed, 5, len(sure)])
+        weights = stability.drawn([template] * len(rows), draws=300, generator=generator)
+        sure[template] = stability.inclusion(values, weights, n=circuit.size)
+        mask = largest(values.mean(0), circuit.size)
+        inside[template] = connected(circuit.graph, mask, outputs=circuit.outputs)
+    return sure, inside
+
+
+def core_of(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
+    """The edges that are in the circuit under some ablation or template, and in how many of them.
+
+    Args:
+        circuit: the circuit.
+        others: as in ``settings``.
+        pairs: pairs on which core edges are really patched.
+        progress: show progress bars.
+    """
+    sure, inside = settings(circuit, others)
+    verdicts = stability.verdicts(sure, inside, within=circuit.chosen)
+    either = np.flatnonzero(verdicts != "none")
+    frame = pd.DataFrame({"edge": circuit.graph.names[either]})
+    frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"
+    frame["score"] = circuit.scores.mean[either].astype(float)
+    frame["inclusion"] = circuit.inclusion[either]
+    for name, other in others.items():
+        frame[f"inclusion_{name}"] = other.inclusion[either]
+    every = np.stack([found[either] for found in sure.values()])
+    frame["least"], frame["where"] = every.min(0), np.array(list(sure), dtype=object)[every.argmin(0)]
+    frame["exact"], frame["together"] = np.nan, False
+    patched = frame["core"].to_numpy() & checks.patchable(frame["edge"].to_numpy())
+    if patched.any():
+        how: dict[str, Any] = {"difference": circuit.difference, "seed": circuit.seed, "pairs": pairs}
+        real, together = checks.whole(circuit.runs, either[patched], **how, progress=progress)
+        frame.loc[patched, "exact"] = real
+        frame.loc[patched, "together"] = together
+    order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
+    return frame.iloc[order].reset_index(drop=True)
