@@ -35,6 +35,7 @@ GONE: tuple[Gone, ...] = (
         instead="the verdicts of all pairs; analyses/lineages.py has the area under the ROC curve",
         options=("fingerprint --lineages",),
     ),
+    Gone(instead="--inputs embeddings", options=("fingerprint --embeddings",)),
     Gone(instead="sink_lens.edits.metrics", names=("metrics",)),
     Gone(instead="sink_lens.models.headnorm.HeadNormConfig", names=("HeadNormConfig",)),
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),

@@ -199,7 +199,7 @@ COMMANDS = {
         "run report sentences notes pairs",
         ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"),
     ),
-    "fingerprint --embeddings": Asked("TWO", "unrelated models then look related"),
+    "fingerprint of embeddings": Asked("TWO --inputs embeddings", "unrelated models then look related"),
     "fingerprint --dry-run": Asked("TWO", "2 models, 1 pairs.*200"),
     "report": Asked("trace", "report: trace/", "runs report figures not_drawn sentence", writes=False),
     "cache": Asked("", "/cache", "folder entries", writes=False),
@@ -995,7 +995,7 @@ def test_watch_says_plainly_that_there_is_no_sink_no_whole_checkpoint_or_no_trai
         ({"seeds": (0, 1)}, ("--quiet",), ("warning: an interval of two seeds says little",)),
         (
             {},
-            ("--by", "value_norm", "--baseline", "shared", "--quiet"),
+            ("--by", "value_norm", "--baseline", "shared"),
             ("value_norm: none against shared", "none is behind the baseline"),
         ),
         ({"seeds": (0,), "lr": 5}, (), ("error: ", "the runs also differ in lr")),

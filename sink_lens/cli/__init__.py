@@ -19,8 +19,6 @@ from . import patch  # noqa: F401
 from . import circuit  # noqa: F401
 from . import train  # noqa: F401
 from . import watch  # noqa: F401
-from . import compare  # noqa: F401
-from . import fingerprint  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on

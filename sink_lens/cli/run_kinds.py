@@ -35,7 +35,7 @@ def add_command(kind: RunKind) -> None:
         shard: str | None = None,
         overwrite: bool,
         quiet: bool,
-        dry_run: bool,
+        dry_run: bool = False,
         **_: Any,
     ) -> Answer:
         """Run it, draw its page, and print what it found."""
@@ -58,13 +58,13 @@ def add_command(kind: RunKind) -> None:
 
     annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}
     annotated |= {"example": Annotated[bool, example_of(imported(kind.example))]} if kind.example else {}
-    left_out = ([] if kind.example else ["file"]) + ([] if kind.shards else ["shard"])
+    has = {"file": kind.example, "shard": kind.shards, "dry_run": kind.passes or kind.cost}
     command.__signature__ = Signature(  # type: ignore[attr-defined]  # the options that this kind has
         [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
         + [
             Parameter(name, Parameter.KEYWORD_ONLY, annotation=one, default=None if name in _EMPTY else False)
             for name, one in annotated.items()
-            if name not in left_out
+            if has.get(name, True)
         ]
     )
     command.__name__, command.__doc__ = kind.name, kind.help

@@ -196,3 +196,9 @@ def check_asked(config: SurveyConfig) -> None:
     """Refuse a survey of no model."""
     if not (config.models or config.untrained):
         raise InputError(NOTHING)
+
+
+def check_models(config: FingerprintConfig) -> None:
+    """Refuse a comparison of no model."""
+    if not (config.models or config.untrained):
+        raise InputError(f"no model was given; {TWO}")

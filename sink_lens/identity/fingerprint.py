@@ -2,11 +2,11 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ import pandas as pd
 from ..configuration import with_fields
 from ..errors import InputError
 from ..estimate import seconds_of
+from ..models.inputs import default_folder
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
@@ -27,6 +28,8 @@ from .untrained_models import read_untrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ..report.page import PageTable
 
 __all__ = ["Fingerprint", "FingerprintConfig", "cost", "fingerprint"]
 
@@ -47,6 +50,7 @@ class Fingerprint:
     """Warnings that belong to the result."""
     folder: Path | None = None
     """Folder of the run, if it was written."""
+    finished: ClassVar[bool] = True
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -315,3 +319,38 @@ def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) ->
         writer.write_bytes("fingerprint.png", display.image(figure, "png"))
         writer.write_bytes("fingerprint.svg", display.image(figure, "svg"))
     return replace(found, folder=out)
+
+
+# --- the command
+
+
+def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
+    """The comparison that a configuration asks for, in a run folder."""
+    folder = default_folder("fingerprint") if out is None else out
+    try:
+        return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
+    except KeyboardInterrupt as error:
+        if config.cache:
+            error.add_note("the states of finished models are cached: the same command goes on")
+        raise
+
+
+def answer(found: Fingerprint) -> dict[str, Any]:
+    """Answer of ``--json``."""
+    return {"sentences": found.sentences, "notes": found.notes, "pairs": found.pairs}
+
+
+def cost_in_words(config: FingerprintConfig) -> "Iterator[str | PageTable]":
+    """What ``--dry-run`` prints: the whole, and a row per model."""
+    from ..report.page import PageTable
+
+    frame = cost(config=config)
+    n, seconds = len(frame), sum(frame["seconds"].tolist())
+    yield (f"{n} models, {n * (n - 1) // 2} pairs; about {seconds:,.0f} s to read the inputs, about a second per pair")
+    lines = []
+    for row in frame.to_dict("records"):
+        time = "cached" if row["cached"] else f"{row['seconds']:,.1f}"
+        whole = (f"{row[name]:,}" for name in ("inputs", "tokens"))
+        lines.append((row["model"], str(row["d_model"]), *whole, time, f"{row['megabytes']:,.1f} MB"))
+    heads = ("model", "width", "inputs", "tokens", "seconds", "states")
+    yield PageTable(heads=heads, numeric=(False, *(True for _ in heads[1:])), rows=lines, frame=frame)

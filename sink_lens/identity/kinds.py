@@ -46,7 +46,29 @@ sink-lens contraction runs/softmax-0 runs/softmax-1  [dim]along two trainings, a
 FINGERPRINT = RunKind(
     name="fingerprint",
     heading="Whose model is it",
+    help="""\
+Do two models come from one initialisation? SeedPrint on each pair of models, with nulls that hold.
+
+Read tau_bar, the effect, first: a p only says how sure it is that the effect is not 0.
+
+With --inputs embeddings unrelated narrow models (192 wide and less), untrained or little trained, look related under
+every null: their stream carries an embedding's own coordinates to the end. At a width of 768 one pair in six does.
+""",
     config="sink_lens.identity.config:FingerprintConfig",
+    check="sink_lens.identity.config:check_models",
+    cost="sink_lens.identity.fingerprint:cost_in_words",
+    run="sink_lens.identity.fingerprint:run",
+    shown="sink_lens.identity.pages.fingerprint:shown",
+    answer="sink_lens.identity.fingerprint:answer",
+    examples="""\
+sink-lens fingerprint ./base ./finetuned  [dim]two models: one seed?[/dim]
+
+sink-lens fingerprint runs/softmax-0 runs/softmax-1 runs/softmax-2  [dim]first and last checkpoint of each[/dim]
+
+sink-lens fingerprint --untrained gpt2,n_layers=4,d_model=192 --seeds 0-14  [dim]105 unrelated pairs[/dim]
+
+sink-lens fingerprint A B --dry-run  [dim]time and memory; again later: states are cached, so that it goes on[/dim]
+""",
     tables="sink_lens.schema:fingerprint.toml",
     page="sink_lens.identity.pages.fingerprint:FINGERPRINT",
 )

@@ -4,18 +4,20 @@ The unit is the seed. Variants see the same data in the same order, so that diff
 is assumed of who wins: every sentence says what was found, "not reached" and "no difference can be told" included.
 """
 
+import math
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from ..configuration import with_fields
 from ..errors import InputError
+from ..models.inputs import default_folder
 from ..records import Run, create_run, display, versions
 from ..stats import Difference, difference, t_intervals
 from ..text import listed, number, plural, short
@@ -26,6 +28,9 @@ from .variants import DATA, FEWEST_SEEDS, Variants, group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+    from ..report.page import PageTable
 
 __all__ = ["Comparison", "compare", "write"]
 
@@ -44,6 +49,9 @@ class Comparison:
     """The result in words."""
     notes: tuple[str, ...]
     """Warnings: few seeds, different software, missing measurements."""
+    folder: Path | None = None
+    """The run folder, if one was written."""
+    finished: ClassVar[bool] = True
 
     @property
     def baseline(self) -> str:
@@ -404,3 +412,54 @@ def thresholds(table: pd.DataFrame) -> list[float]:
     rates = table.loc[table["measure"] == "sink_rate"]
     each = [set(rows["threshold"].tolist()) for _, rows in rates.groupby(["variant", "seed"])]
     return sorted(set.intersection(*each))
+
+
+# --- the command
+
+
+def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
+    """The comparison that a configuration asks for, in a run folder; there is no progress to show."""
+    made = compare(config)
+    return replace(made, folder=write(made, default_folder("compare") if out is None else out, overwrite=overwrite))
+
+
+def shown(found: Comparison) -> "Iterator[RenderableType | PageTable]":
+    """Terminal output: the conclusion, the sentences, the final losses, and the measures where runs were watched."""
+    from rich.text import Text
+
+    from ..report.html import conclusion
+    from .pages.training import measures_side_by_side
+
+    if found.folder is not None:
+        yield Text(f"{conclusion(found.folder)}.", style="bold")
+    yield from found.sentences
+    yield "\nfinal losses, nats"
+    yield _losses(found)
+    if "measures" in found.tables:
+        measures = found.tables["measures"]
+        yield f"\nstep {measures['step'].iloc[0]}, mean over seeds [95%]"
+        yield measures_side_by_side(measures)
+
+
+def _losses(found: Comparison) -> "PageTable":
+    """One row per run: where it ended, and when it reached where the baseline of its seed ended."""
+    from ..report.page import PageTable
+
+    heads = ("curve", "variant", "seed", "loss", "difference", "reaches the baseline's end after", "times as fast")
+    lines = []
+    for row in found.tables["finals"].to_dict("records"):
+        is_base = row["variant"] == found.baseline
+        at, ratio = float(row["reached"]), float(row["acceleration"])
+        never = math.isnan(at)
+        when = "" if is_base else "not reached" if never else f"{short(at)} tokens"
+        speed = "" if is_base or never else f"{ratio:.2f}"
+        gap = "" if is_base else f"{row['difference']:+.4f}"
+        which = (str(row[name]) for name in ("curve", "variant", "seed"))
+        lines.append((*which, f"{row['loss']:.4f}", gap, when, speed))
+    return PageTable(heads=heads, numeric=(False, False, *(True for _ in heads[2:])), rows=lines)
+
+
+def answer(found: Comparison) -> dict[str, Any]:
+    """Answer of ``--json``."""
+    tables = {name: found.tables[name] for name in ("finals", "measures") if name in found.tables}
+    return {"sentences": found.sentences, "notes": found.notes, **tables}

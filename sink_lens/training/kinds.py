@@ -20,7 +20,20 @@ KINDS = (
     RunKind(
         name="compare",
         heading="Train",
+        help="""\
+Compare training runs, seed by seed: who is ahead, how sure, and what became of the sink.
+
+All runs must have the same data in the same order; variants differ in one thing, and have the same seeds.
+""",
         config="sink_lens.training.config:CompareConfig",
+        run="sink_lens.training.compare:run",
+        shown="sink_lens.training.compare:shown",
+        answer="sink_lens.training.compare:answer",
+        examples="""\
+sink-lens compare runs/softmax-0 runs/softmax-1 runs/softmax-2 runs/headnorm-0 runs/headnorm-1 runs/headnorm-2
+
+sink-lens compare runs/lr-* --by lr --baseline 0.001  [dim]any field of the configuration[/dim]
+""",
         tables="sink_lens.schema:compare.toml",
         page="sink_lens.training.pages.training:COMPARE",
     ),

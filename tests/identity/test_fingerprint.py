@@ -9,9 +9,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sink_lens import cli, load, read_run
-from sink_lens.cli import fingerprint as commands
+from sink_lens.cli.console import printed
 from sink_lens.identity import fingerprint
 from sink_lens.identity.fingerprint import FingerprintConfig
+from sink_lens.identity.pages import fingerprint as page
 from sink_lens.identity.pages.fingerprint import FINGERPRINT
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.schema import FINGERPRINT_ERRORS
@@ -45,7 +46,7 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
         object.__setattr__(lens, "name", f"model {number}")
     found = fingerprint(models, config=FEW, out=tmp_path / "out", progress=False)
     shown = Console(width=80, file=io.StringIO())
-    shown.print(commands._table(found))
+    shown.print(*(part if isinstance(part, str) else printed(part) for part in page.shown(found)))
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
     assert (found.pairs["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
     assert "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3." in found.headline
@@ -72,6 +73,6 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
 
 def test_widths_that_differ_get_no_answer(tmp_path):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", hidden_size=64)
-    done = run(a, b, *OPTIONS, "--quiet")
+    done = run(a, b, *OPTIONS)
     assert done.exit_code == 0, done.stderr
     assert "have no answer: widths 48 and 64" in done.stdout

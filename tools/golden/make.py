@@ -504,7 +504,15 @@ def steps() -> list[Step]:
         ),
         "fingerprint-training": command("fingerprint", "runs/train-none-0", "runs/train-none-1", *compared),
         "fingerprint-untrained": command(
-            "fingerprint", "--untrained", f"gpt2,{UNTRAINED}", "--seeds", "0-3", *compared, "--embeddings", "--no-cache"
+            "fingerprint",
+            "--untrained",
+            f"gpt2,{UNTRAINED}",
+            "--seeds",
+            "0-3",
+            *compared,
+            "--inputs",
+            "embeddings",
+            "--no-cache",
         ),
         "train-example": command("train", "--example"),
         "sweep-example": command("sweep", "--example"),
