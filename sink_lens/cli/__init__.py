@@ -15,7 +15,6 @@ import typer
 # isort: off
 from . import trace  # noqa: F401
 from . import run_kinds  # noqa: F401
-from . import patch  # noqa: F401
 from . import circuit  # noqa: F401
 from . import train  # noqa: F401
 from . import watch  # noqa: F401

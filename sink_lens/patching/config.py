@@ -141,3 +141,19 @@ class PatchConfig:
             check_unread(self, "check", reader="approximate")
             if not self.screen:
                 check_unread(self, "steps", reader="approximate and screen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchView:
+    """Options of the command for what it prints."""
+
+    top: int = 10
+    """Rows of the table that is shown."""
+
+
+def check_prompts(config: PatchConfig) -> None:
+    """Refuse a command without two texts."""
+    if not config.clean or not config.corrupted:
+        raise InputError(
+            "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"
+        )

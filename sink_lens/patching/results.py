@@ -21,7 +21,7 @@ from ..models.sites import SITES
 from ..models.unchanged import Values
 from ..records import RunWriter, display
 from ..stats import strongest
-from .config import EVERY, PatchConfig
+from .config import ADDED, EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .parts import identity_of
 from .run_pair import RunPair
@@ -57,6 +57,17 @@ class Swept:
     """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
     """Position -> the label of its token; * marks positions where the tokens differ."""
+    folder: Path | None = None
+    """The run folder, if one was written."""
+    finished: bool = True
+    """False from a shard if others are still to be computed: the frame has no rows."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The run folders: one, or one for each site that was patched; none if none was written."""
+        if self.folder is None:
+            return ()
+        return tuple(self.folder / site for site in ADDED) if self.site == EVERY else (self.folder,)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest effects, positive or negative."""
@@ -106,10 +117,6 @@ class PatchResult(Swept):
     """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
     baselines: Float[Tensor, "2 batch"] = field(repr=False)
     """The metric of the baseline run and of the source run, by sequence as in ``values``."""
-    folder: Path | None = None
-    """The run folder, if one was written."""
-    finished: bool = True
-    """False from a shard if others are still to be computed: the frame has no rows."""
 
     def circuit(self) -> "PatchCircuit":
         """The patches as a circuit, to draw."""
@@ -206,6 +213,8 @@ class AttributionResult(Swept):
     grid: tuple[Part, ...] = field(repr=False)
     values_then: Values = field(repr=False)
     """The values of the model's weights when the approximation was made."""
+    checked: str = ""
+    """Agreement with a sample of real patches, in words; empty if none were made."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
