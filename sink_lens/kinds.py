@@ -51,8 +51,8 @@ class RunKind:
     check: str = ""
     """``check(config)``, which refuses what cannot be run before torch is imported."""
     passes: str = ""
-    """``passes(config, sizes)``, which counts its passes of the model for ``--dry-run`` (``sink_lens.estimate``); without
-    it and ``cost`` there is no dry run."""
+    """``passes(config, sizes)``, which counts its passes of the model for ``--dry-run`` (``sink_lens.estimate``). There
+    is none without it and ``cost``."""
     cost: str = ""
     """``cost(config)``, where passes do not say it: it yields what ``--dry-run`` prints, texts, page tables, costs."""
     shown: str = ""
