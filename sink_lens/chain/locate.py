@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
+from .config import Question, Thresholds
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 _COMMON = 0.5
@@ -274,10 +275,7 @@ def find(
     sink_found: bool,
     ratio: Float[Tensor, " layer"],
     states: Float[Tensor, "layer batch d_model"],
-    growth_factor: float,
-    dominance_threshold: float,
-    energy_frac: float,
-    max_outliers: int,
+    thresholds: Thresholds | Question,
     typical: Float[Tensor, "layer d_model"] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
@@ -288,10 +286,7 @@ def find(
         sink_found: whether it is a sink position.
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
-        growth_factor: see ``growth_layers``.
-        dominance_threshold: see ``outliers_of``, as the next two.
-        energy_frac: share of energy that outlier dimensions hold.
-        max_outliers: the most that they may be.
+        thresholds: of the growth (``growth_layers``) and of outlier dimensions (``outliers_of``).
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
@@ -303,15 +298,16 @@ def find(
             outliers[index - 1] = (_strongest(state),)
         elif dimensions := outliers_of(
             state,
-            dominance_threshold=dominance_threshold,
-            energy_frac=energy_frac,
-            max_outliers=max_outliers,
+            dominance_threshold=thresholds.dominance_threshold,
+            energy_frac=thresholds.energy_frac,
+            max_outliers=thresholds.max_outliers,
             typical=usual,
         ):
             outliers[index - 1] = dimensions
     if forced is None:
-        spans = growth_layers(ratio, factor=growth_factor)
-        written = _written_spans(states, ratio=ratio, factor=growth_factor**0.5, outliers=outliers, taken=spans)
+        factor = thresholds.growth_factor
+        spans = growth_layers(ratio, factor=factor)
+        written = _written_spans(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
         spans = sorted([*spans, *written])
     else:
         spans = list(forced)

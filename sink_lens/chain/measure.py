@@ -183,10 +183,7 @@ def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], 
         ratio=panel.norm_ratio().nanmean(1),
         states=panel.states(),
         typical=panel.typical(),
-        growth_factor=config.growth_factor,
-        dominance_threshold=config.dominance_threshold,
-        energy_frac=config.energy_frac,
-        max_outliers=config.max_outliers,
+        thresholds=config,
         forced=forced,
     )
 

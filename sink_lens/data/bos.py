@@ -19,12 +19,6 @@ def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return bos if isinstance(bos, int) else None
 
 
-def tokenizer_adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Check whether the tokenizer puts exactly its BOS token in front of plain text; False if it has no BOS token."""
-    bos = bos_id(tokenizer)
-    return bos is not None and _added_prefix(tokenizer) == [bos]
-
-
 def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) -> list[int]:
     """The ids to put in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
 

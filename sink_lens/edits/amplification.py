@@ -54,15 +54,6 @@ class CentringMeans:
         named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], *, n_tokens: int, seed: int) -> "CentringMeans":
-        """The inverse of ``tensors``."""
-        by_name: dict[str, dict[int, Tensor]] = {"values": {}, "aggregated": {}}
-        for name, tensor in tensors.items():
-            centre, _, layer = name.partition(".")
-            by_name[centre][int(layer)] = tensor
-        return cls(values=by_name["values"], aggregated=by_name["aggregated"], n_tokens=n_tokens, seed=seed)
-
 
 def centres_of(lens: LensModel) -> tuple[Centre, ...]:
     """The centres that values are moved away from; aggregated values behind a gate have no mean of values."""

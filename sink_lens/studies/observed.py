@@ -184,10 +184,7 @@ class Observed:
             ratio=ratio.nanmean(1),
             states=self.states_at(positions[0]),
             typical=torch.cat([self.core.stacked("typical_pre"), self.core.stacked("typical")]).nanmean(1),
-            growth_factor=self.thresholds.growth_factor,
-            dominance_threshold=self.thresholds.dominance_threshold,
-            energy_frac=self.thresholds.energy_frac,
-            max_outliers=self.thresholds.max_outliers,
+            thresholds=self.thresholds,
         )
 
     def states_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:

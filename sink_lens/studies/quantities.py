@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from ..chain.locate import onset_layer
 from ..stats import Interval, interval
 from .observed import Observed, UnmeasuredError
 
@@ -77,8 +78,7 @@ COMPARED = {
 
 def sink_onset_layer(seen: Observed, *, threshold: float) -> int | None:
     """First layer whose mean attention to the first token is above the threshold; None if none is."""
-    over = (seen.heads["sink_mass"].nanmean(1) > threshold).nonzero()
-    return int(over[0]) if len(over) else None
+    return onset_layer(seen.heads["sink_mass"].nanmean(1), threshold=threshold)
 
 
 def sink_positions(seen: Observed) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from analyses.zoo import build
-from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.config import Thresholds, TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
     Location,
@@ -136,10 +136,7 @@ def found(ratio, states, forced=None):
         sink_found=True,
         ratio=torch.tensor(ratio),
         states=states,
-        growth_factor=2.0,
-        dominance_threshold=3.0,
-        energy_frac=0.8,
-        max_outliers=2,
+        thresholds=Thresholds(growth_factor=2.0, dominance_threshold=3.0, energy_frac=0.8, max_outliers=2),
         forced=forced,
     )
 

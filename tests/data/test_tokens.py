@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from sink_lens.data.bos import bos_id, tokenizer_adds_bos
+from sink_lens.data.bos import bos_id, first_ids
 from sink_lens.data.tokens import (
     batch_of,
     decode_tokens,
@@ -64,24 +64,12 @@ def generator(seed=0):
 # BOS.
 
 
-def test_a_tokenizer_adds_bos_only_with_its_post_processor():
-    assert tokenizer_adds_bos(byte_tokenizer())
-    assert tokenizer_adds_bos(byte_tokenizer(template="<s> $A </s>"))
-    assert not tokenizer_adds_bos(plain_tokenizer())
-    assert not tokenizer_adds_bos(plain_tokenizer(bos=None))
-
-
-def test_a_prefix_that_is_not_bos_does_not_count_as_bos():
-    assert not tokenizer_adds_bos(byte_tokenizer(template="<x> $A"))
-    assert not tokenizer_adds_bos(byte_tokenizer(template="<x> <s> $A"))
-
-
 def test_a_tokenizer_without_a_token_for_the_probe_still_shows_its_bos():
     # A BPE without an unknown token drops what it does not know, so the probe "a" has no tokens of its own.
     core = Tokenizer(models.BPE(vocab={"<s>": 0, "w": 1}, merges=[]))
     core.add_special_tokens(["<s>"])
     core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    assert tokenizer_adds_bos(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"))
+    assert first_ids(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"), "auto") == [0]
 
 
 def test_bos_id_is_none_without_a_bos():
@@ -162,16 +150,6 @@ def test_an_unknown_arm_is_refused():
 # Text.
 
 
-def test_sequences_start_evenly_over_the_whole_text():
-    tokenizer = plain_tokenizer()
-    # 10 tokens, 3 sequences of 3: they begin at floor(0/3), floor(10/3), floor(20/3) = 0, 3, 6.
-    made = from_text("abcdefghij", tokenizer, sequences=3, length=3)
-    assert made.tokens.tolist() == [ids_of(piece, tokenizer) for piece in ("abc", "def", "ghi")]
-    # 2 sequences of 3 begin at 0 and 5, so "d", "e", "i" and "j" are in none.
-    made = from_text("abcdefghij", tokenizer, sequences=2, length=3)
-    assert made.tokens.tolist() == [ids_of(piece, tokenizer) for piece in ("abc", "fgh")]
-
-
 def test_bos_counts_as_part_of_the_length():
     tokenizer = byte_tokenizer()
     # Of length 3 with BOS, 2 tokens are text: 3 x 2 = 6 of 7, from floor(7i/3) = 0, 2, 4.
@@ -209,12 +187,6 @@ def test_a_text_too_short_for_the_sequences_says_how_many_would_fit():
     # With BOS 10 // 2 = 5 would fit.
     with pytest.raises(InputError, match=r"need 6 x 2 = 12 for sequences of 3 with BOS \(5 would fit\)"):
         from_text("abcdefghij", byte_tokenizer(), sequences=6, length=3)
-
-
-@pytest.mark.parametrize("text", ["", "abc"])
-def test_a_text_too_short_for_one_sequence_is_refused(text):
-    with pytest.raises(InputError, match=rf"has {len(text)} tokens; need 1 x 4 = 4 .*\(0 would fit\)"):
-        from_text(text, plain_tokenizer(), sequences=1, length=4)
 
 
 @pytest.mark.parametrize(("sequences", "length", "text"), [(0, 4, "0 sequences"), (1, 1, "the length is 1")])

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.page import notebook
-from sink_lens.chain.page.circuit import ChainCircuit
 from sink_lens.chain.page.story import chain, chain_steps, link_rows, nodes
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
@@ -94,7 +93,7 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     pd.testing.assert_frame_equal(
         circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
     )
-    drawn = sketches.of_chain(ChainCircuit.from_json(circuit.to_json()))
+    drawn = sketches.of_chain(circuit)
     assert "a small output" in [box.text for box in drawn.boxes]
 
 

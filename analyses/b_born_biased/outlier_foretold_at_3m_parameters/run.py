@@ -113,14 +113,7 @@ def chosen(lens, tokens) -> dict:
     states = torch.stack([read["before", 0], *(read["after", layer] for layer in layers)])
     norms = torch.stack([read["norm before", 0], *(read["norm after", layer] for layer in layers)])
     ratio = norms[..., 0] / median_where(norms, where=torch.arange(norms.shape[-1]) >= 8)
-    criteria = ("growth_factor", "dominance_threshold", "energy_frac", "max_outliers")
-    found = find(
-        positions=(0,),
-        sink_found=False,
-        ratio=ratio.mean(1),
-        states=states,
-        **{name: getattr(CHAIN, name) for name in criteria},
-    )
+    found = find(positions=(0,), sink_found=False, ratio=ratio.mean(1), states=states, thresholds=CHAIN)
     after = states[1:].double()
     energy = after.square().mean(1)
     share = energy / energy.sum(1, keepdim=True)

@@ -24,7 +24,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.chain.page.story import NamedLink, chain, find_story, judged_links, studied
-from sink_lens.errors import InputError
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
@@ -88,7 +87,7 @@ class ChainCircuit(Drawable):
     """One row per node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` is the share of
     the sink that is lost if the node is frozen; ``input_share``, if everything that it reads is frozen."""
     run: Run | None = field(default=None, repr=False)
-    """The run that it comes from; None if it was read from JSON."""
+    """The run that it comes from; None if it was made of tables."""
     edges: pd.DataFrame = field(repr=False)
     """One row per edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
     link), contribution_share (of a neuron, of its layer's change of the dimension) or sink_score (of a head)."""
@@ -97,22 +96,6 @@ class ChainCircuit(Drawable):
         """The circuit as JSON for other tools; undefined numbers are null."""
         frames = {name: json_value(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
         return json.dumps({"format": _FORMAT, "about": self.about, **frames}, ensure_ascii=False, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> "ChainCircuit":
-        """The circuit that `to_json` wrote.
-
-        Raises:
-            InputError: it is no such JSON.
-        """
-        try:
-            held = json_value(text)
-            if not isinstance(held, dict) or held.get("format") != _FORMAT:
-                raise ValueError("its format is another or missing")
-            nodes, edges = _frame(held["nodes"], NODE_COLUMNS), _frame(held["edges"], EDGE_COLUMNS)
-            return cls(about=dict(held["about"]), nodes=nodes, edges=edges)
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"this is no {_FORMAT!r} ({error}); need what ChainCircuit.to_json() wrote") from error
 
     @property
     def graph(self) -> dict[str, Any]:
