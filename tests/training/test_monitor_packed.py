@@ -93,17 +93,6 @@ def test_a_block_mask_says_where_documents_begin(name):
     assert_equal(packed, reading(model, batched(found))[0])
 
 
-def test_the_planted_sink_of_packed_documents():
-    model, found = planted(sink=True).model, documents([16] * 8)
-    for one in found:
-        one[0] = 1
-    expected, _ = reading(model, batched(found), sequences=8)
-    packed, _ = reading(model, flattened(found), sequences=8)
-    assert packed["sinks/rate_first"] > 0.2
-    assert packed["sinks/mass_first"] == pytest.approx(expected["sinks/mass_first"], rel=1e-4)
-    assert_equal(packed, expected)
-
-
 def test_the_first_documents_are_read_and_single_tokens_are_none():
     model, found = tiny("llama"), documents((12, 1, 20, 9, 30))
     packed, _ = reading(model, flattened(found), sequences=2)
