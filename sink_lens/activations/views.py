@@ -203,7 +203,7 @@ class Streamed:
         name, layer = key
         if layer not in self.values.get(name, ()) and name in self.skipped:
             raise ModelError(f"{self.skipped[name]}; need one of the layers {span([*self.values[name]])}")
-        by_layer = self._given(name)
+        by_layer = self._results_of(name)
         if layer not in by_layer:
             raise InputError(f"the reading {name!r} gave nothing at layer {layer}; need one of {span([*by_layer])}")
         return by_layer[layer]
@@ -216,7 +216,7 @@ class Streamed:
         Raises:
             InputError: there is no such reading, or it gave nothing.
         """
-        by_layer = self._given(name)
+        by_layer = self._results_of(name)
         if name not in self.skipped:
             return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
         some = next(iter(by_layer.values()))
@@ -230,7 +230,7 @@ class Streamed:
             InputError: the number of axis names differs from the number of axes after the sequence; or there is no
                 such reading, or it gave nothing.
         """
-        by_layer = self._given(name)
+        by_layer = self._results_of(name)
         frames = []
         for layer in sorted(by_layer):
             tensor = by_layer[layer]
@@ -247,7 +247,7 @@ class Streamed:
             frames.append(rows)
         return pd.concat(frames, ignore_index=True)
 
-    def _given(self, name: str) -> Mapping[int, Tensor]:
+    def _results_of(self, name: str) -> Mapping[int, Tensor]:
         """Results of a reading, by layer.
 
         Raises:

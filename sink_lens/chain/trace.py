@@ -207,7 +207,7 @@ def trace(
             )
             frames, panel = _run(asked, writer=writer, stages=stages)
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = _told(folder, config=config, location=panel.location, tables=frames)
+        result = _trace_of(folder, config=config, location=panel.location, tables=frames)
     if report:
         result.report()
     return result
@@ -226,10 +226,10 @@ def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
 def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
     """The trace in a folder that lacks nothing but its page."""
     location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
-    return _told(folder, config=config, location=location, tables=dict(read_run(folder).tables))
+    return _trace_of(folder, config=config, location=location, tables=dict(read_run(folder).tables))
 
 
-def _told(folder: Path, **of: Any) -> Trace:
+def _trace_of(folder: Path, **of: Any) -> Trace:
     """The result of the finished run in a folder, with the sentences of its page."""
     from .page.story import find_story, headline
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import InputError, SiteError
 from ..models.lens import from_end
 from ..models.load import ModelLike, as_lens
-from ..models.memory import sent
+from ..models.memory import send
 from ..models.sites import SITES, no_site
 from ..models.weights import mlp_weights
 from .part import Indices, Part, Where, in_range, indices_of
@@ -179,7 +179,7 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
                 f"the vector for {site!r} has the shape {tuple(added.shape)}, the chosen part {tuple(x.shape)}; need "
                 f"its last axes, such as ({x.shape[-1]},)"
             )
-        return x + sent(added, x.device, x.dtype)
+        return x + send(added, x.device, x.dtype)
 
     return edit(site, change, **where)
 
@@ -223,7 +223,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
     where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
-        new = sent(values[at.layer], x.device, x.dtype)
+        new = send(values[at.layer], x.device, x.dtype)
         whole = (at.n_sequences, *x.shape[1:])
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
             raise EditError(

@@ -193,8 +193,8 @@ def _vector(indices: Sequence[int], *, device: "torch.device") -> "Tensor":
     """Make an index; consecutive numbers are made on the device, to which a list would be copied."""
     import torch
 
-    from ..models.memory import sent
+    from ..models.memory import send
 
     if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):
         return torch.arange(indices[0], indices[-1] + 1, device=device)
-    return sent(torch.tensor(indices), device)
+    return send(torch.tensor(indices), device)

@@ -27,7 +27,7 @@ class References:
         self._known = known or {}
         self.values = lru_cache(maxsize=2)(self._values)
         self.mean = lru_cache(maxsize=64)(self._mean)
-        self.averaged = lru_cache(maxsize=3)(self._averaged)
+        self.averaged = lru_cache(maxsize=3)(self._average)
         self.means = lru_cache(maxsize=1)(self._centring)
 
     def _values(self, site: str, layer: int) -> Tensor:
@@ -35,7 +35,7 @@ class References:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
 
-    def _averaged(self, mean: Mean) -> Averaged:
+    def _average(self, mean: Mean) -> Averaged:
         """The tokens that a mean is taken over."""
         return tokens_to_average(self.lens, self.tokens, mean)
 

@@ -104,7 +104,7 @@ class Engine:
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
         self._baseline_batch = (
-            self._baseline_run.batch if baseline_run is None else lru_cache(maxsize=None)(self._narrowed)
+            self._baseline_run.batch if baseline_run is None else lru_cache(maxsize=None)(self._narrow)
         )
         self._one_at_a_time = Lock()
 
@@ -271,7 +271,7 @@ class Engine:
         """The sequences of a batch of prompts."""
         return self._baseline_run.part(prompts)
 
-    def _narrowed(self, start: int) -> BaselineBatch:
+    def _narrow(self, start: int) -> BaselineBatch:
         """The baseline run of a batch, with only what is needed."""
         return self._baseline_run.batch(start).narrowed(self.needs)
 

@@ -26,7 +26,7 @@ from ..models.delegation import beginning_at
 from ..models.families import keys_from
 from ..models.lens import LensModel, from_end
 from ..models.load import ModelLike, as_lens
-from ..models.memory import bring_home, sent
+from ..models.memory import bring_home, send
 from ..models.running import running
 from ..models.sites import SITES, bridge_hook, site_of
 from ..models.unembedding import losses_of, next_token_losses
@@ -300,7 +300,7 @@ class RunCollector:
             The positions whose logits are stored; None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
-        self.bad.append((out.detach().amax(dim=-1).isnan() & sent(real, out.device)).any())
+        self.bad.append((out.detach().amax(dim=-1).isnan() & send(real, out.device)).any())
         early = self.early if self.begin else None
         if loss:
             losses = next_token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
@@ -328,8 +328,8 @@ class RunCollector:
     def _losses(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
         """Loss of every real token from the states that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
-        predicted, targets = part.valid[:, own].flatten().nonzero()[:, 0], sent(part.tokens[:, own], states.device)
-        index = sent(predicted, states.device)  # a mask on the GPU would be waited for
+        predicted, targets = part.valid[:, own].flatten().nonzero()[:, 0], send(part.tokens[:, own], states.device)
+        index = send(predicted, states.device)  # a mask on the GPU would be waited for
         losses = torch.zeros(targets.shape, device=states.device, dtype=torch.float32)
         found = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
         losses.view(-1)[index] = found

@@ -182,17 +182,17 @@ class _Mixed:
         whole = torch.nn.functional.pad(whole, (0, block.__dict__["width"] - whole.shape[-1]))
         edited = point(whole.unflatten(0, hidden_states.shape[:-1])).flatten(0, -2)
         if edited.requires_grad:  # a gradient is asked for, with or without a change
-            return _written(parts, edited, sent=sent).view_as(out)
+            return _output_of(parts, edited, sent=sent).view_as(out)
         changed = (edited != whole).any(-1)
         if bool(changed.any()):  # the other tokens keep every bit
             found = out.flatten(0, -2).clone()
-            new = _written(parts, edited[changed], sent=None if sent is None else sent[changed])
+            new = _output_of(parts, edited[changed], sent=None if sent is None else sent[changed])
             found[changed] = new.to(found.dtype)
             out = found.view_as(out)
         return out
 
 
-def _written(parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None) -> Float[Tensor, "position d_model"]:
+def _output_of(parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None) -> Float[Tensor, "position d_model"]:
     """Neurons of all parts times their columns."""
     out, start = 0.0, 0
     if sent is not None:

@@ -101,7 +101,7 @@ def _trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
-def sent(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
+def send(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
     """Copy a tensor to a device (none where it lies there), to a CUDA GPU without waiting for what it is doing.
 
     CUDA has read the tensor when the call returns, so that it may be changed. Other devices are waited for.

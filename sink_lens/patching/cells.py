@@ -10,7 +10,7 @@ from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part
 from ..engine.cells import Cell, cone
 from ..errors import InputError
-from ..models.memory import sent
+from ..models.memory import send
 from ..models.sites import SITES
 from .parts import open_whole_axes, place
 
@@ -45,7 +45,7 @@ def cell_of_patch(
     own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
 
     def change(values: Tensor, at: At) -> Tensor:
-        return sent(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
+        return send(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
     touched, first = cone(edits)

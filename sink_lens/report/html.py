@@ -23,7 +23,7 @@ from sink_lens.report import explorer, views
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
 from sink_lens.report.pages import belongs, page_of
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
-from sink_lens.report.side_by_side import Beside, check_comparable, compared
+from sink_lens.report.side_by_side import Beside, check_comparable, set_beside
 from sink_lens.report.style import UNWRITABLE, svg, thinned
 from sink_lens.schema import meanings
 from sink_lens.text import capital, listed, visible
@@ -92,7 +92,7 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     runs = [_for_page(run) for run in runs]
     check_comparable(runs, by=by)
     parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
-    return parts, compared(runs, parts)
+    return parts, set_beside(runs, parts)
 
 
 def run_name(run: Run) -> str:

@@ -129,7 +129,7 @@ def _set_to(text: str) -> str:
     return "not set" if text == "–" else visible(text, limit=40)
 
 
-def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
+def set_beside(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}

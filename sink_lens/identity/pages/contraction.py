@@ -15,19 +15,19 @@ from sink_lens.identity.pages.survey import (
     SUMMARY,
     VARIANTS_LISTED,
     along,
+    count_unnamed,
     dots,
     has_steps,
     has_variants,
     in_words,
     mean_of,
     name_of,
+    name_shared,
     rows_by_seed,
     rows_by_step,
-    shared,
     step_axis,
     steps,
     styles,
-    unnamed,
     variant_tables,
     variants_of,
     with_short_names,
@@ -227,7 +227,7 @@ def _headline(run: Run) -> list[str]:
     """Say how each variant's and each training's cosines change, and how far directions agree between seeds."""
     variants, summary = variant_tables(run)
     names = variants_of(variants)
-    sentences = shared(names) if names else []
+    sentences = name_shared(names) if names else []
     for variant in names[:MOST_NAMED]:
         own = {
             name: mean_of(variants, variant, name)
@@ -239,7 +239,7 @@ def _headline(run: Run) -> list[str]:
             f"between positions by {in_words(own['intra_excess'])}. At the last position, sequences become more "
             f"alike than at position 0 by {in_words(own['discrepancy'])}."
         )
-    sentences += unnamed(names)
+    sentences += count_unnamed(names)
     courses = summary.loc[summary["step"].notna()]
     for variant, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("variant", sort=False))[
         :MOST_SAID

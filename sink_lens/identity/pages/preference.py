@@ -12,15 +12,15 @@ from sink_lens.identity.pages.survey import (
     SUMMARY,
     VARIANTS_LISTED,
     along,
+    count_unnamed,
     dots,
     has_steps,
     has_variants,
     name_of,
+    name_shared,
     rows_by_seed,
     rows_by_step,
-    shared,
     styles,
-    unnamed,
     variant_tables,
     variants_of,
     with_short_names,
@@ -94,7 +94,7 @@ def _headline(run: Run) -> list[str]:
     """Say for each variant what it predicts, and how far that is from chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null", "null_high"])
     variants = list(dict.fromkeys(summary["variant"].tolist()))
-    sentences = shared(variants)
+    sentences = name_shared(variants)
     for variant in variants[:MOST_NAMED]:
         rows = summary.loc[summary["variant"] == variant]
         models = list(dict.fromkeys(rows["model"].tolist()))
@@ -102,7 +102,7 @@ def _headline(run: Run) -> list[str]:
             sentences += [_preferred(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
         else:
             sentences.append(_preferred(rows, name_of(str(variant), among=variants)))
-    return [*sentences, *unnamed(variants)]
+    return [*sentences, *count_unnamed(variants)]
 
 
 def _preferred(rows: pd.DataFrame, name: str) -> str:

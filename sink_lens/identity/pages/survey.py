@@ -167,7 +167,7 @@ def _plus_minus(row: dict) -> str:
     return text if np.isnan(half) else f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
 
 
-def unnamed(variants: Sequence[str]) -> list[str]:
+def count_unnamed(variants: Sequence[str]) -> list[str]:
     """Say how many variants have no sentence of their own."""
     rest = len(variants) - MOST_NAMED
     return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
@@ -210,7 +210,7 @@ def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(model=[model.replace(variant, name_of(variant, among=among), 1) for model, variant in pairs])
 
 
-def shared(variants: Sequence[str]) -> list[str]:
+def name_shared(variants: Sequence[str]) -> list[str]:
     """List what all variants have in common, which their short names leave out."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
@@ -259,7 +259,7 @@ def shown(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator
     variants = found.tables["variants"]
     yield found.headline
     yield f"{title} (± 95% over seeds)"
-    yield from shared(variants["variant"].tolist())
+    yield from name_shared(variants["variant"].tolist())
     lines = variant_rows(variants, found.tables["summary"], measures=tuple(measures))
     cells = [(label, *cells) for label, cells in lines]
     heads = ("", *measures.values())

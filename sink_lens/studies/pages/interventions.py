@@ -148,7 +148,7 @@ def _sentence(row: dict[Any, Any], what: str) -> str:
     )
 
 
-def _isolated(run: Run) -> list[str]:
+def _isolate_headline(run: Run) -> list[str]:
     """Say what isolating each position did."""
     rows = _summary(run, ["target_position", *_MASSES]).to_dict("records")
     return [_sentence(row, f"Position {row['target_position']} isolated in {_in(row)}") for row in rows]
@@ -332,7 +332,7 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_outcomes,
-    headline=_isolated,
+    headline=_isolate_headline,
     figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
     tables=(_SUMMARY,),
 )

@@ -63,7 +63,7 @@ def _title(run: Run) -> str:
     return f"{title}; the format {costs(cost, row.get('cost_low'), row.get('cost_high'))}"
 
 
-def _tried(run: Run) -> bool:
+def _has_tried(run: Run) -> bool:
     """Check whether something was kept: where the format costs nothing, nothing is tried."""
     table = run.optional("conditions", columns=["kept"])
     return table is None or bool(table["kept"].isin(["tokens", "channels", "both"]).any())
@@ -130,7 +130,7 @@ QUANTISE = Page(
             title="What keeping tokens and channels gives back",
             make=_loss_curve,
             data=_judged_rows,
-            when=_tried,
+            when=_has_tried,
         ),
     ),
     tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),

@@ -279,7 +279,7 @@ def _gradient(run: Run) -> tuple[str, Figure]:
     return see, gradient_by_layer(table)
 
 
-def _marked(run: Run) -> tuple[str, PageTable]:
+def _marked_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -360,7 +360,7 @@ TOKENS = Page(
     ),
     tables=(
         Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement),
-        Listed(key="sink-tokens", title="Marked tokens", make=_marked),
+        Listed(key="sink-tokens", title="Marked tokens", make=_marked_table),
         Listed(key="token-ids", title="By token", make=_ids),
         Listed(key="dimension-table", title="Dimensions", make=_dimensions),
         Listed(key="maxima-table", title="Largest activations", make=_maxima),
