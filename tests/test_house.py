@@ -173,12 +173,20 @@ def test_every_name_of_a_namespace_resolves():
             assert public in dir(namespace)
 
 
-def test_a_public_name_is_not_hidden_by_the_module_of_its_name():
+@pytest.fixture(scope="module")
+def said_after_imports():
+    """What one interpreter says in turn, since to import torch in it takes seconds."""
     code = (
+        "import os\nos.environ.pop('TRANSFORMERS_VERBOSITY', None)\n"
+        "import sink_lens.models.load\nprint(os.environ.get('TRANSFORMERS_VERBOSITY'))\n"
         "import sink_lens.training.compare, sink_lens.sweeps.sweep\n"
         "print(callable(sink_lens.training.compare), callable(sink_lens.sweeps.sweep))"
     )
-    assert python(code) == "True True\n"
+    return python(code).splitlines()
+
+
+def test_a_public_name_is_not_hidden_by_the_module_of_its_name(said_after_imports):
+    assert said_after_imports[1] == "True True"
 
 
 def test_an_unknown_public_name_lists_the_known_ones():
@@ -186,12 +194,8 @@ def test_an_unknown_public_name_lists_the_known_ones():
         sink_lens.lode  # noqa: B018
 
 
-def test_the_library_leaves_the_loudness_of_others_alone():
-    code = (
-        "import os\nos.environ.pop('TRANSFORMERS_VERBOSITY', None)\n"
-        "import sink_lens.models.load; print(os.environ.get('TRANSFORMERS_VERBOSITY'))"
-    )
-    assert python(code) == "None\n"  # the command quiets them: tests/test_cli.py
+def test_the_library_leaves_the_loudness_of_others_alone(said_after_imports):
+    assert said_after_imports[0] == "None"  # the command quiets them: tests/test_cli.py
 
 
 def test_no_room_bears_the_name_of_a_function():

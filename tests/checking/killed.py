@@ -33,7 +33,7 @@ tokens = { kind = "random", bos = "with", sequences = 4, length = 24 }
 metrics = [{ name = "sink_mass" }, { name = "loss" }]
 edits = [
     { kind = "zero", site = "z", heads = "each", layers = "each" },
-    { kind = "zero", site = "neurons", layers = "1-3", units = "each" },
+    { kind = "zero", site = "neurons", layers = "1", units = "each" },
 ]
 """
 SMALL = ["--sequences", "6", "--length", "24", "--tokens", "random", "--bos", "with", "--controls", "3"]

@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import forks
 import gguf
 import numpy as np
 import pytest
@@ -185,19 +185,17 @@ def test_tensors_converted_one_by_one_are_those_that_transformers_reads(tmp_path
 
 def test_two_processes_convert_once(tmp_path, cache):
     file = write_gguf(tmp_path / "tiny.gguf")
-    code = (
-        "import sys, pathlib; from sink_lens.models.bundled import converted_folder; "
-        "print(converted_folder(pathlib.Path(sys.argv[1]), announce=lambda text: print('said', text)))"
+    script = tmp_path / "convert.py"
+    script.write_text(
+        "import sys, pathlib; from sink_lens.models.bundled import converted_folder\n"
+        "found = converted_folder(pathlib.Path(sys.argv[1]), announce=lambda text: print('said', text))\n"
+        "print('found', found)"
     )
-    command = [sys.executable, "-c", code, str(file)]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)
-    ]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    lines = [out.splitlines() for out, _ in outputs]
-    assert lines[0][-1] == lines[1][-1]
-    assert sum("said Converting" in line for line in lines[0] + lines[1]) == 1
+    code, said = forks.run(script, file, said=tmp_path / "said", ranks=2, env={"SINK_LENS_CACHE": str(cache)})
+    assert code == 0, said
+    first, second = (line for line in said.splitlines() if line.startswith("found "))
+    assert first == second
+    assert said.count("said Converting") == 1
     assert [entry.complete for entry in cache_entries()] == [True]
     assert parts(cache) == []
 

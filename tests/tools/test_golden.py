@@ -2,10 +2,9 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -184,9 +183,9 @@ def test_an_unknown_section_and_an_empty_folder_are_refused(compared, tmp_path):
 
 
 def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):
-    command = [sys.executable, ROOT / "tools" / "golden" / "make.py", tmp_path / "made", "--only", "isolate-planted"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    script, only = ROOT / "tools" / "golden" / "make.py", ("--only", "isolate-planted")
+    code, said = forks.run(script, tmp_path / "made", *only, said=tmp_path / "said")
+    assert code == 0, said
     run = tmp_path / "made" / "runs" / "isolate-planted"
     assert len(pd.read_parquet(run / "layers.parquet")) == 2 * 5  # two positions, five layers
     assert (run / "terminal.txt").read_text().startswith("exit code 0\n")
