@@ -71,6 +71,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _shared_models_stay_as_they_are() -> Iterator[None]:
     """Fails at the end of the file that changed a weight or the kernel of a model of ``checking/lenses.py``."""
+    gc.collect()
+    gc.freeze()  # what was imported and kept since the file before
     yield
     shared = sys.modules.get("lenses")
     assert shared is None or shared.changed() == []

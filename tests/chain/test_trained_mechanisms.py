@@ -25,7 +25,7 @@ from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import ALL_STEPS
 
-CONFIG = TraceConfig(model="zoo", random_init=False, quick=True)
+CONFIG = TraceConfig(model="zoo", random_init=False, quick=True, controls=2)
 LINK = {link.name: link for link in LINKS}
 
 
@@ -130,8 +130,12 @@ def test_a_dimension_that_no_key_reads_carries_nothing(traced):
     (said,) = findings.remarks(story.tables(run), "neurons_dimension")
     assert said.startswith("it stands out, but the sink does not hang on it")
     assert any("everything else in it" in one for one in findings.remarks(story.tables(run), "dimension_key"))
-    _, _, other = traced("key_bias", "qwen3")  # no dimension stands out, so that none was shown not to carry the sink
-    assert "direction" not in {phrase.key for phrase in phrases(other)}
+
+
+@pytest.mark.exhaustive
+def test_where_no_dimension_stands_out_none_is_said_not_to_carry_the_sink(traced):
+    _, _, run = traced("key_bias", "qwen3")
+    assert "direction" not in {phrase.key for phrase in phrases(run)}
 
 
 # 5. makers
