@@ -28,19 +28,24 @@ ONLY ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: trace test test-rest test-all test-lowest faults readme gallery examples attack analyses analyses-tiny docs setup clean
+.PHONY: trace test types style test-rest test-all test-lowest faults readme gallery examples attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
 	$(BIN)/sink-lens trace $(or $(ARGS),--quick)
 
 test: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory -j 2 types style
 	$(PYTEST) -m "not exhaustive" $(TESTS)
 	@$(BIN)/python tests/checking/chromium.py
+
+types: $(READY)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+style: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 test-rest: $(READY)
 	$(PYTEST) -m exhaustive $(TESTS)
