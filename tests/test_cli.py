@@ -46,17 +46,18 @@ def traced(monkeypatch):
 
     def trace(config, *, out, overwrite, progress):
         calls.append({"config": config, "out": out, "overwrite": overwrite, "progress": progress})
-        return types.SimpleNamespace(folder=Path(out), report_path=Path(out) / "report.html")
+        return types.SimpleNamespace(folder=Path(out), finished=True)
 
     fake = types.ModuleType("sink_lens.chain.trace")
-    fake.trace = trace
-    fake.default_folder = lambda name: Path("runs") / f"{name} today"
+    fake.run = trace
+    monkeypatch.setattr("sink_lens.chain.terminal.answer", lambda result, view: {})
+    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
     monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
     said = lambda config, passes: f"{config.sequences} sequences of {config.length} tokens"  # noqa: E731
     monkeypatch.setattr("sink_lens.estimate.estimate", said)
     monkeypatch.setattr("sink_lens.estimate.in_words", lambda cost: cost)
-    monkeypatch.setattr("sink_lens.cli.trace_table.short_table", table)
-    monkeypatch.setattr("sink_lens.cli.trace_table.brief", lambda result, *, conclusion: f"{conclusion}.")
+    monkeypatch.setattr("sink_lens.chain.terminal.short_table", table)
+    monkeypatch.setattr("sink_lens.chain.terminal.brief", lambda result, *, conclusion: f"{conclusion}.")
     monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")
     return calls
 
@@ -65,7 +66,7 @@ def failing(monkeypatch, error):
     def trace(config, *, out, overwrite, progress):
         raise error
 
-    sys.modules["sink_lens.chain.trace"].trace = trace
+    sys.modules["sink_lens.chain.trace"].run = trace
 
 
 # --- help
@@ -94,21 +95,16 @@ def test_trace_begins_with_its_answer_and_ends_with_the_path_of_the_report(trace
     lines = run("trace", "--out", "here").stdout.splitlines()
     assert lines[0] == "The sink of here."
     assert not any("key_sink" in line for line in lines)
-    assert lines[-1] == "report: here/report.html (tables: there, or with --verbose)"
+    assert lines[-3:] == ["(tables: on the page, or with --verbose)", "report: here/report.html", "run: here"]
     lines = run("trace", "--out", "here", "--verbose").stdout.splitlines()
     assert lines[0] == "The sink of here."
     assert any("key_sink" in line and "holds" in line for line in lines)
-    assert lines[-1] == "report: here/report.html"
+    assert lines[-2:] == ["report: here/report.html", "run: here"]
 
 
-def test_quiet_prints_only_the_path(traced):
-    assert run("trace", "--out", "here", "--quiet").stdout == "here/report.html\n"
+def test_quiet_prints_only_the_folder(traced):
+    assert run("trace", "--out", "here", "--quiet").stdout == "here\n"
     assert traced[0]["progress"] is False
-
-
-def test_without_out_the_folder_is_the_one_of_the_chain(traced):
-    run("trace", "model.gguf")
-    assert traced[0]["out"] == Path("runs/model.gguf today")
 
 
 # --- errors
@@ -198,10 +194,10 @@ def test_a_bug_is_not_hidden(traced, monkeypatch):
 def test_a_real_interrupt_ends_with_code_130(tmp_path):
     # The module of the chain is replaced by one that waits; the signal is a real one.
     code = (
-        "import pathlib, sys, threading, types\n"
+        "import sys, threading, types\n"
         "from sink_lens.cli import main\n"
         "def trace(config, **options):\n    print('ready', flush=True)\n    threading.Event().wait()\n"
-        "fake = types.SimpleNamespace(trace=trace, default_folder=pathlib.Path)\n"
+        "fake = types.SimpleNamespace(run=trace)\n"
         "sys.modules['sink_lens.chain.trace'] = fake\n"
         "sys.argv = ['sink-lens', 'trace']\nmain()\n"
     )
@@ -227,7 +223,7 @@ def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(traced,
         warnings.warn_explicit("theirs", FutureWarning, "/somewhere/transformers/loading.py", 1)
         raise RunError("end")
 
-    sys.modules["sink_lens.chain.trace"].trace = trace
+    sys.modules["sink_lens.chain.trace"].run = trace
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert run("trace").stderr == "warning: ours\nerror: end\n"

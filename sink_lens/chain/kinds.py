@@ -2,13 +2,28 @@
 
 from ..kinds import RunKind
 
-KINDS = (
-    RunKind(
-        name="trace",
-        heading="Where the sink comes from",
-        config="sink_lens.chain.config:TraceConfig",
-        passes="sink_lens.chain.passes:passes",
-        tables="sink_lens.schema:trace.toml",
-        page="sink_lens.chain.page.trace:TRACE",
-    ),
+TRACE = RunKind(
+    name="trace",
+    heading="Where the sink comes from",
+    help="Find the sinks of a model and where they come from; write a run folder with tables and a report.",
+    config="sink_lens.chain.config:TraceConfig",
+    view="sink_lens.chain.config:TraceView",
+    passes="sink_lens.chain.passes:passes",
+    run="sink_lens.chain.trace:run",
+    tables="sink_lens.schema:trace.toml",
+    page="sink_lens.chain.page.trace:TRACE",
+    shown="sink_lens.chain.terminal:shown",
+    answer="sink_lens.chain.terminal:answer",
+    examples="""\
+sink-lens trace --quick  [dim]the default model, 4 to 8 minutes on two cores; without --quick some 2.4 times that[/dim]
+
+sink-lens trace gpt2 --sequences 8 --out runs/gpt2  [dim]a hub name, where there is a network[/dim]
+
+sink-lens trace ./my-checkpoint --tokens random --bos without  [dim]a folder written by save_pretrained[/dim]
+
+sink-lens trace model.gguf --prompt "Call me Ishmael." --prompt "It was the best of times"
+
+sink-lens trace --length 1024 --dry-run  [dim]what it would cost; measures nothing[/dim]
+""",
 )
+KINDS = (TRACE,)

@@ -213,6 +213,10 @@ def trace(
     return result
 
 
+run = functools.partial(trace, report=False)
+"""A trace whose page the command draws."""
+
+
 def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
     """The files that a run of this configuration ends with, without their suffixes."""
     return (

@@ -1,4 +1,4 @@
-"""The command line: ``sink-lens trace``, the interventions, ``report`` and ``cache``.
+"""The command line: the commands of all kinds of run, ``report``, ``status`` and ``cache``.
 
 Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every error that
 sink_lens raises on purpose becomes one message and exit code 2; Ctrl-C becomes exit code 130.
@@ -13,7 +13,6 @@ import typer
 
 # Each module puts its commands on the app, in the order of --help.
 # isort: off
-from . import trace  # noqa: F401
 from . import run_kinds  # noqa: F401
 from . import circuit  # noqa: F401
 from . import train  # noqa: F401

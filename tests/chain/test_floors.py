@@ -11,8 +11,8 @@ from planted_sequences import planted_lens, sequences
 from rich.console import Console
 
 from sink_lens.chain.judge import intervention_verdict, link_table
+from sink_lens.chain.terminal import short_table
 from sink_lens.chain.trace import trace
-from sink_lens.cli.trace_table import short_table
 from sink_lens.errors import InputError
 
 

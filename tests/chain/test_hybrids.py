@@ -12,8 +12,8 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location, feeding_layers
 from sink_lens.chain.page.circuit import chain_circuit
 from sink_lens.chain.setting import segments
+from sink_lens.chain.terminal import short_table
 from sink_lens.chain.trace import trace
-from sink_lens.cli.trace_table import short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import HYBRID_FAMILIES, tiny, tiny_tokenizer

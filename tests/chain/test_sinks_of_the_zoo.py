@@ -17,8 +17,8 @@ from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.page.story import title
 from sink_lens.chain.readings import attention_readings
+from sink_lens.chain.terminal import short_table
 from sink_lens.chain.trace import trace
-from sink_lens.cli.trace_table import short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.measures.rank import effective_rank

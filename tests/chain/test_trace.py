@@ -22,8 +22,8 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
+from sink_lens.chain.terminal import brief, short_table
 from sink_lens.chain.trace import FILES, default_folder, trace
-from sink_lens.cli.trace_table import brief, short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
 from sink_lens.models.load import wrap

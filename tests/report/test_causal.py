@@ -9,7 +9,7 @@ from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
 from sink_lens.chain.page import tables as pages
 from sink_lens.chain.page.figures import amplification_curve, mediation_matrix
 from sink_lens.chain.summary import causal_rows
-from sink_lens.cli.trace_table import _makers_line, causal_parts, direction_text, intervention_text, makers_table
+from sink_lens.chain.terminal import _makers_line, causal_parts, direction_text, intervention_text, makers_table
 from sink_lens.errors import RunError
 from sink_lens.schema import ALL_STEPS
 

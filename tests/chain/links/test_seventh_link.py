@@ -9,8 +9,8 @@ from toy_link import TOY_LINK
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
+from sink_lens.chain.terminal import short_table
 from sink_lens.chain.trace import trace
-from sink_lens.cli.trace_table import short_table
 from sink_lens.records import read_run
 
 

@@ -1,6 +1,6 @@
 """The result of a trace in the terminal: where the sink is, what makes it, which links hold, what else carries it."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,18 +10,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..chain.config import TraceConfig
-from ..chain.links import LINKS
-from ..chain.locate import Location
-from ..chain.makers import ALL, GOALS
-from ..chain.page.words import beyond_chance, curve_text, first_parts, remarks, shown_set, views_text, why_undecided
-from ..chain.summary import too_short
 from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import capital, listed, named_parts, neuron_name, number, percent, plural, span, words
 from ..text import interval as interval_text
+from .config import TraceConfig, TraceView
+from .links import LINKS
+from .locate import Location
+from .makers import ALL, GOALS
+from .page.words import beyond_chance, curve_text, first_parts, remarks, shown_set, views_text, why_undecided
+from .summary import too_short
 
 if TYPE_CHECKING:
-    from ..chain.trace import Trace
+    from .trace import Trace
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
 """Verdict -> its colour; every other is grey."""
@@ -29,6 +29,25 @@ _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "present, not tested": "
 """Verdict -> its mark; every other has a dash."""
 _WIDTHS, _FEW = (22, 17, 15, 15, 15), 3
 """Columns of the lines of the links: 69 and the last word fit into 80; and how many there are without interventions."""
+
+
+def shown(trace: "Trace", view: TraceView) -> Iterator[RenderableType]:
+    """Terminal output: the answer; every table too, if asked for."""
+    from ..report.html import conclusion
+
+    yield brief(trace, conclusion=conclusion(trace.folder))
+    yield Group("", short_table(trace), "") if view.verbose else "\n(tables: on the page, or with --verbose)"
+
+
+def answer(trace: "Trace", _: TraceView) -> dict[str, Any]:
+    """Answer of ``--json``: the conclusion, the links with their answers, the summary, the sets that make the sink."""
+    from ..report.html import conclusion
+
+    tables = {"links": trace.links.query("is_primary"), "summary": trace.tables["summary"]}
+    makers = trace.tables.get("maker_sets")
+    if makers is not None:
+        tables["makers"] = makers.loc[makers["control_of"] == ""]
+    return {"sentence": conclusion(trace.folder), **tables}
 
 
 def short_table(trace: "Trace") -> RenderableType:
