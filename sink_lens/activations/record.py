@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
-from ..models.families import OF_ATTENTION
 from ..models.foreign import kernel_of
-from ..models.lens import LensModel, check_having, from_end, linear_layers
+from ..models.lens import LensModel, check_having, from_end, why_skipped
 from ..models.load import ModelLike, as_lens
 from ..models.memory import bring_home, give_back
 from ..models.sites import SITES, site_of
@@ -93,8 +92,7 @@ def stream(
             give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
-    said = linear_layers(lens)
-    skipped = {one.name: said for one in readings if said and not OF_ATTENTION.isdisjoint(one.sites)}
+    skipped = {one.name: said for one in readings if (said := why_skipped(lens, one.sites))}
     used = chosen or kernel_of(lens.plain.config)
     return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers)
 

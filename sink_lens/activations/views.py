@@ -180,7 +180,7 @@ class Streamed:
     kernel: str
     """The attention kernel of the pass: fused, eager, or the model's own if no attention was read."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Reading of the attention -> which layers of a hybrid it skipped, in words."""
+    """Reading of the attention -> the layers that it skipped for lack of a site, in words."""
     n_layers: int = 0
     """Number of the model's layers."""
 
@@ -211,7 +211,7 @@ class Streamed:
     def stacked(self, name: str) -> Tensor:
         """The tensors of a reading at all its layers, stacked along a new first axis.
 
-        Layers of a hybrid that the reading skipped, since they have no attention, are nan.
+        Layers that the reading skipped, since they have no attention or no keys of their own, are nan.
 
         Raises:
             InputError: there is no such reading, or it gave nothing.

@@ -139,8 +139,8 @@ class Family:
     """Whether some layers attend to the keys and values of an earlier one, and have none of their own."""
     per_layer: str | None = None
     """Path of the norm of what a layer adds of an input that each token has for it; None without such an input."""
-    scaled_layers: bool = False
-    """Whether a layer multiplies the whole stream at its end."""
+    layer_scale: str | None = None
+    """Path, from the layer, of the number by which it multiplies the whole stream at its end; None without one."""
     q_latent: str | None = None
     """Path, from the attention, of the norm of the latent that queries are made from; None where there is none."""
     kv_latent: str | None = None
@@ -509,7 +509,7 @@ _ROWS = (
         own_sizes=True,
         shared_keys=True,
         per_layer="post_per_layer_input_norm",
-        scaled_layers=True,
+        layer_scale="layer_scalar",
     ),
     Family(architecture="DeepseekV2ForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),
     Family(architecture="DeepseekV3ForCausalLM", **_LATENT, **_MIXED, shared="shared_experts"),

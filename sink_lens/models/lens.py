@@ -18,7 +18,7 @@ from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
 from .turns import State
 
-ADDED = ("attn_out", "mixer_out", "mlp_out")
+ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
 """Sites of what sublayers add to the stream, in the order in which a layer computes them."""
 
 
@@ -181,6 +181,8 @@ class LensModel:
         """The layers that have a site, or an observed name."""
         if site == "mixer_out":
             return self.mixer_layers
+        if site == "per_layer_out" and self.family.per_layer is None:
+            return ()
         if self.family.shared_keys and site in ("k", "v"):
             return tuple(layer for layer in range(self.n_layers) if keys_from(self.config, layer=layer) == layer)
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
@@ -188,6 +190,11 @@ class LensModel:
     def adding(self, layer: int) -> tuple[str, ...]:
         """The sites whose sum a layer adds to the stream."""
         return tuple(site for site in ADDED if layer in self.having(site))
+
+    def scale(self, layer: int) -> float:
+        """The number by which a layer multiplies the stream that it has added to; 1 but for Gemma 4."""
+        of = self.family.layer_scale
+        return 1.0 if of is None else float(getattr(self.layer(layer), of))
 
     def row(self, layer: int) -> Family:
         """The family, as it is in one layer."""
@@ -250,6 +257,16 @@ def linear_layers(lens: LensModel) -> str:
     return f"layers {span(skipped)} of {lens.name} have no attention ({mixer})"
 
 
+def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
+    """The layers that lack one of some sites of the attention, and why, in words; empty if every layer has them."""
+    if said := linear_layers(lens):
+        return "" if OF_ATTENTION.isdisjoint(sites) else said
+    others = sorted({*range(lens.n_layers)} - {*lens.having("k")})
+    if not others or {"k", "v"}.isdisjoint(sites):
+        return ""
+    return f"layers {span(others)} of {lens.name} attend to the keys and values of an earlier layer"
+
+
 def check_every_layer(lens: LensModel) -> None:
     """Refuse a model whose layers are not all attention and an MLP.
 
@@ -273,11 +290,11 @@ def check_sums(lens: LensModel) -> None:
     Raises:
         ModelError: its layers multiply it (Gemma 4).
     """
-    if lens.family.scaled_layers:
+    if lens.family.layer_scale is not None:
         raise ModelError(
             f"the layers of {lens.name} multiply the whole stream, and add to it an input of their own, and this takes "
             "the stream for a sum of what attention and MLPs add; need another model. This one is measured by "
-            "sink-lens tokens, sink_mask, capture and stream, and edited by sweep and patch"
+            "sink-lens card and tokens, sink_mask, capture and stream, and edited by sweep and patch"
         )
 
 

@@ -123,6 +123,15 @@ def _linear(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
 
 
+def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_value d_model"]:
+    """``w_o`` of a layer's ``attention_weights``; of layers too that attend to the keys of another (Gemma 4)."""
+    check_unchanged(lens)
+    check_attention(lens, [layer], what="weights of an attention")
+    module = lens.layer(layer).get_submodule(lens.family.attention)
+    weight, _ = _linear(module.get_submodule(lens.family.o), lens)
+    return rearrange(weight, "d_model (head value) -> head value d_model", head=lens.head_sizes(layer)["n_heads"])
+
+
 def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     """The attention projections of one layer.
 

@@ -41,7 +41,12 @@ from .study import Measured, Study, inputs, shown_name, write_study
 
 INACTIVE = 0.25
 """A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
-_SUBLAYERS = (("attention", "attn_out"), ("mixer", "mixer_out"), ("MLP", "mlp_out"))
+_SUBLAYERS = (
+    ("attention", "attn_out"),
+    ("mixer", "mixer_out"),
+    ("MLP", "mlp_out"),
+    ("layer input", "per_layer_out"),
+)
 """What writes to the stream -> its site."""
 _MOST_LISTED = 16
 
@@ -467,7 +472,12 @@ def _maker(row: Mapping[str, Any]) -> str:
     """Say what writes the outlier dimension in one growth layer: experts, neurons, else attention and MLP."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
-        said = {"attention": "attention", "mixer": "the mixer", "MLP": "the MLP"}
+        said = {
+            "attention": "attention",
+            "mixer": "the mixer",
+            "MLP": "the MLP",
+            "layer input": "the layer's own input",
+        }
         units = [(said[part], ("", row[site])) for part, site in _SUBLAYERS if site in row]
     kinds: dict[str, list[str]] = {}
     for name, (unit, share) in units:

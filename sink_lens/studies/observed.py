@@ -29,10 +29,10 @@ from ..measures import attention, outputs
 from ..measures.dimensions import dominance_ratio
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
-from ..models.lens import LensModel, check_sums
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
-from ..models.weights import attention_weights, mlp_weights
+from ..models.weights import mlp_weights, output_weights
 from ..schema import SINK_THRESHOLD
 
 SITES_READ = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "down_out", "mlp_out", "resid_post")
@@ -74,7 +74,6 @@ class Observed:
     ) -> None:
         """Check that the model takes the tokens; nothing is run yet."""
         self.lens: LensModel = as_lens(lens)
-        check_sums(self.lens)
         check_tokens(self.lens, tokens)
         self.tokens, self.batch_size = tokens, batch_size
         self.thresholds, self.seed = thresholds, seed
@@ -132,12 +131,12 @@ class Observed:
         return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
 
     def _head_norm(self, view: LayerView) -> Tensor:
-        w_o = attention_weights(self.lens, layer=view.layer).w_o
+        w_o = output_weights(self.lens, layer=view.layer)
         return outputs.head_output_norms(view["z"], w_o=w_o, valid=view.valid)
 
     def _value_ratio(self, view: LayerView) -> Tensor:
         """Norm of the first token's value after W_O over the mean of the others'."""
-        w_o = attention_weights(self.lens, layer=view.layer).w_o
+        w_o = output_weights(self.lens, layer=view.layer)
         return outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=0)
 
     @cached_property
@@ -260,7 +259,8 @@ class Observed:
         """Find the writers of the outlier dimension by growth step: attention, mixer, MLP and the strongest neurons.
 
         One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
-        share] of those that make at least ``SUPER_SHARE``. A mixture of experts also has ``experts``: [expert, share],
+        share] of those that make at least ``SUPER_SHARE``. Where a layer multiplies the stream (Gemma 4), the change is
+        that beyond the multiple of what was there. A mixture of experts also has ``experts``: [expert, share],
         and its neurons are counted over all experts. No row where the token has no outlier dimension. A family that
         norms its MLP's output has no neurons here.
         """
@@ -268,7 +268,8 @@ class Observed:
         position = self.location.sink_position
         for step in self.location.steps if self.outlier_dimensions else ():
             for layer in step.layers:
-                change = float((self.states[layer + 1] - self.states[layer])[:, step.dimension].mean())
+                by = self.lens.scale(layer)
+                change = float((self.states[layer + 1] - by * self.states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
                 sites = self.lens.adding(layer)
                 neurons = self.lens.row(layer).mlp_post_norm is None and "neurons" in sites_of(self.lens.family)
@@ -281,7 +282,7 @@ class Observed:
                 )
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())
-                    row[site] = value / change if change else math.nan
+                    row[site] = by * value / change if change else math.nan
                 row |= {"neurons": []} | ({} if self.lens.d_expert is None else {"experts": []})
                 if neurons and change:
                     weights = mlp_weights(self.lens, layer=layer)

@@ -1,5 +1,8 @@
 """Gemma 4: heads differ by layer; layers attend to keys of another, scale the stream, add an input of their own."""
 
+import math
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -8,6 +11,7 @@ from lenses import lens_of, speaking
 from sink_lens import patching
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.locate import GrowthStep
 from sink_lens.chain.trace import trace
 from sink_lens.circuits.graph import Graph
 from sink_lens.data.tokens import from_tensor
@@ -26,6 +30,7 @@ from sink_lens.models.tiny import VOCAB_SIZE, tiny
 from sink_lens.models.weights import attention_weights, norm_weights
 from sink_lens.studies.card import card
 from sink_lens.studies.isolate import isolate
+from sink_lens.studies.observed import Observed
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor
@@ -163,12 +168,46 @@ def test_what_differs_by_layer_is_asked_by_layer():
     assert run_with(lens, tokens(), scale("neurons", 2.0, units=[100], layers=[2])).loss.isfinite().all()
 
 
+def test_parts_times_the_later_layers_numbers_sum_to_the_stream():
+    lens = lens_of("gemma4")
+    found = capture(lens, tokens(), sites=["resid_pre", "attn_out", "mlp_out", "per_layer_out", "resid_post"])
+    scales = [lens.scale(layer) for layer in range(4)]
+    assert len({1.0, *scales}) == 5
+    for last in range(4):
+        whole = math.prod(scales[: last + 1]) * found["resid_pre", 0]
+        for layer in range(last + 1):
+            added = sum(found[site, layer] for site in lens.adding(layer))
+            whole = whole + math.prod(scales[layer : last + 1]) * added
+        off = (whole - found["resid_post", last]).norm(dim=-1) / found["resid_post", last].norm(dim=-1)
+        assert off.max() <= 1e-5
+
+
+def test_the_writers_of_a_card_share_what_a_layer_adds():
+    lens = speaking("gemma4")
+    seen = Observed(lens, from_tensor(tokens()))
+    step = GrowthStep(first_layer=0, last_layer=3, ratio_before=1.0, ratio_after=2.0, dimension=5)
+    seen.__dict__["location"] = replace(seen.location, steps=(step,), outliers={3: (5,)})
+    assert [row["layer"] for row in seen.writers] == [0, 1, 2, 3]
+    for row in seen.writers:
+        assert sum(row[site] for site in ("attn_out", "mlp_out", "per_layer_out")) == pytest.approx(1.0, abs=1e-4)
+    assert seen.heads["value_norm_ratio"].isnan().any(1).tolist() == [False, False, True, True]
+    assert seen.heads["output_ratio"].isfinite().all()
+
+
+@pytest.mark.exhaustive
+def test_a_card_and_a_pair_of_cards_are_written(tmp_path):
+    lens = speaking("gemma4")
+    made = card(lens, sequences=2, length=16, out=tmp_path / "run", progress=False)
+    assert made.report().exists()
+    other = replace(lens, name="other")
+    assert card(lens, other, sequences=2, length=16, out=tmp_path / "pair", progress=False).headline
+
+
 def test_what_it_does_not_have_is_refused_with_the_reason(tmp_path):
     lens = lens_of("gemma4")
     for refused in (
         lambda: trace(lens, config=TraceConfig(model="tiny", tokens="random"), out=tmp_path / "run"),
         lambda: Graph.of(lens),
-        lambda: card(speaking("gemma4"), sequences=2, length=16, out=tmp_path / "run"),
         lambda: isolate(lens, tokens=from_tensor(tokens()), out=tmp_path / "run"),
     ):
         with pytest.raises(ModelError, match="multiply the whole stream, and add to it an input of their own"):
