@@ -4,7 +4,7 @@ To add one, write its function and add its row to ``KINDS``. What makes edits is
 grid is counted without the libraries of models.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -60,6 +60,20 @@ OPTIONS: Mapping[str, Option] = {
     ),
 }
 """Name -> option; also the columns of a table of edits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionLists:
+    """The values of each of ``OPTIONS`` that a grid goes over, under its name in the plural."""
+
+    factors: Sequence[float | int] = ()
+    """Factors of scale, amplify and add; for set, the numbers that values are set to."""
+    seeds: Sequence[int] = ()
+    """Seeds of resample; (0,) by default."""
+    centres: Sequence[str] = ()
+    """Centres of amplify: values, aggregated, none; by default all three."""
+    vectors: Sequence[str] = ()
+    """For add: .safetensors files of one tensor each, such as a steering vector of d_model numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

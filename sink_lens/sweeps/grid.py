@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from ..edits.index_notation import values_of
-from ..edits.named_edits import KINDS, OPTIONS, EditSpec, file_hash, kind_of
+from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
 from ..models.header import Sized, differs, sizes_of
@@ -25,7 +25,7 @@ _MOST_CONTROLS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditGrid:
+class EditGrid(OptionLists):
     """One kind of edit, and the axes over which it is swept; ``engine.index_notation`` says how values are written."""
 
     kind: str = "zero"
@@ -42,14 +42,6 @@ class EditGrid:
     """Indices of the last axis to edit, such as neurons or dimensions."""
     keys: Any = "all"
     """Key positions to edit, for scores and pattern only."""
-    factors: Sequence[float | int] = ()
-    """Factors of scale, amplify and add; for set, the numbers that values are set to."""
-    seeds: Sequence[int] = ()
-    """Seeds of resample; (0,) by default."""
-    centres: Sequence[str] = ()
-    """Centres of amplify: values, aggregated, none; by default all three."""
-    vectors: Sequence[str] = ()
-    """For add: .safetensors files of one tensor each, such as a steering vector of d_model numbers."""
 
     def __post_init__(self) -> None:
         """Check the options, and convert factors to floats, so that 2 and 2.0 are the same cell."""
