@@ -16,13 +16,16 @@ Prints on the default model:
     toy, softmax, value norm shared (first gain, first_token: 0.195 in layer 0 to 0.191 in layer 3), seed 0: 120
     steps, 122,880 tokens, 10 s; loss 5.4055 nats, held out 5.3867
 
-    value_norm: shared against none, 1 seed each (0), 123k tokens per run, same data in the same order
-    final evaluation loss: shared 5.3867, none 5.5798 nats, difference -0.1931 (one seed: no interval)
-    whether shared reaches the baseline's final evaluation loss sooner cannot be told either (the one seed: 1.34x
-    as fast)
-    final training loss: shared 5.4055, none 5.5962 nats, difference -0.1907 (one seed: no interval)
-    whether shared reaches the baseline's final training loss sooner cannot be told either (the one seed: 1.52x as
-    fast)
+    The runs differ in value norm: “shared” against “none”, 1 seed each (0), 123k tokens per run, on the same data in
+    the same order.
+    The evaluation loss ends at 5.3867 nats for “shared” and at 5.5798 for “none”. The difference, −0.1931, is of one
+    seed, so it has no interval.
+    It cannot be told either if “shared” reaches the baseline's final evaluation loss sooner (seed by seed: 1.34x as
+    fast).
+    The training loss ends at 5.4055 nats for “shared” and at 5.5962 for “none”. The difference, −0.1907, is of one
+    seed, so it has no interval.
+    It cannot be told either if “shared” reaches the baseline's final training loss sooner (seed by seed: 1.52x as
+    fast).
 
     SmolLM2-135M-Instruct: mean attention to position 0 0.466
     softmax: mean attention to position 0 0.066

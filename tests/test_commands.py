@@ -174,7 +174,7 @@ COMMANDS = {
     ),
     "compare": Asked(
         "train 'train faster' --by lr",
-        "lr: 0.004 against 0.002, 1 seed each.*one seed: no interval.*final losses, nats.*times as fast",
+        "in learning rate: “0.004” against “0.002”, 1 seed.*of one seed, so it has no interval.*final losses, nats",
         "run report sentences notes finals",
     ),
     "preference": Asked(
@@ -975,9 +975,9 @@ def test_watch_says_plainly_that_there_is_no_sink_no_whole_checkpoint_or_no_trai
             {},
             (),
             (
-                "value_norm: shared against none, 3 seeds each (0, 1, 2), 2.56k tokens per run, same data in the same",
-                "shared 2.0000, none 3.0000 nats, difference -1.0000",
-                "“none” has no sink at 0.3 (fewer than 5%) in any of 3 seeds",
+                "in value norm: “shared” against “none”, 3 seeds each (0, 1, 2), 2.56k tokens per run, on the same",
+                "ends at 2.0000 nats for “shared” and at 3.0000 for “none”",
+                "“none” has no sink in any of 3 seeds (fewer than 5% of heads)",
                 "1.33",  # 2560 over 1920
                 "sink rate above 0.3",
                 "effective rank",
@@ -987,7 +987,7 @@ def test_watch_says_plainly_that_there_is_no_sink_no_whole_checkpoint_or_no_trai
             {"norm": (6.0, 5.9, 5.5, 5.0)},
             (),
             (
-                "shared is behind the baseline",
+                "“shared” is behind the baseline",
                 "not reached",
                 "does not reach the baseline's final evaluation loss in any of 3 seeds",
             ),
@@ -996,7 +996,7 @@ def test_watch_says_plainly_that_there_is_no_sink_no_whole_checkpoint_or_no_trai
         (
             {},
             ("--by", "value_norm", "--baseline", "shared"),
-            ("value_norm: none against shared", "none is behind the baseline"),
+            ("in value norm: “none” against “shared”", "“none” is behind the baseline"),
         ),
         ({"seeds": (0,), "lr": 5}, (), ("error: ", "the runs also differ in lr")),
         ({"seeds": (0,), "seed": 9}, (), ("error: ", "the variants have other seeds")),

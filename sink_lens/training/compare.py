@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..models.inputs import default_folder
 from ..records import Run, create_run, display, versions
 from ..stats import Difference, difference, t_intervals
-from ..text import listed, number, plural, short
+from ..text import interval, listed, number, plural, short, words
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, births, whole
@@ -113,11 +113,12 @@ def compare(
         "differences": pd.DataFrame([_row(*one) for one in differences]),
     }
     notes = list(variants.notes)
-    sentences = [_opening(variants, finals)]
+    sentences, of_training = [_opening(variants, finals)], []
     for variant, curve, one in differences:
         told = one.told and one.n >= FEWEST_SEEDS
-        sentences.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
-        sentences.append(_reaching(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
+        said = of_training if curve == "training" else sentences
+        said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
+        said.append(_reaching(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
     side, why_not = sides(variants)
     if why_not:
         notes.append(why_not)
@@ -136,7 +137,8 @@ def compare(
         tables["births"], born = birth_table(variants, threshold=threshold)
         sentences += [_sinks(variant, one) for variant, one in born.items()]
         sentences += _disparity(variants, tables["measures"])
-    return Comparison(config=config, variants=variants, tables=tables, sentences=tuple(sentences), notes=tuple(notes))
+    told_all = (*sentences, *of_training)  # the training loss says the same as the evaluation, less well
+    return Comparison(config=config, variants=variants, tables=tables, sentences=told_all, notes=tuple(notes))
 
 
 def _differences(
@@ -161,86 +163,96 @@ def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
 
 def _opening(variants: Variants, finals: pd.DataFrame) -> str:
     tokens = finals["tokens"].to_numpy(dtype=float).max()
-    others = listed(variants.others)
-    same = "" if "data_seed" in variants.by else ", same data in the same order"
+    others = listed(map(_quoted, variants.others))
+    differing = ["learning rate" if name == "lr" else words(name) for name in variants.by]
+    same = "" if "data_seed" in variants.by else ", on the same data in the same order"
     return (
-        f"{', '.join(variants.by)}: {others} against {variants.baseline}, {plural(len(variants.seeds), 'seed')} each "
-        f"({', '.join(map(str, variants.seeds))}), {short(tokens)} tokens per run{same}"
+        f"The runs differ in {listed(differing)}: {others} against "
+        f"{_quoted(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
+        f"({', '.join(map(str, variants.seeds))}), {short(tokens)} tokens per run{same}."
     )
+
+
+def _quoted(variant: str) -> str:
+    """A variant's name in a sentence; the name “none” is not the word."""
+    return f"“{variant}”"
 
 
 def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
-    """Say whether a variant is ahead of the baseline at the end, and how sure that is."""
+    """Say if a variant is ahead of the baseline at the end, and how sure that is."""
     own, base = (float(_value_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
-    start = f"final {curve} loss: {variant} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
+    ends = f"The {curve} loss ends at {own:.4f} nats for {_quoted(variant)} and at {base:.4f} for {_quoted(baseline)}"
+    change = f"{one.mean:+.4f}".replace("-", "−")
     if one.n < 2:
-        return f"{start} (one seed: no interval)"
-    sure = f"95% t interval {one.low:+.4f} to {one.high:+.4f} over {one.n} seeds; " + (
-        f"paired t p = {number(one.t_p)}, " if one.t_p == one.t_p else ""
-    )
-    sure += f"sign flips p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
+        return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
+    bounds = interval(one.low, one.high)
+    sure = f"{one.n} seeds; " + (f"paired t test: p = {number(one.t_p)}; " if one.t_p == one.t_p else "")
+    sure += f"sign flips: p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
     if one.n < FEWEST_SEEDS:
-        return f"{start} ({sure}): {FEWEST_SEEDS} seeds are needed to tell a difference"
-    if not one.told:
-        return f"{start} ({sure}): no difference can be told"
-    return f"{start} ({sure}): {variant} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
+        told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
+    elif not one.told:
+        told = "No difference can be told"
+    else:
+        told = f"{_quoted(variant)} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
+    return f"{ends}. {told}: {change} {bounds} ({sure})."
 
 
 def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Say whether and when a variant reaches the baseline's final loss."""
+    """Say if and when a variant reaches the baseline's final loss."""
     rows = _value_of(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
-    target = f"the baseline's final {curve} loss"
+    target = f"{_quoted(variant)} {{}} the baseline's final {curve} loss"
     there = ~np.isnan(at)
     n = len(at)
     if not there.any():
-        return f"{variant} does not reach {target} in any of {plural(n, 'seed')}: no acceleration"
-    each = listed((f"{one:.2f}x" for one in ratio[there]), most=8)
+        return f"{target.format('does not reach')} in any of {plural(n, 'seed')}."
+    each = listed((f"{one:.2f}" for one in ratio[there]), most=8)
     own, base = (short(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
-    when = f"{own} tokens against {base}"
+    when = f"after {own} tokens, the baseline after {base}"
     if not there.all():
         return (
-            f"{variant} reaches {target} in {there.sum()} of {plural(n, 'seed')} only ({when}: {each}); elsewhere never"
+            f"{target.format('reaches')} in {there.sum()} of {plural(n, 'seed')}, {when} ({each} times as fast); "
+            "in the others it never does."
         )
     mean = float(np.exp(np.log(ratio).mean()))
     told = f"{mean:.2f}"
     word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
-    return f"{variant} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
+    return f"{target.format('reaches')} {word}: {when}, {told} times as fast (by seed {each})."
 
 
 def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
     ratio = _value_of(finals, variant, curve)["acceleration"].to_numpy()
+    target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
-        none = f"no seed of {variant} reaches" if len(ratio) > 1 else f"the one seed of {variant} does not reach"
-        return f"{none} the baseline's final {curve} loss"
+        none = f"No seed of {_quoted(variant)} reaches" if len(ratio) > 1 else f"{_quoted(variant)} does not reach"
+        return f"{none} {target}."
     each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
-    seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
-    return f"whether {variant} reaches the baseline's final {curve} loss sooner cannot be told either ({seeds})"
+    return f"It cannot be told either if {_quoted(variant)} reaches {target} sooner (seed by seed: {each})."
 
 
 def _sinks(variant: str, born: Sequence[Birth]) -> str:
-    """Say whether and when a variant's sink is born, and how strong it is at the end."""
+    """Say if and when a variant's sink is born, and how strong it is at the end."""
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
-        f"at the end {rate:.1%} of layers and heads above {threshold:g}, the layer with the most gives position 0 a "
-        f"mass of {number(mass)} (uniform attention {number(born[0].uniform)})"
+        f"At the end {rate:.1%} of heads have a sink score above {threshold:g}; in the layer with the most, position "
+        f"0 gets {number(mass)} of the attention (uniform attention: {number(born[0].uniform)})."
     )
     whens = [one.tokens for one in born if one.tokens is not None]
+    seeds = plural(len(born), "seed")
     if not whens:
-        none = f"“{variant}” has no sink at {threshold:g} (fewer than {least:.0%})"
-        return f"{none} in any of {plural(len(born), 'seed')}: {now}"
+        return f"{_quoted(variant)} has no sink in any of {seeds} (fewer than {least:.0%} of heads). {now}"
     when = listed((f"{short(one)}" for one in whens), most=8)
-    return f"“{variant}” has a sink in {len(whens)} of {plural(len(born), 'seed')}, born by {when} tokens: {now}"
+    return f"{_quoted(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 
 
 def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
-        parts = [f"{variant} {number(float(means[variant]))}" for variant in variants.runs]
-        sentences.append(f"{word} (layer mean): {', '.join(parts)}")
+        parts = [f"{number(float(means[variant]))} for {_quoted(variant)}" for variant in variants.runs]
+        sentences.append(f"The {word}, averaged over layers, is {listed(parts)}.")
     return sentences
 
 

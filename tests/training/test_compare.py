@@ -11,6 +11,7 @@ from sink_lens.records import create_run, read_run
 from sink_lens.stats import difference
 from sink_lens.training.compare import compare, write
 from sink_lens.training.loss_curves import smooth, tokens_to_reach
+from sink_lens.training.pages.training import COMPARE
 from sink_lens.training.variants import flat, group
 
 from .runs import EACH, write_run
@@ -104,17 +105,20 @@ def test_an_arm_that_is_ahead(tmp_path):
     row = found.tables["differences"].query("curve == 'evaluation'").iloc[0]
     # Mean -0.999, standard deviation 0.001: -+ 4.3027 * 0.001 / sqrt 3.
     assert (row["mean"], row["low"], row["high"]) == pytest.approx((-0.999, -1.00148, -0.99652), abs=1e-5)
-    assert "per_head 2.1010, none 3.1000 nats, difference -0.9990" in found.headline
-    assert "per_head is ahead of the baseline" in found.headline
-    assert "reaches the baseline's final evaluation loss sooner: after 1.92k tokens against 2.56k" in found.headline
-    assert "sign flips p = 0.25, at least 0.25 with so many seeds" in found.headline
+    assert "ends at 2.1010 nats for “per_head” and at 3.1000 for “none”" in found.headline
+    assert "“per_head” is ahead of the baseline: −0.9990 " in found.headline
+    assert (
+        "reaches the baseline's final evaluation loss sooner: after 1.92k tokens, the baseline after 2.56k"
+        in found.headline
+    )
+    assert "sign flips: p = 0.25, at least 0.25 with so many seeds" in found.headline
     assert "sink and disparity are not compared" in found.notes[0]
 
 
 def test_an_arm_that_is_behind_never_gets_there(tmp_path):
     found = compare(variants(tmp_path, norm=[6.0, 5.5, 5.0, 4.5]), generator=generator())
-    assert "per_head is behind the baseline" in found.headline
-    assert "does not reach the baseline's final evaluation loss in any of 3 seeds: no acceleration" in found.headline
+    assert "“per_head” is behind the baseline" in found.headline
+    assert "does not reach the baseline's final evaluation loss in any of 3 seeds." in found.headline
     assert found.tables["finals"].query("variant == 'per_head'")["acceleration"].isna().all()
 
 
@@ -125,14 +129,12 @@ def test_where_no_difference_can_be_told_nobody_is_called_faster(tmp_path):
         for seed, end in enumerate(ends)
     ]
     found = compare(runs, generator=generator())
-    assert "no difference can be told" in found.headline
+    assert "No difference can be told" in found.headline
     # From 5 at 1280 to 3 at 1920 tokens: 4 at 1600, where the baseline needs 1920.
-    said = (
-        "shared reaches the baseline's final evaluation loss sooner cannot be told either (seed by seed: 1.20x as fast"
-    )
+    said = "told either if “shared” reaches the baseline's final evaluation loss sooner (seed by seed: 1.20x as fast"
     assert said in found.headline
     assert "never and never)" in found.headline
-    for word in ("times as fast", "no acceleration", "seeds only", "ahead of", "behind"):
+    for word in ("times as fast", "in the others", "ahead of", "behind"):
         assert word not in found.headline
 
 
@@ -144,8 +146,8 @@ def test_an_arm_that_is_ahead_may_miss_the_end_in_a_seed(tmp_path):
         for seed, end in enumerate(each)
     ]
     found = compare(runs, generator=generator())
-    assert "shared is ahead of the baseline" in found.headline
-    assert "shared reaches the baseline's final evaluation loss in 5 of 6 seeds only" in found.headline
+    assert "“shared” is ahead of the baseline" in found.headline
+    assert "“shared” reaches the baseline's final evaluation loss in 5 of 6 seeds, " in found.headline
 
 
 def test_equal_arms_are_equally_fast(tmp_path):
@@ -158,7 +160,7 @@ def test_equal_arms_are_equally_fast(tmp_path):
 def test_without_an_evaluation_the_training_loss_is_compared(tmp_path):
     found = compare(variants(tmp_path, evaluation=False), generator=generator())
     assert set(found.tables["finals"]["curve"]) == {"training"}
-    assert "final training loss" in found.headline
+    assert "The training loss ends at" in found.headline
     found.figure()
 
 
@@ -192,9 +194,9 @@ def test_runs_that_logged_at_other_steps_are_compared_where_both_were(tmp_path):
 def test_sinks_are_set_beside_each_other(tmp_path):
     found = compare(variants(tmp_path, masses=[0.0, 0.2, 0.6], other=[0.0, 0.02, 0.04]), generator=generator())
     assert "“none” has a sink in 3 of 3 seeds, born by 640, 640 and 640 tokens" in found.headline
-    assert "“per_head” has no sink at 0.3 (fewer than 5%) in any of 3 seeds" in found.headline
-    assert "dominance ratio (layer mean): none 11, per_head 5.4" in found.headline
-    assert "effective rank (layer mean): none 14, per_head 19.6" in found.headline
+    assert "“per_head” has no sink in any of 3 seeds (fewer than 5% of heads)" in found.headline
+    assert "The dominance ratio, averaged over layers, is 11 for “none” and 5.4 for “per_head”." in found.headline
+    assert "The effective rank, averaged over layers, is 14 for “none” and 19.6 for “per_head”." in found.headline
     rows = found.tables["measures"].query("measure == 'top_mass'").set_index("variant")
     assert rows.loc["per_head", "mean"] == pytest.approx(0.04)
     assert rows.loc["per_head", "difference"] == pytest.approx(-0.56)
@@ -207,8 +209,8 @@ def test_sinks_are_set_beside_each_other(tmp_path):
 
 def test_a_baseline_without_a_sink_is_said_to_have_none(tmp_path):
     said = compare(variants(tmp_path, masses=[0.0, 0.02]), generator=generator()).headline
-    assert "“none” has no sink at 0.3 (fewer than 5%) in any of 3 seeds: at the end 1.0% of layers and heads" in said
-    assert "a mass of 0.02 (uniform attention 0.25)" in said
+    assert "“none” has no sink in any of 3 seeds (fewer than 5% of heads). At the end 1.0% of heads" in said
+    assert "position 0 gets 0.02 of the attention (uniform attention: 0.25)" in said
 
 
 def test_sinks_are_compared_at_a_step_that_all_runs_have(tmp_path):
@@ -360,10 +362,10 @@ def test_an_interval_of_few_seeds_is_said_to_say_little(tmp_path):
     two = compare(variants(tmp_path / "two", seeds=(0, 1)), generator=generator())
     assert "an interval of two seeds says little" in two.notes
     assert "3 seeds are needed to tell a difference" in two.headline
-    assert "the baseline\n" not in two.headline  # neither ahead of it nor behind
+    assert "the baseline: " not in two.headline  # neither ahead of it nor behind
     one = compare(variants(tmp_path / "one", seeds=(0,)), generator=generator())
     assert "one seed has no interval: no difference can be told from chance" in one.notes
-    assert "(one seed: no interval)" in one.headline
+    assert "is of one seed, so it has no interval." in one.headline
 
 
 def test_fields_of_fields_are_named_by_both():
@@ -381,7 +383,7 @@ def test_a_comparison_is_kept_as_a_run(tmp_path):
     assert set(kept.tables) == {"curves", "bands", "finals", "differences", "measures", "course", "births"}
     pd.testing.assert_frame_equal(kept.tables["finals"], found.tables["finals"])
     assert kept.config["runs"]["per_head"]["2"].endswith("norm-2")
-    assert (folder / "findings.txt").read_text().startswith(found.sentences[0])
+    assert COMPARE.headline(kept) == list(found.sentences)
     assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "compare.svg").read_bytes()
     with pytest.raises(RunError, match=r"holds a finished run \(compare, "):

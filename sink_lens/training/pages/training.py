@@ -32,7 +32,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import capital, interval, listed, number, percent, plural, short, visible, words
+from sink_lens.text import interval, listed, number, percent, plural, short, visible, words
 
 
 def course(
@@ -488,22 +488,12 @@ def _compare_title(run: Run) -> str:
 
 
 def _findings(run: Run) -> list[str]:
-    """The findings as written in the folder, with measures in words."""
+    """The findings as written in the folder."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
     text = path.read_text(encoding="utf-8", errors="replace")
-    sentences = [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
-    for name in map(str, run.config.get("by") or []):
-        sentences[:1] = [line.replace(name, words(name)) for line in sentences[:1]]
-    what = " and ".join(words(str(name)) for name in run.config.get("by") or [])
-    variants = {visible(one) for one in _variants(run)}
-    sentences = [
-        f"{what} {line}" if line.partition(" ")[0] in variants else line for line in sentences
-    ]  # "none has no sink"
-    sentences = [f"{capital(line)}{'' if line.endswith('.') else '.'}" for line in sentences]
-    evaluated = any("evaluation loss" in line for line in sentences)
-    return sorted(sentences, key=lambda line: evaluated and "training loss" in line)  # it says the same, less well
+    return [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
 
 
 def _comparison(run: Run) -> tuple[str, Figure]:
