@@ -127,14 +127,6 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_made(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_folder_in_use_is_refused_by_name(tmp_path):
-    with start(tmp_path / "run") as writer:
-        with pytest.raises(RunError, match=r"run is in use by another process"):
-            start(tmp_path / "run")
-        writer.write_table("heads", HEADS)
-    assert read_run(tmp_path / "run").status == "finished"
-
-
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
     code = (
         "import sys; from sink_lens.records import create_run\n"

@@ -551,12 +551,6 @@ def test_what_can_be_drawn_without_a_gate_and_without_the_table_of_layers_is(lac
     assert "<svg" in lacking.split(f'id="{key}-figure"')[1].split("</figure>")[0]
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"has no run\.json"):
-        render(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     folder = synthetic_run(tmp_path / "run", frames=few("links"), without=("patterns",))
