@@ -104,6 +104,8 @@ class CircuitConfig:
     """Number of pairs in the comparison of --check."""
     core: bool = False
     """Score the edges with other ablations too, and say which are in every circuit (takes its own time)."""
+    against: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Compare two circuits, the argument and FILE, each a file or a run, and stop."""
     save: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
     """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .html, .dot, .svg, .png, .pdf,
     .parquet, or a folder (MIB); repeat for several."""
@@ -229,4 +231,12 @@ def _positions(text: str) -> tuple[int, ...]:
 
 def without_files(settings: dict[str, Any]) -> dict[str, Any]:
     """The configuration as a run records it: where copies of the circuit go is no part of the question."""
-    return {name: value for name, value in settings.items() if name != "save"}
+    return {name: value for name, value in settings.items() if name not in ("save", "against")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Options of what the command prints."""
+
+    top: int = 12
+    """Rows of the table that is shown."""

@@ -129,6 +129,9 @@ class Comparison:
     """Edges of both over those of either."""
     rank_correlation: float
     """Rank correlation of the magnitudes of all scores; nan if a circuit has none."""
+    folder: None = None
+    """It is no run."""
+    finished: bool = True
 
     @property
     def sentences(self) -> tuple[str, ...]:

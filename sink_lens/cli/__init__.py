@@ -14,7 +14,6 @@ import typer
 # Each module puts its commands on the app, in the order of --help.
 # isort: off
 from . import run_kinds  # noqa: F401
-from . import circuit  # noqa: F401
 from . import train  # noqa: F401
 from . import watch  # noqa: F401
 from . import tools  # noqa: F401

@@ -11,13 +11,13 @@ from lenses import speaking
 
 from sink_lens import circuits
 from sink_lens.circuits.ablated import circuit_values
-from sink_lens.circuits.config import CircuitConfig
+from sink_lens.circuits.config import CircuitConfig, View
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import circuit_told
 from sink_lens.circuits.passes import passes
+from sink_lens.circuits.shown import shown
 from sink_lens.circuits.tasks import task_of
-from sink_lens.cli.circuit import _table
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes
@@ -162,7 +162,7 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert (core["undecided"] == (undecided | (inclusion.all(axis=1) & ~there))).all()
     assert core["core"].any()
     np.testing.assert_allclose(core["least"], core.filter(like="inclusion").min(axis=1))
-    told = "".join(str(one) for one in _table(found.frame, core=core).columns[-1].cells)
+    told = "".join([*shown(found, View())][-1]["over all settings"])
     for row in core[core["undecided"] & core["edge"].isin(found.frame["edge"])].to_dict("records"):
         own = "inclusion" if row["where"] == "mean_ordinary" else f"inclusion_{row['where']}"
         assert row[own] == row["least"]

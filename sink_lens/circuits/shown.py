@@ -1,0 +1,63 @@
+"""The command of this room: a run, or two circuits beside each other, and what it prints of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..report.html import conclusion
+from ..text import edge_name, number
+from .config import CircuitConfig, View
+from .given import Comparison, compare
+from .run import CircuitRun, run
+
+
+def asked(
+    config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
+) -> CircuitRun | Comparison:
+    """Run a configuration, or compare the circuits that it names."""
+    if config.against is not None:
+        return compare(config.model, config.against)
+    return run(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
+
+
+def shown(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
+    """Terminal output: the conclusion, its sentences and the largest edges."""
+    if isinstance(found, CircuitRun):
+        yield f"{conclusion(found.folder)}."
+    yield from found.sentences
+    edges, lines = found.frame.head(view.top), []
+    core = found.tables.get("core") if isinstance(found, CircuitRun) else None
+    decided = {} if core is None else core.set_index("edge").to_dict("index")
+    for row in edges.to_dict("records"):
+        line = {"edge": edge_name(str(row["edge"]))}
+        if isinstance(found, Comparison):
+            for name, words in (("one", "the first"), ("other", "the second")):
+                line[f"in {words}"], line[f"score in {words}"] = "yes" * row[name], number(row[f"score_{name}"])
+        else:
+            line |= {"score": number(row["score"]), "95% interval": f"{number(row['low'])} to {number(row['high'])}"}
+            line["in bootstraps"] = f"{float(row['inclusion']):.0%}"
+            line |= {} if core is None else {"over all settings": _decided(decided.get(row["edge"]))}
+        lines.append(line)
+    yield pd.DataFrame(lines)
+
+
+def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    edges = found.frame.head(view.top)
+    if isinstance(found, Comparison):
+        about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}
+    else:
+        about = {"summary": found.tables["summary"].to_dict("records")[0], "strongest": edges}
+    return {"sentences": list(found.sentences), **about}
+
+
+def _decided(row: dict[Any, Any] | None) -> str:
+    """Core with its real patch, or the setting in which the edge is least sure."""
+    if row is None:
+        return ""
+    if row["core"]:
+        return f"core, real patch {number(float(row['exact']))}"
+    name = "undecided" if row["undecided"] else "contingent"
+    return f"{name}: {float(row['least']):.0%} under {row['where']}"
