@@ -12,6 +12,7 @@ A run folder, and a ``.parquet`` of every edge, hold a circuit with all of that.
 ``head``): then all edges between these are in it. Lists of heads alone, as papers have them, leave every MLP in.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -51,6 +52,11 @@ class SavedCircuit:
     def n_edges(self) -> int:
         """Edges of the circuit."""
         return int(self.chosen.sum())
+
+    @property
+    def sha256(self) -> str:
+        """Hash of its edges and scores, whatever the file was."""
+        return hashlib.sha256(self.chosen.tobytes() + self.scores.astype(float).tobytes()).hexdigest()
 
     @property
     def edges(self) -> pd.DataFrame:

@@ -32,7 +32,7 @@ from .circuit import Circuit, chosen_by
 from .config import Ablation, CircuitConfig, without_files
 from .core import core_of
 from .curve import Judge, described, steady
-from .files import read
+from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
@@ -135,6 +135,8 @@ class _Asked:
     lens: LensModel
     task: Task
     config: CircuitConfig
+    given: SavedCircuit | None
+    """The circuit that is judged, where one was given."""
 
     def open(
         self,
@@ -150,6 +152,7 @@ class _Asked:
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "seeds": {"pairs": self.config.seed},
         }
+        provenance |= {} if self.given is None else {"circuit_sha256": self.given.sha256}
         return create_run(
             folder,
             kind="circuit",
@@ -183,7 +186,7 @@ class _Asked:
 
     def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
         """Score what the folder lacks, choose the circuit and judge it."""
-        circuit, sentences = _written(self.lens, self.task, config=self.config, writer=writer, progress=progress)
+        circuit, sentences = _written(self, writer=writer, progress=progress)
         for path in self.config.save:
             circuit.save(path)
         return circuit, sentences
@@ -202,9 +205,8 @@ def _asked(
     lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    if asked.circuit is not None:
-        read(asked.circuit, lens=lens)
-    return _Asked(lens=lens, task=task_for(lens, asked), config=asked)
+    given = None if asked.circuit is None else read(asked.circuit, lens=lens)
+    return _Asked(lens=lens, task=task_for(lens, asked), config=asked, given=given)
 
 
 def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
@@ -261,10 +263,9 @@ def runs_for(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ab
     return runs_of(lens, task.clean, corrupted, metric=metric_of(task, config), config=asked)
 
 
-def _written(
-    lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
-) -> tuple[Circuit, tuple[str, ...]]:
+def _written(asked: _Asked, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
     """Score, choose and judge the circuit, and write the tables."""
+    lens, task, config = asked.lens, asked.task, asked.config
     runs = runs_for(lens, task, config=config, ablation=config.replaced_by)
     _check_gap(runs, seed=config.seed)
     scores = scored(runs, config, writer=writer, name="scores", progress=progress)
@@ -276,13 +277,13 @@ def _written(
         """The areas and the table of the curve with the circuit's rows; its gap is written first."""
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
         writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
-        own = _judged(half.judge, one_circuit(half, found.frame, config=config)[0])
+        own = _judged(half.judge, one_circuit(half, found.frame, config=config, given=asked.given)[0])
         return found.areas, pd.concat([found.frame, own], ignore_index=True)
 
     areas = writer.once("areas", lambda: evaluation()[0])
     curve = writer.once("curve", lambda: evaluation()[1])
     gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
-    circuit, rule = one_circuit(half, curve, config=config)
+    circuit, rule = one_circuit(half, curve, config=config, given=asked.given)
     writer.write_table("nodes", circuit.nodes)
     writer.once("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
@@ -405,25 +406,27 @@ def _others(
     return others
 
 
-def one_circuit(half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig) -> tuple[Circuit, str]:
+def one_circuit(
+    half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
+) -> tuple[Circuit, str]:
     """The one circuit of a run, and the rule that chose it.
 
     Args:
         half: the circuit of as many edges as were asked for, chosen on the half of the pairs that judges none.
         curve: circuits of several sizes, judged on the other half.
-        config: says the circuit, the number of edges, or a threshold, if they are known.
+        config: says the number of edges, or a threshold, if they are known.
+        given: the circuit that is judged, where one was given.
 
     Returns:
         The circuit, and ``given``, ``asked``, ``threshold``, ``smallest`` (the smallest size that carries the metric,
         see ``curve``) or ``none`` (no size but all edges does).
 
     Raises:
-        InputError: none of its edges lies on a path from the input to the metric, or the file of a given circuit
-            cannot be read.
+        InputError: none of its edges lies on a path from the input to the metric.
     """
     share = steady(curve)
-    if config.circuit is not None:
-        mask = read(config.circuit, lens=half.runs.lens).on(half.graph).chosen
+    if given is not None:
+        mask = given.on(half.graph).chosen
         return replace(half, chosen=mask, size=int(mask.sum()), rows=()), "given"
     if config.choice == "threshold" or config.edges is not None:
         circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"

@@ -11,12 +11,12 @@ from lenses import speaking
 
 from sink_lens import circuits
 from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.command import shown
 from sink_lens.circuits.config import CircuitConfig, View
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import circuit_told
 from sink_lens.circuits.passes import passes
-from sink_lens.circuits.shown import shown
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError

@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lenses import lens_of
+from lenses import lens_of, speaking
 from typer.testing import CliRunner
 
 from sink_lens import circuits
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.cli import app
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, RunError
 
-from .tiny_runs import METRIC, SIX, circuit, pair
+from .tiny_runs import METRIC, SIX, circuit, pair, reference_pairs
 from .written_out import WithCircuit, WrittenOut
 
 
@@ -120,6 +120,25 @@ def test_two_circuits_are_compared_from_python_and_the_command_line(tmp_path):
     answer = json.loads(said.stdout)
     assert answer["jaccard"] == pytest.approx(found.jaccard)
     assert f"{both:,} are in both" in answer["sentences"][0]
+
+
+def test_a_run_does_not_go_on_with_another_circuit_or_other_corrupted_prompts_in_the_same_file(tmp_path):
+    pairs, file = reference_pairs(tmp_path / "pairs.jsonl", n=8), tmp_path / "c.csv"
+    fields = {"task": "file", "pairs_file": str(pairs), "pairs": 8, "method": "eap", "check": 0, "circuit": str(file)}
+    fields |= {"sizes": (1.0,), "random": 0, "nodes": False, "report": False, "out": tmp_path / "run"}
+    file.write_text("node\ninput\na0.h0\n")
+    circuits.run(speaking("llama"), **fields)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    file.write_text("node\ninput\na0.h1\n")
+    with pytest.raises(RunError, match="circuit_sha256"):
+        circuits.run(speaking("llama"), **fields)
+    file.write_text("node\ninput\na0.h0\n")
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    rows = [row | {"corrupted": [*row["corrupted"][:-2], row["clean"][0], row["corrupted"][-1]]} for row in rows]
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(RunError, match="corrupted_sha256"):
+        circuits.run(speaking("llama"), **fields)
 
 
 def test_sizes_of_a_given_circuit_are_those_of_its_own_scores():

@@ -10,16 +10,17 @@ from ..report.html import conclusion
 from ..text import edge_name, number
 from .config import CircuitConfig, View
 from .given import Comparison, compare
-from .run import CircuitRun, run
+from .run import CircuitRun
+from .run import run as run_circuit
 
 
-def asked(
+def run(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
 ) -> CircuitRun | Comparison:
     """Run a configuration, or compare the circuits that it names."""
     if config.against is not None:
         return compare(config.model, config.against)
-    return run(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
+    return run_circuit(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
 
 
 def shown(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
