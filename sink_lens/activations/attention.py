@@ -28,7 +28,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError
 from ..models.attention import capped, sums_with, weights_of, with_positions
-from ..models.families import Family
+from ..models.family import Family
 from ..models.foreign import fused_on_cpu, fused_on_gpu
 from ..models.interfaced import attention_as
 from ..schema import KernelChoice

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from ..edits.hooks import Act
 from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, instead
-from ..models.families import Family, keys_from
+from ..models.families import keys_from
+from ..models.family import Family
 from ..models.lens import LensModel
 from ..models.running import inside
 from ..models.sites import SITES, bridge_hook

@@ -25,7 +25,7 @@ from ..arguments import check_seeds
 from ..configuration import check_most, check_types
 from ..errors import InputError
 from ..models.checks import check_architecture
-from ..models.families import Family
+from ..models.family import Family
 from ..models.lens import LensModel
 from ..models.load import usable
 from ..models.wrapping import assemble, random_state_kept

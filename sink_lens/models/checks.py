@@ -19,7 +19,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..errors import ModelError, is_own_name
 from ..text import json_value
 from .evaluating import evaluating, uncompiled
-from .families import TEXT_PART, Family, family_of, family_of_model
+from .families import TEXT_PART, family_of, family_of_model
+from .family import Family
 from .foreign import is_processed, kernel_of, set_attention
 from .header import check_files
 from .headnorm import HeadNormForCausalLM

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
-from .families import EXPERTS_HOOK as HOOK
-from .families import Family
+from .family import EXPERTS_HOOK as HOOK
+from .family import Family
 from .foreign import gated, rebound, register
 
 

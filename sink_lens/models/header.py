@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from ..data.described import Described
 from ..errors import InputError, ModelError, check_regular
 from ..text import json_value
-from .families import TEXT_PART, Family, family_of
+from .families import TEXT_PART, family_of
+from .family import Family
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import size_of
-from .families import OF_ATTENTION, Family, head_sizes, keys_from, reach_of
+from .families import head_sizes, keys_from, reach_of
+from .family import OF_ATTENTION, Family
 from .foreign import kernel_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of

@@ -14,7 +14,8 @@ from transformer_lens.conversion_utils.conversion_steps.base_tensor_conversion i
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
-from .families import Family, head_sizes
+from .families import head_sizes
+from .family import Family
 from .foreign import register
 from .sites import SITES, Address, read_site
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import SiteError
-from .families import EXPERTS_HOOK, Family
+from .family import EXPERTS_HOOK, Family
 
 if TYPE_CHECKING:  # neither torch nor the types of shapes: a dry run knows the sites without them
     from jaxtyping import Float

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
 from . import adapters, checks, experts, interfaced, neox, points
-from .families import Family
+from .family import Family
 from .foreign import build_bridge_from_module, device_of_hook, name_of, set_attention
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers

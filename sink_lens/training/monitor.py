@@ -31,7 +31,8 @@ from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.evaluating import evaluating
-from ..models.families import FAMILIES, Family, family_of_model, reach_of
+from ..models.families import FAMILIES, family_of_model, reach_of
+from ..models.family import Family
 from ..models.foreign import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast

@@ -35,7 +35,8 @@ from transformers import PreTrainedModel
 from ..configuration import check_known, check_least, check_types, with_fields
 from ..errors import InputError, ModelError
 from ..models import checks
-from ..models.families import Family, head_sizes
+from ..models.families import head_sizes
+from ..models.family import Family
 from ..models.foreign import name_of
 from ..models.interfaced import take_interface
 from ..models.sites import SITES, bridge_hook, read_site

@@ -1,0 +1,161 @@
+"""One decoder architecture: the paths of its parts in the Hugging Face module, and its conventions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+EXPERTS_HOOK = "hook_neurons"
+"""The submodule of routed experts whose input and output are the site of their neurons (``experts``)."""
+
+OF_ATTENTION = frozenset(
+    {"attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern", "z_raw", "z", "attn_out"}
+    | {"mass", "key_scores", "rows", "rotated_q", "rotated_k"}
+)
+"""Sites, and names of ``activations.attention.OBSERVED``, that a layer without attention does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Names and conventions of one decoder architecture. Paths are relative to the layer unless stated otherwise."""
+
+    architecture: str
+    """Class name of the Hugging Face model."""
+    layers: str = "model.layers"
+    """Path of the decoder layers from the model."""
+    final_norm: str = "model.norm"
+    """Path of the norm before the unembedding, from the model."""
+    attention: str = "self_attn"
+    """The attention module; the next five paths are relative to it."""
+    q: str = "q_proj"
+    """Projections of what the attention reads; in latent attention to the latents."""
+    k: str = "k_proj"
+    v: str = "v_proj"
+    o: str = "o_proj"
+    qkv_layout: Literal["separate", "contiguous", "interleaved"] = "separate"
+    """Layout of a fused projection: all q, then k, then v; or q, k, v head by head. q, k and v then name one module."""
+    attn_norm: str | None = "input_layernorm"
+    """The norm before the attention; None if the attention reads the residual stream directly."""
+    attn_post_norm: str | None = None
+    """The norm applied to the attention's output before it is added to the stream; None if there is no such norm."""
+    mlp: str | None = "mlp"
+    """The MLP module; None if the projections are in the layer itself. The next three paths are relative to it."""
+    gate: str | None = "gate_proj"
+    """Gate projection; None if the MLP has no gate."""
+    up: str | None = "up_proj"
+    """Up projection; without a gate its output is the pre-activation. None in a mixture of experts."""
+    down: str | None = "down_proj"
+    """Down-projection; None in a mixture of experts."""
+    experts: str | None = None
+    """The routed experts (``models.experts``); None in a dense MLP."""
+    dense: tuple[str, ...] = ()
+    """In a mixture whose layers differ, gate, up and down-projection of its dense MLPs and of its shared expert; the
+    site of the neurons is then on the MLP itself."""
+    shared: str | None = None
+    """The shared expert of such a mixture; None without one."""
+    shared_gate: str | None = None
+    """The projection whose sigmoid the shared expert's output is multiplied by; None without one."""
+    gate_up_fused: bool = False
+    """Whether gate and up are the two halves of one projection."""
+    mlp_norm: str | None = "post_attention_layernorm"
+    """The norm before the MLP; None if the MLP reads the residual stream directly."""
+    mlp_post_norm: str | None = None
+    """The norm applied to the MLP's output before it is added to the stream; None if there is no such norm."""
+    centred_norm: bool = False
+    """Whether norms are LayerNorm (which subtracts the mean) rather than RMSNorm."""
+    gain_offset: float = 0.0
+    """Number added to the stored norm weight (Gemma stores gain - 1)."""
+    transposed: bool = False
+    """Whether projections are stored as (in, out), as in GPT-2's Conv1D."""
+    soft_capped: bool = False
+    """Whether attention scores go through a tanh, so that no fused kernel is exact."""
+    sink_logit: bool = False
+    """Whether every head has a learned logit that takes mass without a key, so that pattern rows sum to less than 1."""
+    own_sdpa: bool = False
+    """Whether the model class itself calls SDPA, with the parts of its attention that go beyond a softmax."""
+    sigmoid: bool = False
+    """Whether attention weights are the sigmoid of the scores; pattern rows then need not sum to 1."""
+    head_out: str | None = None
+    """The submodule of the attention that norms or gates each head's aggregated values before W_O; None if W_O reads
+    the aggregated values unchanged."""
+    head_norm_flat: bool = False
+    """Whether ``head_out`` takes all heads side by side, as one norm over all of them does."""
+    head_gate: str | None = None
+    """The projection of the attention's input that gates the heads' outputs, in a layer of its own; else None."""
+    qk_norm: str | None = None
+    """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
+    rotates_in_float32: bool = False
+    """Whether queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
+    attn_in_multiplier: float = 1.0
+    """Number by which the attention's input is multiplied behind its norm (Falcon-H1)."""
+    attn_multiplier: float = 1.0
+    """Number by which the attention's output is multiplied before it is added to the stream (Granite, Falcon-H1)."""
+    mixer_multiplier: float = 1.0
+    """The same of a mixer's output."""
+    mlp_multiplier: float = 1.0
+    """The same of the MLP's output."""
+    mlp_multiplies: bool = False
+    """Whether the MLP's module does that itself (Falcon-H1)."""
+    own_attention: bool = False
+    """Whether the class writes its attention out instead of calling transformers' attention interface; ``interfaced``
+    has a subclass that calls it."""
+    alibi: bool = False
+    """Whether scores have a slope for each head times the position of the key (ALiBi); no fused kernel is given it."""
+    adds_inside: bool = False
+    """Whether attention and MLP add the residual stream to their output themselves (BLOOM)."""
+    mixer: str | None = None
+    """In a hybrid, the module that layers without attention have in its place: linear attention, Mamba, a convolution.
+    Attention is not read there."""
+    beside: bool = False
+    """Whether every layer has attention and a mixer, side by side."""
+    in_mixer_layers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Fields of the row that are different in layers without attention."""
+    layer_values: int = 0
+    """Number of values in the tuple that a layer returns, the stream first; 0 where it returns the stream itself."""
+    bridge_mlp: str = "mlp"
+    """Name of the MLP's component in the bridge's blocks."""
+    gated_q: bool = False
+    """Whether W_Q gives each head a query and, behind it, a gate for its output."""
+    q_norm: str = "q_norm"
+    """Path of the norm of the queries from the attention, where there is one."""
+    k_norm: str = "k_norm"
+    """Path of the norm of the keys from the attention, where there is one."""
+    normed_qkv: bool = False
+    """Whether ``q``, ``k`` and ``v`` are paths of norms: some layers make keys and values by one projection."""
+    own_sizes: bool = False
+    """Whether layers differ in the number and the width of their heads, and in their neurons."""
+    shared_keys: bool = False
+    """Whether some layers attend to the keys and values of an earlier one, and have none of their own."""
+    per_layer: str | None = None
+    """Path of the norm of what a layer adds of an input that each token has for it; None without such an input."""
+    layer_scale: str | None = None
+    """Path, from the layer, of the number by which it multiplies the whole stream at its end; None without one."""
+    q_latent: str | None = None
+    """Path, from the attention, of the norm of the latent that queries are made from; None where there is none."""
+    kv_latent: str | None = None
+    """The same of the one latent of keys and values, in latent attention; None elsewhere. Queries, keys and values are
+    then what the heads multiply: rotated, and of a width of their own each."""
+    bridge_architecture: str | None = None
+    """Name under which the TransformerLens adapter is registered, if that is not the class name."""
+
+    @property
+    def aggregated(self) -> str:
+        """The site of the aggregated values: after their gate where no module shows them before it."""
+        return "z" if self.gated_q else "z_raw"
+
+    @property
+    def own_points(self) -> tuple[str, ...]:
+        """Sites that have a hook point of our own (``points``)."""
+        found = ("q",) if self.gated_q else ()
+        found += ("attn_out",) if self.beside else ()
+        return found if self.mixer is None else (*found, "mixer_out")
+
+    @property
+    def without_attention(self) -> "Family":
+        """The row of a layer that has a mixer in place of attention."""
+        return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
+
+    @property
+    def plain_kernel(self) -> str:
+        """The Hugging Face attention implementation that is exact for the family and fastest."""
+        no_sdpa = self.soft_capped or ((self.sink_logit or self.own_attention) and not self.own_sdpa)
+        return "eager" if no_sdpa else "sdpa"
