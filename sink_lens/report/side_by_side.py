@@ -67,7 +67,6 @@ class Beside:
     names: tuple[str, ...]
     verdicts: tuple[Row, ...]
     summary: tuple[Row, ...]
-    summary_missing: str
     of: tuple[str, str]
     """What the verdicts are of, one and many."""
     provenance: tuple[Row, ...]
@@ -133,11 +132,7 @@ def set_beside(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries, missing = [], ""
-    for run in runs:
-        found, why = attempt(run, lambda run=run: _summary(run))
-        summaries.append(found or {})
-        missing = missing or why
+    summaries = [attempt(run, lambda run=run: _summary(run))[0] or {} for run in runs]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
@@ -146,7 +141,6 @@ def set_beside(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
         verdicts=tuple(_verdicts(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),
         summary=tuple(_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
-        summary_missing=missing,
         provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
     )
 

@@ -115,7 +115,7 @@ def test_runs_beside_each_other_say_what_they_were_made_with_where_it_differs():
         Row(name=name, cells=(Entry(text=one), Entry(text=other, differs=one != other)))
         for name, (one, other) in rows.items()
     )
-    nothing = {"verdicts": (), "summary": (), "summary_missing": "", "of": ("", "")}
+    nothing = {"verdicts": (), "summary": (), "of": ("", "")}
     beside = Beside(names=("one", "other"), **nothing, provenance=provenance)
     assert beside.made == "Made with controls 19 in one, 5 in other; model a in one, b in other."
     assert dataclasses.replace(beside, names=("a", "b")).made == "Made with controls 19 in a, 5 in b."
