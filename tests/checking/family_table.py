@@ -5,6 +5,7 @@
 
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,7 @@ from sink_lens.models.tiny import (
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 BEGIN, END = "<!-- made by tests/checking/family_table.py -->", "<!-- end of what was made -->"
 BOTH, READ = "●", "○"
+FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -73,27 +75,31 @@ def _reason(lens: LensModel, site: str) -> str:
 
 
 @torch.no_grad()
-def made() -> str:
-    """The sites of every family, a table of the other sites with a row for families that are alike, and the reasons."""
+def found(families: Iterable[str] = FAMILIES) -> dict[str, list[str]]:
+    """What is found at each site of each architecture, or the reason why the site is refused."""
     tokens = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
-    reasons: dict[str, str] = {}
-    by_cells: dict[tuple[str, ...], list[str]] = {}
-    seen: set[str] = set()
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES):
+    rows: dict[str, list[str]] = {}
+    for family in families:
         lens = lens_of(family)
-        if lens.family.architecture in seen:  # variants of our own class have the same sites
+        if lens.family.architecture in rows:  # variants of our own class have the same sites
             continue
-        seen.add(lens.family.architecture)
         own = sites_of(lens.family)
         captured = [_captured(lens, tokens, path=path) for path in ("plain", "bridge")]
         clean = lens.bridge(tokens, use_cache=False)
-        cells = []
-        for site in SITES:
-            if site in own:
-                cells.append(_cell(lens, site, captured=captured, tokens=tokens, clean=clean))
-            else:
-                cells.append(reasons.setdefault(_reason(lens, site), "abcdefgh"[len(reasons)]))
-        by_cells.setdefault(tuple(cells), []).append(f"`{lens.family.architecture}`")
+        rows[lens.family.architecture] = [
+            _cell(lens, site, captured=captured, tokens=tokens, clean=clean) if site in own else _reason(lens, site)
+            for site in SITES
+        ]
+    return rows
+
+
+def made() -> str:
+    """The sites of every family, a table of the other sites with a row for families that are alike, and the reasons."""
+    reasons: dict[str, str] = {}
+    by_cells: dict[tuple[str, ...], list[str]] = {}
+    for architecture, cells in found().items():
+        short = (c if c in (BOTH, READ) else reasons.setdefault(c, "abcdefgh"[len(reasons)]) for c in cells)
+        by_cells.setdefault(tuple(short), []).append(f"`{architecture}`")
     common = [site for site, *cells in zip(SITES, *by_cells, strict=True) if set(cells) == {BOTH}]
     others = [place for place, site in enumerate(SITES) if site not in common]
     names = [f"`{site}`" for site in SITES]
@@ -111,6 +117,20 @@ def written() -> str:
     """The table as the page has it."""
     text = PAGE.read_text(encoding="utf-8")
     return text[text.index(BEGIN) : text.index(END) + len(END)]
+
+
+def read() -> dict[str, list[str]]:
+    """What the page says of each architecture, as ``found`` gives it."""
+    everywhere, table, below, *_ = written().split("\n\n")
+    reasons = dict(re.findall(r"^- (\w): refused, since it (.*)$", below, flags=re.M))
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    of: dict[str, list[str]] = {}
+    for architectures, *cells in rows:
+        own = dict(zip(re.findall(r"`(\w+)`", " ".join(head)), cells, strict=True))
+        own |= dict.fromkeys(re.findall(r"`(\w+)`", everywhere), BOTH)
+        said = [reasons.get(own[site], own[site]) for site in SITES]
+        of |= dict.fromkeys(re.findall(r"`(\w+)`", architectures), said)
+    return of
 
 
 if __name__ == "__main__":
