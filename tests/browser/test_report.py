@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from tiers import first
 
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
@@ -160,7 +161,7 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
     assert found.quiet, vars(found)
 
 
-@pytest.mark.parametrize("width", [390, 820])
+@pytest.mark.parametrize("width", first([390, 820]))
 def test_a_narrow_screen_is_not_overflown(opened, report, width):
     found = opened(report, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -178,7 +179,7 @@ def a_diff(folder):
 ALSO = {"card": a_card, "circuit": edges.a_run, "diff": a_diff}
 
 
-@pytest.mark.parametrize("kind", [*SAYS, *ALSO])
+@pytest.mark.parametrize("kind", first([*SAYS, *ALSO], stay=3))
 def test_no_page_scrolls_sideways_on_a_phone(opened, tmp_path, kind):
     """Tables and figures do, each in its own box."""
     path = render(ALSO[kind](tmp_path / kind) if kind in ALSO else a_run(tmp_path / kind, kind))

@@ -26,7 +26,7 @@ def lens():
 @pytest.fixture(scope="module")
 def traced(lens, tmp_path_factory):
     """A trace of the default model on text that only measures."""
-    config = TraceConfig(model=DEFAULT_MODEL, random_init=False, interventions=False)
+    config = TraceConfig(model=DEFAULT_MODEL, sequences=12, random_init=False, interventions=False)
     return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
+from tiers import first
 from transformers import Trainer
 
 from sink_lens.errors import CheckpointError, InputError, RunError
@@ -470,7 +471,14 @@ class Evil:
         return open, (str(self.canary), "w")
 
 
-@pytest.mark.parametrize("content", FOREIGN)
+ONE_A_FILE = (
+    *("garbage", "a state of other shapes", "a pickle that runs code", "no random state"),
+    *("another log", "another trainer's state"),
+)
+"""Those of the first tier: one of each file, and two of the optimizer's."""
+
+
+@pytest.mark.parametrize("content", first(FOREIGN, stay=ONE_A_FILE.__contains__))
 def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, stopped, tmp_path, content):
     out = copy_of(stopped, tmp_path / "run")
     newest = out / "checkpoints/latest-10"
