@@ -92,7 +92,20 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     runs = [_for_page(run) for run in runs]
     check_comparable(runs, by=by)
     parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
-    return parts, set_beside(runs, parts)
+    return parts, _together(runs, set_beside(runs, parts))
+
+
+def _together(runs: Sequence[Run], beside: Beside) -> Beside:
+    """The comparison with the figure of all runs, if their kind has one and each run has what it needs."""
+    make = page_of(runs[0]).together
+    if make is None:
+        return beside
+    made, missing = attempt(runs[0], lambda: make(runs, beside.names))
+    if made is None:
+        return dataclasses.replace(beside, together=Shown(key="together", title="All runs", missing=missing))
+    said, see, figure = made
+    shown = Shown(key="together", title="All runs", see=see + thinned(figure), svg=svg(figure, name="together"))
+    return dataclasses.replace(beside, said=said, together=shown)
 
 
 def run_name(run: Run) -> str:

@@ -44,8 +44,7 @@ def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object
         if small := len(changing(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
             said.append(f"{plural(small, 'more edit')} {word} {visible(metric)} by less than {least:g}.")
-    if said:
-        said.append(_meaning(frame, least=least))
+        said += [_meaning(frame, least=least)] if at == 0 else []
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")

@@ -181,6 +181,44 @@ def losses(log: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
+def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str, Figure]:
+    """The losses of several runs in one figure, with the sentence and the caption.
+
+    Args:
+        runs: trainings.
+        names: their names.
+    """
+    logs = [run.need("log", columns=_LOG) for run in runs]
+    figure = canvas(width=7.4, height=3.4)
+    axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
+    scale = _Tokens(np.concatenate([log["tokens"].to_numpy(float) for log in logs]))
+    held_out = all(_known(log, "eval_loss").any() for log in logs)
+    ends = []
+    for log, name, colour, mark in zip(logs, names, COLOURS, MARKS, strict=False):
+        tokens, there = scale.places(log["tokens"].to_numpy(float)), _known(log, "loss")
+        loss = log["loss"].to_numpy(float)
+        axes.plot(tokens[there], loss[there], color=colour, linewidth=0.8, label=None if held_out else visible(name))
+        if held_out:
+            loss, there = log["eval_loss"].to_numpy(float), _known(log, "eval_loss")
+            axes.plot(tokens[there], loss[there], color=colour, marker=mark, markersize=4, label=visible(name))
+        end = f"{loss[there][-1]:.3f} nats" if there.any() else "an unknown value"
+        ends.append(f"{end} in {visible(name)}")
+    legend(axes, columns=3)
+    scale.on(axes)
+    which = "held-out loss" if held_out else "training loss"
+    thin = ", and thin the training loss" * held_out
+    see = (
+        f"The {which} by tokens (logarithmic), a colour for each run{thin}. Single runs may differ by chance: "
+        "sink-lens compare takes three seeds of each."
+    )
+    return f"The {which} ends at {listed(ends)}", see, finished(figure)
+
+
+def _known(log: pd.DataFrame, column: str) -> np.ndarray:
+    """Where a column of the log has a number."""
+    return np.isfinite(log[column].to_numpy(float)) if column in log.columns else np.zeros(len(log), dtype=bool)
+
+
 class _Tokens:
     """Tokens on a logarithmic axis; 0 stands one step before the smallest other, and says so."""
 
@@ -446,6 +484,7 @@ TRAIN = Page(
         Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),
         Listed(key="log-table", title="Log", make=_log_table),
     ),
+    together=losses_together,
 )
 
 
