@@ -327,6 +327,9 @@ def curve_figure(curve: pd.DataFrame) -> Figure:
     values = curve["faithfulness"].to_numpy(float)
     values = values[np.isfinite(values)]
     if len(values):
+        ends = curve.loc[curve["by"].isin(list(styles)), ["low", "high"]].to_numpy(float)
+        ends = ends[np.isfinite(ends)].clip(-1, 2)  # wider bands are cut, so that the lines stay apart
+        values = np.concatenate([values, ends])
         axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
     axes.legend(frameon=False, fontsize=FONT * 0.85, loc="upper left")
     return finished(figure)
@@ -362,7 +365,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         sizes: shares of the edges that were run.
     """
     row = summary.to_dict("records")[0]
-    sentences = [_faithful(row, most=max(sizes)), *_sink_told(row)]
+    sentences = [_faithful(row), *_rule_told(row), *_sink_told(row)]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
@@ -395,6 +398,8 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
             f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} integration points per pair)."
         )
+    if _is_told(row) and np.isfinite(row["cpr"]):
+        sentences.append(_areas_told(row, most=max(sizes)))
     if np.isfinite(row.get("left_sum", np.nan)):
         sentences.append(
             f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
@@ -403,10 +408,10 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
     if row.get("outside_sampled", -1) > 0:
         outside = row["all_edges"] - row["edges"]
         sentences.append(
-            f"We sampled {plural(row['outside_sampled'], 'edge')} outside the circuit: {row['outside_over']} "
-            f"{'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge ({number(row['weakest'])}): "
-            f"this sample of {row['outside_sampled']} bounds them, at 95% confidence, at "
-            f"{row['outside_at_most']:,} of all {outside:,} edges outside."
+            f"We patched a sample of {plural(row['outside_sampled'], 'edge')} outside the circuit: "
+            f"{row['outside_over']} {'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge "
+            f"({number(row['weakest'])}). So at most {row['outside_at_most']:,} of all {outside:,} edges outside do, "
+            "at 95% confidence."
         )
     return tuple(sentences)
 
@@ -438,12 +443,12 @@ def _sink_told(row: Mapping[str, Any]) -> list[str]:
     if not np.isfinite(kept) or share == 0:
         return []
     scores = f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest," * (share > 0)
-    said = f"{scores or 'Scores by position were not taken; edges'} are at the sink's position"
-    said += f"; all edges but those there keep {_kept(row, 'without_sink_')}."
+    said = f"{scores} are at the sink's position. " if scores else ""
+    said += f"All edges but those at the sink's position keep {_kept(row, 'without_sink_')}."
     if kept < _CARRIES and not str(row["metric"]).startswith("sink mass"):
         said += (
-            " Below 80%, what a circuit keeps is to a large part the sink, which every text needs, and not the task. "
-            "Resampling leaves the sink as it is, and so does --freeze sink."
+            " That is below 80%: much of what a circuit keeps is then the sink, which every text needs, and not the "
+            "task. Resampling leaves the sink as it is, and so does the option freeze."
         )
     return [said]
 
@@ -452,17 +457,23 @@ def _core_told(row: Mapping[str, Any]) -> str:
     """Say how many edges are core, and how far real patches of each and of the core as a whole confirm it."""
     real = alone = ""
     if "confirmed_edges" in row:
-        real = f"; real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do)"
+        real = f" Real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do)"
     if row.get("together_edges", 0) > 0:
         real += f", and {row['together_edges']} can go together at no loss, since they cancel"
+    real += "." * bool(real)
     if np.isfinite(row.get("core_faithfulness", np.nan)):
         alone = f" The core alone keeps {_kept(row, 'core_')}."
     return (
-        f"{row['core_edges']} edges are core: they are in at least 95% of the bootstraps under every ablation and "
-        f"template{real}.{alone} {row.get('undecided_edges', 0)} are undecided: they are in 95% of the bootstraps "
-        f"under only some of these. {row['contingent_edges']} more are contingent: they are in some circuit, but in "
-        "95% of the bootstraps under none of these."
+        f"{_edges(row['core_edges'])} core: in at least 95% of the bootstraps under every ablation and "
+        f"template.{real}{alone} {_edges(row.get('undecided_edges', 0))} undecided: in 95% of the bootstraps under "
+        f"only some of these. {_edges(row['contingent_edges'])} contingent: in some circuit, but in 95% of the "
+        "bootstraps under none of these."
     )
+
+
+def _edges(n: int) -> str:
+    """A number of edges and the verb."""
+    return f"{plural(n, 'edge')} {'is' if n == 1 else 'are'}"
 
 
 def _kept(row: Mapping[str, Any], name: str = "") -> str:
@@ -476,36 +487,35 @@ def _edges_told(row: Mapping[str, Any]) -> str:
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_size(row['edges'] / row['all_edges'])})"
 
 
-def _faithful(row: Mapping[str, Any], *, most: float) -> str:
-    """Say how much of the whole model's metric the circuit keeps, on pairs that did not choose it, and who chose it.
-
-    Args:
-        row: of the table ``summary``.
-        most: the largest share of the edges that was run.
-    """
+def _faithful(row: Mapping[str, Any]) -> str:
+    """Say how much of the whole model's metric the circuit keeps, on pairs that did not choose it."""
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
     if not _is_told(row):
         return (
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
             "from 0."
         )
-    cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
-    areas = (
-        f" Averaged over sizes, faithfulness is {cpr} (CPR) and its distance from 1 is {cmd} (CMD); over the "
-        f"logarithm of the size, {cpr_log} and {cmd_log}."
-    )
-    if most < 1:  # CPR and CMD are areas from 0 to 1
-        areas = (
-            f" Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that "
-            f"of its distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and "
-            f"{cmd_log}."
-        )
     if "faithfulness" not in row:
         return f"The run does not say what the circuit of {_edges_told(row)} keeps alone; the curve shows other sizes."
     return (
         f"The circuit has {_edges_told(row)} and keeps {_kept(row)} of what all edges add to the "
-        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it; without it, all other "
-        f"edges keep {_kept(row, 'without_')}.{_rule_told(row)}{areas * bool(np.isfinite(row['cpr']))}"
+        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it. All other edges, without it, "
+        f"keep {_kept(row, 'without_')}."
+    )
+
+
+def _areas_told(row: Mapping[str, Any], *, most: float) -> str:
+    """Give faithfulness over all sizes; ``most`` is the largest share of the edges that was run."""
+    cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
+    if most < 1:  # CPR and CMD are areas from 0 to 1
+        return (
+            f"Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that "
+            f"of its distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and "
+            f"{cmd_log}."
+        )
+    return (
+        f"Averaged over sizes, faithfulness is {cpr} (CPR) and its distance from 1 is {cmd} (CMD); over the logarithm "
+        f"of the size, they are {cpr_log} and {cmd_log}."
     )
 
 
@@ -514,22 +524,28 @@ def _size(share: float) -> str:
     return percent(share) if share >= 0.1 else f"{100 * share:.2g}%"
 
 
-def _rule_told(row: Mapping[str, Any]) -> str:
+def _rule_told(row: Mapping[str, Any]) -> list[str]:
     """Say which rule chose the circuit, and if faithfulness overshoots at some size."""
-    carry = "keep at least 80%, by the lower end of the interval, and at most 120%"
+    if not _is_told(row) or "faithfulness" not in row:
+        return []
+    carry = "at least 80%, by the lower end of the interval, and at most 120%"
     share = row["share_at_80"]
-    said = f"From {_size(share)} of the edges on, circuits {carry}" if np.isfinite(share) else f"No size did {carry}"
+    said = (
+        f"From {_size(share)} of the edges on, circuits keep {carry}"
+        if np.isfinite(share)
+        else f"No size keeps {carry}"
+    )
     told = {
-        "smallest": f" It is the smallest size from which on all circuits that were run {carry}.",
-        "none": f" There is no size below all edges at which it and every larger circuit that was run {carry}; so the "
-        "largest scores were taken.",
-        "asked": f" Its size was asked for. {said}.",
-        "given": f" It was given; as many of the largest scores keep {_kept(row, 'as_many_')}. {said}.",
-        "threshold": f" It has all scores above the threshold. {said}.",
+        "smallest": f"It is the smallest size from which on every circuit that was run keeps {carry}.",
+        "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
+        f"keeps {carry}.",
+        "asked": f"Its size was asked for. {said}.",
+        "given": f"It was given; as many of the largest scores keep {_kept(row, 'as_many_')}. {said}.",
+        "threshold": f"It has all scores above the threshold. {said}.",
     }.get(str(row["rule"]), "")
     if row["most_kept"] > 1.2:
         told += f" Faithfulness overshoots: circuits of {_size(row['most_kept_at'])} keep {percent(row['most_kept'])}."
-    return told
+    return [told.strip()] if told else []
 
 
 def _is_told(row: Mapping[str, Any]) -> bool:

@@ -104,9 +104,7 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert any("bootstraps" in one for one in whole.sentences)
     summary = whole.tables["summary"].iloc[0]
     outside = summary["all_edges"] - summary["edges"]
-    bound = (
-        f"this sample of 2 bounds them, at 95% confidence, at {summary['outside_at_most']:,} of all {outside:,} edges"
-    )
+    bound = f"So at most {summary['outside_at_most']:,} of all {outside:,} edges outside do, at 95% confidence"
     assert any(bound in one for one in whole.sentences)
     page = (tmp_path / "one" / "report.html").read_text()
     assert "How faithful it is" in page
@@ -173,9 +171,9 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert core["exact"][0] == pytest.approx(real, abs=1e-6)
     confirmed = int((core["exact"].abs() >= 0.01 * abs(found.circuit.runs.gap.mean().item())).sum())
     confirmed -= int(core["together"].sum())
-    assert any(f"real patches confirm {confirmed} of them" in one for one in found.sentences)
+    assert any(f"Real patches confirm {confirmed} of them" in one for one in found.sentences)
     assert undecided.any()
-    assert any(f"{core['undecided'].sum()} are undecided" in one for one in found.sentences)
+    assert any(f"{core['undecided'].sum()} edges are undecided" in one for one in found.sentences)
     assert found.tables["summary"]["undecided_edges"].item() == core["undecided"].sum()
     with pytest.raises(InputError, match="no right and wrong answer"):
         circuits.run(lens, task="text", metric="logit_difference")
