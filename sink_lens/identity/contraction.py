@@ -84,7 +84,7 @@ def contraction(
     bos: BosCondition = "without",
     batch_size: int | None = None,
     sinks: bool = True,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Contraction:
     """Measure the similarity of random sequences, and of the positions of one, after each sublayer, with the floor.
 

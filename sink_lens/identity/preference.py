@@ -153,7 +153,7 @@ def preference(
     seed: int = 0,
     bos: BosCondition = "without",
     batch_size: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
     resume: Mapping[str, np.ndarray] | None = None,
     keep: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Preference:

@@ -104,7 +104,7 @@ def path_patch(
     direction: Direction = "denoising",
     freeze: Frozen = "all",
     bos: BosCondition = "auto",
-    progress: bool = False,
+    progress: bool = True,
 ) -> PathResult:
     """Measure the effect of each sender through the receiver alone, directly or also through MLPs.
 

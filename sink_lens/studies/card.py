@@ -23,7 +23,7 @@ from ..chain import readings as r
 from ..chain.config import Thresholds
 from ..chain.page.story import judged_links
 from ..data.bos import bos_id
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, weights_hash
@@ -56,7 +56,7 @@ def card(
     other: ModelLike | None = None,
     *,
     config: CardConfig | None = None,
-    tokens: TokenBatch | str | None = None,
+    tokens: Tokens | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..chain.page.story import judged_links
 from ..configuration import check_known, with_fields
-from ..data.tokens import TokenBatch
+from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
@@ -49,10 +49,10 @@ Row = Mapping[str, Cell]
 
 def cards(
     models: Sequence[ModelLike],
+    tokens: Tokens | str | None = None,
     *,
     columns: Sequence[str] = (),
     config: CardConfig | None = None,
-    tokens: TokenBatch | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
@@ -88,7 +88,7 @@ def rows_of(
     models: Sequence[ModelLike],
     config: CardConfig,
     *,
-    tokens: TokenBatch | str | None = None,
+    tokens: Tokens | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,

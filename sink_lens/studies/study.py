@@ -23,7 +23,7 @@ from ..chain.inputs import provenance
 from ..chain.measure import scout
 from ..chain.setting import Setting, check_interior, setting_of, why_no_interventions
 from ..configuration import with_fields
-from ..data.tokens import TokenBatch, decode_tokens
+from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.effects import change_of
 from ..edits.outcome import Outcome
 from ..edits.part import in_range
@@ -51,7 +51,7 @@ def inputs(
     model: ModelLike | ReadConfig,
     *,
     config: C | None,
-    tokens: TokenBatch | str | None,
+    tokens: Tokens | str | None,
     fields: Mapping[str, Any],
     every_layer: bool = True,
 ) -> tuple[C, LensModel, TokenBatch]:
@@ -61,6 +61,7 @@ def inputs(
         InputError: what ``config_of_study`` refuses, or tokens that the model does not have.
         ModelError: the study needs attention in every layer, and the model is a hybrid.
     """
+    tokens = tokens if tokens is None or isinstance(tokens, str) else batch_of(tokens)
     config = config_of_study(kind, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):
@@ -187,9 +188,9 @@ class StudyFunction(Protocol[C_contra]):
     def __call__(
         self,
         model: ModelLike | ReadConfig,
+        tokens: Tokens | str | None = None,
         *,
         config: C_contra | None = None,
-        tokens: TokenBatch | str | None = None,
         out: str | Path | None = None,
         overwrite: bool = False,
         progress: bool = True,
@@ -202,8 +203,8 @@ class StudyFunction(Protocol[C_contra]):
 _ARGUMENTS = """
 Args:
     model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+    tokens: the sequences, instead of those of the configuration; token ids, a row per sequence, are a batch.
     config: the study's configuration; the default one if None.
-    tokens: the sequences, instead of those of the configuration.
     out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
     overwrite: replace the run that the folder holds.
     progress: show bars.
@@ -226,9 +227,9 @@ def _function(kind: type[C], measure: Callable[..., Measured]) -> StudyFunction[
 
     def function(
         model: ModelLike | ReadConfig,
+        tokens: Tokens | str | None = None,
         *,
         config: C | None = None,
-        tokens: TokenBatch | str | None = None,
         out: str | Path | None = None,
         overwrite: bool = False,
         progress: bool = True,

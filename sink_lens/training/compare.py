@@ -18,7 +18,7 @@ import pandas as pd
 from ..configuration import with_fields
 from ..errors import InputError
 from ..models.inputs import default_folder
-from ..records import Run, create_run, display, versions
+from ..records import Run, check_free, create_run, display, versions
 from ..stats import Difference, difference, t_intervals
 from ..text import interval, listed, number, plural, short, words
 from .config import CompareConfig
@@ -83,6 +83,9 @@ class Comparison:
 def compare(
     runs: Sequence[str | os.PathLike[str]] | CompareConfig,
     *,
+    config: CompareConfig | None = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     generator: np.random.Generator | None = None,
     **fields: Any,
 ) -> Comparison:
@@ -90,6 +93,9 @@ def compare(
 
     Args:
         runs: their folders, or a configuration, which has them.
+        config: how they are compared; the default one if None.
+        out: the run folder; None writes none.
+        overwrite: replace the run that the folder holds.
         generator: of the bootstrap; one with the configuration's seed if None.
         **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
 
@@ -97,9 +103,12 @@ def compare(
         InputError, RunError: runs that cannot be compared, and why (see ``variants.group``); a threshold that was not
             measured.
     """
-    configured = isinstance(runs, CompareConfig)
-    named = {} if configured else {"runs": runs}
-    config = with_fields(CompareConfig, runs if configured else None, named | fields, where="compare")
+    if isinstance(runs, CompareConfig):
+        if config is not None:
+            raise InputError("two configurations were given; need one, or folders of runs before it")
+        runs, config = runs.runs, runs
+    config = with_fields(CompareConfig, config, {"runs": runs} | fields, where="compare")
+    check_free(out, overwrite=overwrite)
     generator = np.random.default_rng(config.seed) if generator is None else generator
     threshold, smooth_frac = config.threshold, config.smooth_frac
     variants = group(config.runs, by=config.by, baseline=config.baseline)
@@ -138,7 +147,8 @@ def compare(
         sentences += [_sinks(variant, one) for variant, one in born.items()]
         sentences += _disparity(variants, tables["measures"])
     told_all = (*sentences, *of_training)  # the training loss says the same as the evaluation, less well
-    return Comparison(config=config, variants=variants, tables=tables, sentences=told_all, notes=tuple(notes))
+    found = Comparison(config=config, variants=variants, tables=tables, sentences=told_all, notes=tuple(notes))
+    return found if out is None else replace(found, folder=write(found, os.fspath(out), overwrite=overwrite))
 
 
 def _differences(
@@ -431,8 +441,7 @@ def thresholds(table: pd.DataFrame) -> list[float]:
 
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
     """The comparison that a configuration asks for, in a run folder; there is no progress to show."""
-    made = compare(config)
-    return replace(made, folder=write(made, default_folder("compare") if out is None else out, overwrite=overwrite))
+    return compare(config, out=default_folder("compare") if out is None else out, overwrite=overwrite)
 
 
 def shown(found: Comparison) -> "Iterator[RenderableType | PageTable]":

@@ -19,7 +19,8 @@ from sink_lens.studies.study import Study
 
 def test_a_study_leaves_a_finished_run(tmp_path):
     _, lens = planted_lens()
-    isolate(lens, target_positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
+    ids = sequences().tokens  # a row per sequence, as trace takes them
+    isolate(lens, ids, target_positions=[9], out=tmp_path / "run", progress=False)
     run = read_run(tmp_path / "run")
     assert (run.kind, run.status, run.missing) == ("isolate", "finished", [])
     assert run.config["isolate_target_positions"] == [9]

@@ -10,6 +10,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.stats import difference
 from sink_lens.training.compare import compare, write
+from sink_lens.training.config import CompareConfig
 from sink_lens.training.loss_curves import smooth, tokens_to_reach
 from sink_lens.training.pages.training import COMPARE
 from sink_lens.training.variants import flat, group
@@ -376,8 +377,10 @@ def test_fields_of_fields_are_named_by_both():
 
 
 def test_a_comparison_is_kept_as_a_run(tmp_path):
-    found = compare(variants(tmp_path, masses=[0.0, 0.2]), generator=generator())
-    folder = write(found, tmp_path / "out")
+    folder = tmp_path / "out"
+    config = CompareConfig(runs=("none",))  # which the folders replace
+    found = compare(variants(tmp_path, masses=[0.0, 0.2]), config=config, out=folder, generator=generator())
+    assert found.folder == folder
     kept = read_run(folder)
     assert (kept.kind, kept.status, kept.missing) == ("compare", "finished", [])
     assert set(kept.tables) == {"curves", "bands", "finals", "differences", "measures", "course", "births"}

@@ -22,7 +22,7 @@ from ...activations.attention import choose_kernel
 from ...activations.record import stream
 from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_of, gap_text, parts
 from ...activations.views import LayerView, Reading
-from ...data.tokens import TokenBatch, decode_tokens
+from ...data.tokens import TokenBatch, Tokens, decode_tokens
 from ...engine.gradients import position_gradients
 from ...measures import sink_tokens as measures
 from ...measures.sink_tokens import ScoreGap
@@ -62,9 +62,9 @@ class SinkTokens(Result):
 
 def sink_tokens(
     model: ModelLike | TokensConfig,
+    tokens: Tokens | str | None = None,
     *,
     config: TokensConfig | None = None,
-    tokens: TokenBatch | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
