@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -60,6 +61,8 @@ def shaped(what: Any) -> Any:
         return what
     checked = jaxtyped(what, typechecker=beartype)
     known: dict[Hashable, set[Hashable]] = {}
+    result = threading.local()
+    result_checked = functools.cache(lambda: _giving(result, instead_of=what))  # to make it takes milliseconds
 
     @functools.wraps(what)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -78,18 +81,20 @@ def shaped(what: Any) -> Any:
         except _TooLongError:
             kind = None
         if seen is not None and (kind is None or kind not in seen):
-            _giving(made, instead_of=what)(*args, **kwargs)
+            result.made = made
+            result_checked()(*args, **kwargs)
+            result.made = None
         known[given].add(kind)
         return made
 
     return called
 
 
-def _giving(made: Any, *, instead_of: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the same signature, which gives what was made, as that is checked."""
+def _giving(result: threading.local, *, instead_of: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the same signature, checked, which gives what the other one made."""
 
     def give(*args: Any, **kwargs: Any) -> Any:
-        return made
+        return result.made
 
     named = types.FunctionType(give.__code__, instead_of.__globals__, closure=give.__closure__)
     return jaxtyped(functools.update_wrapper(named, instead_of), typechecker=beartype)
