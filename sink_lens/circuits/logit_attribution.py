@@ -90,7 +90,6 @@ def direct_logit_attribution(
     position: int = -1,
     edits: Sequence[Edit] | Edit = (),
     bos: BosCondition = "auto",
-    batch_size: int | None = None,
 ) -> LogitAttribution:
     """Split the logit of an answer, or its difference to another's, into what each part of the model writes.
 
@@ -105,7 +104,6 @@ def direct_logit_attribution(
         position: where the answer is predicted; a negative one counts back from the last token of each sequence.
         edits: edits of the run. What is written into the stream itself has a row ``edit`` in its layer.
         bos: BOS condition of texts.
-        batch_size: sequences per forward pass; None chooses it by their length.
 
     Raises:
         InputError: an answer is no token behind its prompt, a position does not exist, or the last norm's output is
@@ -127,7 +125,7 @@ def direct_logit_attribution(
     signed += [] if incorrect is None else [(-1, _ids(lens, batch, incorrect, at=at))]
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    layers, size = tuple(range(lens.n_layers)), batch_size or max(1, _TOKENS_A_FORWARD // batch.n_positions)
+    layers, size = tuple(range(lens.n_layers)), max(1, _TOKENS_A_FORWARD // batch.n_positions)
     labels: list[Label] = []
     values, logits = [], []
     for first in range(0, batch.n_sequences, size):

@@ -101,13 +101,14 @@ def test_each_part_is_the_formula_by_hand(family):
 
 @pytest.mark.parametrize("by", ["layer", "head", "neuron"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_parts_sum_to_the_logit_of_the_model(family, by):
+def test_the_parts_sum_to_the_logit_of_the_model(family, by, monkeypatch):
     lens = lens_of(family)
+    monkeypatch.setattr(logit_attribution, "_TOKENS_A_FORWARD", 24)  # two sequences, and then one
     if by == "neuron" and "neurons" not in sites_of(lens.family):
         with pytest.raises(SiteError, match="has no site 'neurons'"):
             direct_logit_attribution(lens, tokens(), RIGHT, by=by)
         return
-    found = direct_logit_attribution(lens, tokens(), RIGHT, by=by, batch_size=2)
+    found = direct_logit_attribution(lens, tokens(), RIGHT, by=by)
     summed, cap = found.values.sum(0), getattr(lens.config, "final_logit_softcapping", None)
     summed = summed if cap is None else cap * (summed / cap).tanh()
     logits = run_with(lens, tokens(), logits=True).logits[:, -1, RIGHT].double()
