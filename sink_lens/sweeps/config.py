@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..configuration import check_known, check_least, check_types, flat, with_fields
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
+from ..edits.named_edits import KINDS
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
@@ -30,7 +31,7 @@ name = "sink_mass"
 sink_position = 0
 layers = "12-29"
 
-[[edits]]                    # zero, mean_ordinary, mean_all, mean_aligned, resample, scale, add, set, isolate, amplify
+[[edits]]                    # KINDS
 kind = "zero"
 site = "neurons"
 layers = 11                      # each: one at a time (the default); all: together; "0-3,7": each of these
@@ -40,7 +41,7 @@ units = "0-31"                   # a list inside a list is a set that is edited 
 kind = "zero"
 site = "z"
 heads = "each"                   # in every layer
-"""
+""".replace("KINDS", ", ".join(KINDS))
 """A file to begin with."""
 
 

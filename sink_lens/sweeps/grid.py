@@ -29,8 +29,7 @@ class EditGrid(OptionLists):
     """One kind of edit, and the axes over which it is swept; ``engine.index_notation`` says how values are written."""
 
     kind: str = "zero"
-    """Kind of edit, a name from ``engine.named_edits.KINDS``: zero, mean_ordinary, mean_all, mean_aligned, resample,
-    scale, add, set, isolate or amplify."""
+    """Kind of edit, a name from ``edits.named_edits.KINDS``."""
     site: str | None = None
     """Site to edit, a name from ``sink_lens.SITES``; isolate and amplify have a fixed site."""
     layers: Any = "each"
