@@ -37,6 +37,8 @@ SEEDS = range(40_002, 40_003)
 """Every model in each of its architectures on each. A rule was changed on 40,000, none on a later one."""
 ADDED_SEEDS = range(41_002, 41_003)
 """Those of the kinds that were added later (two letters), on which no rule was changed either."""
+HYBRID_SEEDS = range(41_002, 41_005)
+"""Those of the kinds in hybrids."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
 COUNTED = ["model", "family", "subject", "question", "truth", "said"]
@@ -71,6 +73,8 @@ def combinations() -> list[tuple[str, str]]:
 
 def seeds_of(name: str) -> range:
     """The seeds of a kind of model."""
+    if ZOO[name].write.__module__ == "analyses.zoo.hybrids":
+        return HYBRID_SEEDS
     return ADDED_SEEDS if len(ZOO[name].letter) == 2 else SEEDS
 
 
