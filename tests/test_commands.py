@@ -860,14 +860,16 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     for line in DOORS:
         opened_by(monkeypatch, line, called)
     run("sweep", "sweep.toml")
+    run("sweep", "sweep.toml", "--shard", "1/2")
     options = "--device cpu --out a --engine ray --workers 3 --overwrite --retry-failed"
     run("sweep", "sweep.toml", *shlex.split(options))
     run("sweep", "sweep.toml", "--devices", "cpu, cuda:1", "--quiet")
     run("train", "train.toml", "--seed", 3)
     run("train", "train.toml", "--seed", 3, "--set", "attention=sigmoid", "--out", "a", "--overwrite", "--quiet")
-    (first, plain), (second, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
+    (first, plain), (_, divided), (second, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
     asked = {"shard": None, "overwrite": False, "progress": True}
     assert (first, plain) == (read_sweep("sweep.toml"), {"out": "runs/sweep"} | asked)
+    assert divided == {"out": "runs/sweep"} | asked | {"shard": "1/2"}
     assert (second.engine, second.workers, second.retry_failed) == ("ray", 3, True)
     assert chosen == asked | {"out": "a", "overwrite": True}
     assert (third.device, third.devices, spread["progress"]) == ("cpu", ("cpu", "cuda:1"), False)

@@ -277,15 +277,6 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
     return path
 
 
-def print_conclusion(folder: Path) -> None:
-    """Print the sentence that a run's page begins with."""
-    from rich.text import Text
-
-    from ..report.html import conclusion
-
-    console().print(Text(f"{conclusion(folder)}.", style="bold"), soft_wrap=True)
-
-
 def advice(error: BaseException) -> str | None:
     """Say what the user can do about an error; None if it is the program's own fault."""
     if isinstance(error, SinkLensError):

@@ -40,6 +40,8 @@ def add_command(kind: RunKind) -> None:
     ) -> Answer:
         """Run it, draw its page, and print what it found."""
         hush(quiet)
+        if out is None and file is not None:
+            out = Path("runs") / file.stem
         if shard is not None:
             from ..records.shards import check_shard  # which imports pandas: a dry run does without
 
@@ -48,8 +50,6 @@ def add_command(kind: RunKind) -> None:
             imported(kind.check)(config)
         if dry_run:
             return _print_parts(imported(kind.cost)(config)) if kind.cost else print_cost(config, imported(kind.passes))
-        if out is None and file is not None:
-            out = Path("runs") / file.stem
         how = {"shard": shard} if kind.shards else {}
         result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
