@@ -35,7 +35,8 @@ RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.g
 WRITTEN, LONG = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "claims_in_detail"))
 ROWS = {row.id: row for row in PAGE.rows}
 SPEAK = (
-    r"nulls? holds?\b|called related|are frozen|freezing (?:them|the)|The paper has|nats behind|p over \.01|with LoRA"
+    r"nulls? holds?\b|called related|are frozen|freezing (?:them|the)|The paper reports|nats behind|p over \.01"
+    r"|with LoRA"
 )
 """Words by which a sentence about a claim is known."""
 
