@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
 """Verdict -> its colour; every other is grey."""
+_ARROWS = {link.name: link.arrow for link in LINKS}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "present, not tested": "o"}
 """Verdict -> its mark; every other has a dash."""
-_WIDTHS, _FEW = (22, 17, 15, 15, 15), 3
-"""Columns of the lines of the links: 69 and the last word fit into 80; and how many there are without interventions."""
+_WIDTHS, _FEW = (24, 17, 15, 15, 15), 3
+"""Columns of the lines of the links: 71 and the last word fit into 80; and how many there are without interventions."""
 
 
 def shown(trace: "Trace", view: TraceView) -> Iterator[RenderableType]:
@@ -103,16 +104,15 @@ def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list
     """A line per link: its verdict, what its intervention makes or removes of the sink; what left some undecided."""
     links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
     table = _table("Links, and the sink that breaking each makes or removes")
-    for name in ("link to", "verdict", "intervention", "controls"):
+    for name in ("link", "verdict", "intervention", "controls"):
         table.add_column(name, no_wrap=True)
     reasons: dict[str, list[str]] = {}
     for link in dict.fromkeys(links["link"]):
         verdict = str(next(row["verdict"] for row in _rows(links) if row["link"] == link and row["is_primary"]))
         did, control, why = "not intervened on", "", why_undecided(frames, str(link))
         if why:
-            reasons.setdefault(why, []).append(str(targets.get(link, words(str(link)))))
+            reasons.setdefault(why, []).append(_ARROWS.get(link, words(str(link))))
         if link in intervened:
             row = intervened[link]
             largest = row.get("control_largest", np.nan)
@@ -120,7 +120,7 @@ def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list
             makes = "makes" if row["position"] != sink_position else "removes"
             did = f"{makes} {percent(row['share'])} {_percent_bounds(row)}"
         marked = Text(f"{_MARKS.get(verdict, '-')} {verdict}", style=_STYLES.get(verdict, "dim"))
-        table.add_row(str(targets.get(link, words(str(link)))), marked, did, control)
+        table.add_row(_ARROWS.get(link, words(str(link))), marked, did, control)
     return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
 
 
@@ -197,10 +197,9 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
     """A line per link: its verdict and its answers; under it what was measured, and what its intervention does."""
     links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
     questions = [name for name in QUESTIONS if name in links.columns and set(links[name]) != {"not tested"}]
     moved = "; floors not calibrated" if "not calibrated" in set(links["floors"]) else ""
-    heads = ["link to", "verdict", *(name.partition("_")[0] for name in questions)]
+    heads = ["link", "verdict", *(name.partition("_")[0] for name in questions)]
     parts: list[RenderableType] = [
         Text(f"Links of the chain; under each what it measures, and the sink that its intervention moves{moved}"),
         Text(_line(heads), style="bold"),
@@ -209,7 +208,7 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
         rows = [row for row in _rows(links) if row["link"] == link and row["is_primary"]]
         first = rows[0]
         verdict = str(first["verdict"])
-        line = [targets.get(link, words(str(link))), f"{_MARKS.get(verdict, '-')} {verdict}"]
+        line = [_ARROWS.get(link, words(str(link))), f"{_MARKS.get(verdict, '-')} {verdict}"]
         line += [str(first[name]) for name in questions]
         parts.append(Text(_line(line), style=_STYLES.get(verdict, "dim")))
         nulls = [f"{words(row['null_name'])} {number(row['null_value'])}" for row in rows if row["null_name"] != "none"]
@@ -228,7 +227,7 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
 
 def _line(cells: Sequence[str]) -> str:
     """Cells of a line of the links; without interventions verdicts are longer, and one question is asked."""
-    widths = _WIDTHS if len(cells) > _FEW else (22, 24, 15)
+    widths = _WIDTHS if len(cells) > _FEW else (24, 24, 15)
     return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 

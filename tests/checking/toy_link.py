@@ -25,6 +25,7 @@ TOY_LINK = Link(
     name="sink_toy",
     source="attention sink",
     target="toy node",
+    arrow="sink → toy",
     sentence="The sink moves the toy.",
     question="does the toy move?",
     statistics=_statistics,

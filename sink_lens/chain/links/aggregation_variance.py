@@ -115,6 +115,7 @@ AGGREGATION_VARIANCE = Link(
     name="aggregation_variance",
     source="value aggregation",
     target="variance discrepancy",
+    arrow="aggregation → variance",
     sentence="Averaging over more tokens lowers the variance of what attention reads, so the first token keeps the "
     "most.",
     question="does the sink token's aggregated value have a larger standard deviation than that of other tokens?",

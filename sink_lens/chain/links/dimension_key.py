@@ -226,6 +226,7 @@ DIMENSION_KEY = Link(
     name="dimension_key",
     source="outlier dimension",
     target="the sink's key",
+    arrow="dimension → key",
     sentence="After the norm, the outlier dimension alone fixes the sink's key.",
     question="does the outlier dimension make the sink's key?",
     statistics=_statistics,

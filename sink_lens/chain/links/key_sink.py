@@ -115,6 +115,7 @@ KEY_SINK = Link(
     name="key_sink",
     source="the sink's key",
     target="attention sink",
+    arrow="key → sink",
     sentence="Queries meet that key, so attention goes to it.",
     question="does every query meet that key with an advantage that makes a sink?",
     statistics=_statistics,

@@ -84,6 +84,8 @@ class Link:
     """The node that it starts from."""
     target: str
     """The node that it leads to."""
+    arrow: str
+    """Both ends, as short as a line of the terminal needs."""
     sentence: str
     """The claim of the link, as the report shows it."""
     question: str

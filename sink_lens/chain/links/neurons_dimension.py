@@ -247,6 +247,7 @@ NEURONS_DIMENSION = Link(
     name="neurons_dimension",
     source="super neurons",
     target="outlier dimension",
+    arrow="neurons → dimension",
     sentence="Super neurons write the outlier dimension of the sink token.",
     question="do the super neurons make the outlier dimension?",
     statistics=_statistics,

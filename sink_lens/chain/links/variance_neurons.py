@@ -109,6 +109,7 @@ VARIANCE_NEURONS = Link(
     name="variance_neurons",
     source="variance after W_O",
     target="super neurons",
+    arrow="variance → neurons",
     sentence="The difference makes super neurons fire at the sink token only.",
     question="do the super neurons fire at the sink token only?",
     statistics=_statistics,

@@ -122,6 +122,7 @@ VARIANCE_PRESERVED = Link(
     name="variance_preserved",
     source="variance discrepancy",
     target="variance after W_O",
+    arrow="variance → W_O",
     sentence="The attention output projection W_O passes that difference on.",
     question="does what attention writes at the sink token vary more than what it writes at other tokens?",
     statistics=_statistics,
