@@ -14,6 +14,7 @@ from sink_lens.edits.part import Part
 from sink_lens.engine.generation import Generated
 from sink_lens.identity.contraction import Contraction
 from sink_lens.identity.preference import Preference
+from sink_lens.models.unchanged import Values
 from sink_lens.patching.path import PathResult
 from sink_lens.patching.results import AttributionResult, PatchResult
 from sink_lens.patching.run_pair import RunPair
@@ -48,7 +49,17 @@ def results():
         PatchResult(frame=SWEPT, values=torch.zeros(2, 1), baselines=torch.ones(2, 1), **PATCHED, **SITE),
         "is 1 in the baseline run",
     )
-    yield AttributionResult(frame=SWEPT, runs=object.__new__(RunPair), grid=(), **PATCHED, **SITE), "to first order"
+    yield (
+        AttributionResult(
+            frame=SWEPT,
+            runs=object.__new__(RunPair),
+            values_then=object.__new__(Values),
+            grid=(),
+            **PATCHED,
+            **SITE,
+        ),
+        "to first order",
+    )
     node = Part(site="z", layers=(3,))
     yield PathResult(frame=SWEPT, receiver=node, **PATCHED), "through"
     said = {"prompt": HOSTILE, "text": HOSTILE, "plain": "b", "prompt_ids": (1,), "ids": (1,), "plain_ids": (2,)}

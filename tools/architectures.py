@@ -36,7 +36,7 @@ def state_of(name: str) -> str:
         row = FAMILIES[name]
         if row.mixer is not None:
             return "hybrid: no chain"
-        if row.scaled_layers:
+        if row.layer_scale:
             return "scaled stream: no chain"
         return "no neurons: no chain" if row.experts is row.down is None else "full"
     if name in LEFT_OUT:

@@ -28,14 +28,14 @@ from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.amplification import CentringMeans
 from ..engine.plan import Plan
 from ..errors import InputError, UndrawnError
-from ..models.inputs import check_sequences, default_folder, model_of, tokens_of
+from ..models.inputs import check_sequences, model_of, tokens_of
 from ..models.lens import LensModel, check_sums
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
 from ..models.sites import site_of
 from ..progress import tqdm
-from ..records import Result, RunWriter, create_run, read_run
+from ..records import Result, RunWriter, create_run, default_folder, read_run
 from ..text import size
 from . import summary, tables
 from .at_token import Occurrences, at_token
@@ -62,7 +62,7 @@ from .passes import bytes_beside, check_room
 from .setting import check_interior, why_no_interventions
 
 _LOG = logging.getLogger(__name__)
-__all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "trace"]
+__all__ = ["FILES", "Trace", "TraceConfig", "trace"]
 
 FILES = (
     "tokens",

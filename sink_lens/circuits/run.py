@@ -20,10 +20,10 @@ from ..data.tokens import TokenBatch, from_text
 from ..edits import metrics
 from ..edits.metrics import Metric
 from ..errors import InputError, RunError
-from ..models.inputs import default_folder, model_of, provenance_of
+from ..models.inputs import model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import Result, RunWriter, create_run, display, read_run
+from ..records import Result, RunWriter, create_run, default_folder, display, read_run
 from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
 from .attention import attention_of

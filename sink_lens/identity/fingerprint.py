@@ -14,11 +14,10 @@ import pandas as pd
 from ..configuration import with_fields
 from ..errors import InputError
 from ..estimate import seconds_of
-from ..models.inputs import default_folder
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import check_free, create_run, display, versions
+from ..records import check_free, create_run, default_folder, display, versions
 from .config import TWO, FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure

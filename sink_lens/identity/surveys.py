@@ -14,10 +14,9 @@ from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..estimate import now, seconds_of
-from ..models.inputs import default_folder
 from ..models.lens import LensModel
 from ..models.memory import held_bytes
-from ..records import Result
+from ..records import Result, default_folder
 from ..report.page import PageTable, shown_table
 from ..text import duration, short
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig

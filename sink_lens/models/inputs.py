@@ -1,7 +1,6 @@
 """Load the model and the sequences that a configuration such as ``TraceConfig`` describes; write their provenance."""
 
 import logging
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -76,12 +75,6 @@ def tokens_of(lens: LensModel, *, config: Described, bos: BosCondition) -> Token
     if config.text is not None:
         return from_text(read_text(config.text), lens.tokenizer, name=Path(config.text).name, **size)
     return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)
-
-
-def default_folder(name: str) -> Path:
-    """Default run folder: ``runs/MODEL-DATE-TIME`` in the working folder."""
-    stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
-    return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def provenance_of(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:

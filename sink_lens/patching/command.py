@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 
 from ..errors import InputError
-from ..models.inputs import default_folder
 from ..models.lens import LensModel
 from ..models.load import load
+from ..records import default_folder
 from ..text import interval, number, plural, token
 from .attribution import attribution_patch
 from .config import PatchConfig, PatchView

@@ -17,6 +17,7 @@ from sink_lens.records.writing import (
     check_free,
     check_known,
     create_run,
+    default_folder,
     state_of,
     write_whole,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "check_known",
     "check_not_of_run",
     "create_run",
+    "default_folder",
     "log_lines",
     "read_log",
     "read_run",

@@ -30,6 +30,12 @@ _REPLACED = ".replaced"
 """Folder that keeps the run being replaced until the new run has written its first file."""
 
 
+def default_folder(name: str) -> Path:
+    """Default run folder: ``runs/MODEL-DATE-TIME`` in the working folder."""
+    stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
+    return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
 class RunWriter:
     """A run folder that is being written. A lock protects it, and closing it records how the run ended."""
 

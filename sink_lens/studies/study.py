@@ -28,11 +28,11 @@ from ..edits.effects import change_of
 from ..edits.outcome import Outcome
 from ..edits.part import in_range
 from ..errors import InputError
-from ..models.inputs import check_sequences, default_folder, model_of, provenance_of, tokens_of
+from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel, check_every_layer, check_sums
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
-from ..records import check_free, create_run
+from ..records import check_free, create_run, default_folder
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig

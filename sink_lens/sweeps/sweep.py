@@ -31,12 +31,12 @@ from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
 from ..models.bundled import header_of
-from ..models.inputs import check_sequences, default_folder, model_of, provenance_of, tokens_of
+from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.prompt_tokens import most_tokens
 from ..progress import tqdm
-from ..records import RunWriter, check_known, create_run, display
+from ..records import RunWriter, check_known, create_run, default_folder, display
 from ..records.reading import damaged_file
 from ..records.shards import check_shard, holder, run_in
 from ..schema import MEANS

@@ -17,8 +17,7 @@ import pandas as pd
 
 from ..configuration import with_fields
 from ..errors import InputError
-from ..models.inputs import default_folder
-from ..records import Run, check_free, create_run, display, versions
+from ..records import Run, check_free, create_run, default_folder, display, versions
 from ..stats import Difference, difference, t_intervals
 from ..text import interval, listed, number, plural, short, words
 from .config import CompareConfig

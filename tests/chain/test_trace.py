@@ -23,12 +23,12 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.terminal import brief, short_table
-from sink_lens.chain.trace import FILES, default_folder, trace
+from sink_lens.chain.trace import FILES, trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
-from sink_lens.records import create_run, read_run
+from sink_lens.records import create_run, default_folder, read_run
 
 TABLES = (
     "tokens",

@@ -9,6 +9,7 @@ from sink_lens.models.header import read_folder
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, tiny, tiny_tokenizer
+from sink_lens.patching import command as patch_command
 
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_context")
 REPRESENTATIVES = ("llama", "gpt2", "gpt_neox", "phi3")
@@ -75,6 +76,7 @@ def test_what_the_headers_say_is_refused_before_the_weights_are_read(name, given
 
     monkeypatch.setattr(inputs, "load", loads)
     monkeypatch.setattr(load, "load", loads)
+    monkeypatch.setattr(patch_command, "load", loads)
     monkeypatch.chdir(tmp_path)
     command, said = REFUSED[name]
     words = [str(given / word) if word == "MODEL" or str(word).endswith(".toml") else str(word) for word in command]

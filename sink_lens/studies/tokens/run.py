@@ -26,12 +26,12 @@ from ...data.tokens import TokenBatch, Tokens, decode_tokens
 from ...engine.gradients import position_gradients
 from ...measures import sink_tokens as measures
 from ...measures.sink_tokens import ScoreGap
-from ...models.inputs import default_folder, provenance_of
+from ...models.inputs import provenance_of
 from ...models.lens import LensModel
 from ...models.load import ModelLike
 from ...models.sites import SITES
 from ...progress import tqdm
-from ...records import Result, create_run
+from ...records import Result, create_run, default_folder
 from ...text import span
 from ..study import inputs
 from .config import TokensConfig
