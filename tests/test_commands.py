@@ -82,7 +82,7 @@ COMMANDS = {
     "trace": Asked(
         "RANDOM --no-interventions --no-random-init",
         r"Position 0 is the attention sink \(40% of heads\)\. What makes it was not tested\.\n"
-        r".*super neurons +. present, not tested.*report: trace/",
+        r".*variance → neurons +. present, not tested.*report: trace/",
         "run report sentence links summary",
         ("key_sink", "default-src 'none'; script-src 'sha256-"),
     ),
