@@ -1,5 +1,5 @@
 # make trace   sets up .venv and takes a quick look at the default model (ARGS="--sequences 8 --out runs/mine": other options instead)
-# make test    sets up .venv and runs the checks and the first tier of tests, some 12 minutes on two slow cores
+# make test    sets up .venv and runs the checks and the first tier of tests, 10 minutes on two slow cores
 #              (WORKERS=2 processes of tests; TESTS="tests/measures": those; TESTS="-m 'not exhaustive and not real'")
 # make test-rest    the second tier, what is marked exhaustive; make test-all runs both
 # make test-lowest  the first tier with the lowest releases that pyproject.toml allows (build/lowest)
