@@ -12,19 +12,19 @@ From there three seeds of 4,000 steps are level with softmax (analyses/a_structu
 
 Prints on the default model:
 
-    toy, softmax, seed 0: 120 steps, 122,880 tokens, 9 s; loss 5.5962 nats, held out 5.5798
+    toy, softmax, seed 0: 120 steps, 122,880 tokens, 13 s; loss 5.5963 nats, held out 5.5800
     toy, softmax, value norm shared (first gain, first_token: 0.195 in layer 0 to 0.191 in layer 3), seed 0: 120
-    steps, 122,880 tokens, 10 s; loss 5.4055 nats, held out 5.3867
+    steps, 122,880 tokens, 16 s; loss 5.4055 nats, held out 5.3867
 
-    The runs differ in value norm: “shared” against “none”, 1 seed each (0), 123k tokens per run, on the same data in
-    the same order.
-    The evaluation loss ends at 5.3867 nats for “shared” and at 5.5798 for “none”. The difference, −0.1931, is of one
-    seed, so it has no interval.
-    It cannot be told either if “shared” reaches the baseline's final evaluation loss sooner (seed by seed: 1.34x as
-    fast).
-    The training loss ends at 5.4055 nats for “shared” and at 5.5962 for “none”. The difference, −0.1907, is of one
-    seed, so it has no interval.
-    It cannot be told either if “shared” reaches the baseline's final training loss sooner (seed by seed: 1.52x as
+    The runs differ in value norm: “shared” against “none”, 1 seed each (0), 123k tokens per run, on the same data
+    in the same order.
+    The evaluation loss ends at 5.3867 nats for “shared” and at 5.5800 for “none”. The difference, −0.1934, is of
+    one seed, so it has no interval.
+    It cannot be told either if “shared” reaches the baseline's final evaluation loss sooner (seed by seed: 1.34x
+    as fast).
+    The training loss ends at 5.4055 nats for “shared” and at 5.5963 for “none”. The difference, −0.1908, is of
+    one seed, so it has no interval.
+    It cannot be told either if “shared” reaches the baseline's final training loss sooner (seed by seed: 1.53x as
     fast).
 
     SmolLM2-135M-Instruct: mean attention to position 0 0.466

@@ -9,9 +9,9 @@ Prints on the default model:
     Without an edit it is 0.548.
     The next largest change is −0.383 [−0.401, −0.367], by layer  2.
     18 more edits change sink mass at position 0 by less than 0.01.
+    A change counts if its 95% interval over 8 sequences excludes 0, and the change is 0.01 or more.
     3 of 30 edits change largest_head. The largest change is −0.595 [−0.704, −0.497], by layer  0.
     3 more edits change largest_head by less than 0.01.
-    A change counts if its 95% interval over 8 sequences excludes 0, and the change is 0.01 or more.
 
     sink mass at position 0: what turning the MLP's output at position 0 changes
         name  baseline  effect  ci_low  ci_high
