@@ -23,8 +23,12 @@ SMALLER = {
     "10_find_a_circuit": ["--task", "text", "--pairs", "4"],
     "11_keep_the_first_tokens": ["--window", "16"],
 }
-OF_THE_MODEL = {"06_train_with_head_norm": {"the one seed of"}, "10_find_a_circuit": {"input->a"}}
-"""Beginnings of lines that a tiny model prints and the real one does not."""
+OF_THE_MODEL = {
+    "06_train_with_head_norm": {"in the same order.", "one seed, so it has no", "“shared” does not reach"},
+    "08_your_own_edit_and_metric": {"The next largest change is"},
+    "10_find_a_circuit": {"input->a"},
+}
+"""Beginnings of lines that a tiny model prints and the real one does not: another sign, another break of a line."""
 PRINTS = "Prints on the default model"
 
 
