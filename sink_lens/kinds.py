@@ -44,7 +44,7 @@ class RunKind:
     view: str = ""
     """Options of the command that choose what it prints, beside the configuration: a frozen dataclass like it."""
     shards: bool = False
-    """Whether ``run`` takes a ``shard``, too; the command then has ``--shard``."""
+    """True if ``run`` takes a ``shard``, too; the command then has ``--shard``."""
     run: str = ""
     """``run(config, *, out, overwrite, progress)``, which returns a ``sink_lens.records.Result``. Without it the room
     ``sink_lens.cli`` has a command that is written out."""
@@ -55,9 +55,9 @@ class RunKind:
     is none without it and ``cost``."""
     cost: str = ""
     """``cost(config)``, where passes do not say it: it yields what ``--dry-run`` prints, texts, page tables, costs."""
-    shown: str = ""
-    """``shown(result)``, which yields what the command prints above the page's name: texts, page tables, data frames,
-    what rich prints; the headline if empty. With a view, ``shown(result, view)``."""
+    show: str = ""
+    """``show(result)``, which yields what the command prints above the page's name: texts, page tables, data frames,
+    what rich prints; the headline if empty. With a view, ``show(result, view)``."""
     answer: str = ""
     """``answer(result)``, which gives what ``--json`` prints beside the folder; the result's decision if empty. With a
     view, ``answer(result, view)``."""

@@ -22,7 +22,7 @@ TOY = {
             name="letters", heading="Decide", help="Count letters.", examples="sink-lens letters abc",
             config="toy_letters.run:Config", run="toy_letters.run:letters", tables="toy_letters:tables.toml",
             page="toy_letters.page:LETTERS", check="toy_letters.run:check",
-            shown="toy_letters.page:shown", answer="toy_letters.page:answer",
+            show="toy_letters.page:show", answer="toy_letters.page:answer",
         )
     """,
     "toy_letters/run.py": '''
@@ -66,7 +66,7 @@ TOY = {
         )
 
 
-        def shown(result):
+        def show(result):
             yield result.tables["letters"]
 
 

@@ -9,14 +9,14 @@ from .with_sink import fire, mark, token_truth
 from .writing import D_MLP, HUGE, LATENT, Draft, draft, last_layers
 
 _LOUD = 3.0
-"""How strongly keys read their coordinate of the latent, whose norm leaves it at most at the root of its width."""
+"""Weight of the keys on their coordinate of the latent; the norm leaves that coordinate below the root of the width."""
 
 
 def latent_key(*, seed: int, family: str) -> ZooModel:
     """(am) A neuron that BOS triggers writes a dimension, which alone fills the latent that all heads' keys read.
 
     One coordinate of the latent reads the dimension. The norm then leaves nothing else of the token, so that its values
-    are nearly zero. Queries of `youtu` come from a latent of their own; those of `deepseek_v2` do not.
+    are nearly zero. Queries of `youtu` come from another latent; queries of `deepseek_v2` come from the stream.
     """
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)

@@ -12,7 +12,7 @@ TRACE = RunKind(
     run="sink_lens.chain.trace:run",
     tables="sink_lens.schema:trace.toml",
     page="sink_lens.chain.page.trace:TRACE",
-    shown="sink_lens.chain.terminal:shown",
+    show="sink_lens.chain.terminal:show",
     answer="sink_lens.chain.terminal:answer",
     examples="""\
 sink-lens trace --quick  [dim]the default model, 4 to 8 minutes on two cores; without --quick some 2.4 times that[/dim]

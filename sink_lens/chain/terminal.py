@@ -32,7 +32,7 @@ _WIDTHS, _FEW = (24, 17, 15, 15, 15), 3
 """Columns of the lines of the links: 71 and the last word fit into 80; and how many there are without interventions."""
 
 
-def shown(trace: "Trace", view: TraceView) -> Iterator[RenderableType]:
+def show(trace: "Trace", view: TraceView) -> Iterator[RenderableType]:
     """Terminal output: the answer; every table too, if asked for."""
     from ..report.html import conclusion
 

@@ -137,7 +137,7 @@ def whole(
     size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
 
     def at_no_loss(some: Sequence[np.ndarray]) -> np.ndarray:
-        """Whether each group of edges can go."""
+        """Return True for each group of edges that can go at no loss."""
         kept = np.ones((len(some), runs.graph.n_edges), dtype=bool)
         for row, group in enumerate(some):
             kept[row, group] = False

@@ -23,7 +23,7 @@ def run(
     return run_circuit(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
 
 
-def shown(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
+def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
     """Terminal output: the conclusion, its sentences and the largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{conclusion(found.folder)}."
@@ -45,7 +45,7 @@ def shown(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataF
 
 
 def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return the fields of ``--json``."""
     edges = found.frame.head(view.top)
     if isinstance(found, Comparison):
         about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}

@@ -113,7 +113,7 @@ class Curve:
     gap: Interval
     """Their difference: what faithfulness is divided by."""
     defined: bool
-    """Whether that difference is told from 0."""
+    """True if that difference is told from 0."""
     n_judged: int
 
     @property

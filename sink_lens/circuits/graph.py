@@ -69,9 +69,9 @@ class Graph:
     n_kv_heads: int
     d_model: int
     parallel: bool = False
-    """Whether attention and MLP of a layer read the same stream."""
+    """True if attention and MLP of a layer read the same stream."""
     gated: bool = False
-    """Whether each head's output has a gate that reads the stream."""
+    """True if each head's output has a gate that reads the stream."""
     neurons: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Layer -> the neurons of its MLP that are a node of their own."""
     spans: tuple[str, ...] = ("",)

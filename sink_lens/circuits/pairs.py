@@ -78,7 +78,7 @@ class Pair:
     incorrect: str | int
     template: str = ""
     goes_on: bool = False
-    """Whether the answers go on the clean text's last word: of each, the first token behind the prompt's counts."""
+    """True if the answers go on the clean text's last word: of each, the first token behind the prompt's counts."""
 
 
 def pairs_that_fit(

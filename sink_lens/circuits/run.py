@@ -186,7 +186,7 @@ class _Asked:
 
     def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
         """Score what the folder lacks, choose the circuit and judge it."""
-        circuit, sentences = _written(self, writer=writer, progress=progress)
+        circuit, sentences = _find_and_write(self, writer=writer, progress=progress)
         for path in self.config.save:
             circuit.save(path)
         return circuit, sentences
@@ -263,7 +263,7 @@ def runs_for(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ab
     return runs_of(lens, task.clean, corrupted, metric=metric_of(task, config), config=asked)
 
 
-def _written(asked: _Asked, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
+def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
     """Score, choose and judge the circuit, and write the tables."""
     lens, task, config = asked.lens, asked.task, asked.config
     runs = runs_for(lens, task, config=config, ablation=config.replaced_by)

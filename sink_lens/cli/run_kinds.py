@@ -88,7 +88,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
         echo(result.folder)
     else:
         ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
-        _print_parts((*(imported(kind.shown)(result, *view) if kind.shown else [result.headline]), *ends))
+        _print_parts((*(imported(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
     for note in getattr(result, "notes", ()):
         say("warning", note)
     found = imported(kind.answer)(result, *view) if kind.answer else result.decision

@@ -340,7 +340,7 @@ def answer(found: Fingerprint) -> dict[str, Any]:
 
 
 def cost_in_words(config: FingerprintConfig) -> "Iterator[str | PageTable]":
-    """What ``--dry-run`` prints: the whole, and a row per model."""
+    """Yield the text of ``--dry-run``: the whole, and a row per model."""
     from ..report.page import PageTable
 
     frame = cost(config=config)

@@ -13,7 +13,7 @@ PREFERENCE = RunKind(
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:preference.toml",
     page="sink_lens.identity.pages.preference:PREFERENCE",
-    shown="sink_lens.identity.pages.preference:shown",
+    show="sink_lens.identity.pages.preference:show",
     answer="sink_lens.identity.pages.survey:answer",
     examples="""\
 sink-lens preference --untrained gpt2 --seeds 0-2 --switch activation  [dim]three seeds of each activation[/dim]
@@ -33,7 +33,7 @@ CONTRACTION = RunKind(
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:contraction.toml",
     page="sink_lens.identity.pages.contraction:CONTRACTION",
-    shown="sink_lens.identity.pages.contraction:shown",
+    show="sink_lens.identity.pages.contraction:show",
     answer="sink_lens.identity.pages.survey:answer",
     examples="""\
 sink-lens contraction --untrained gpt2 --switch activation --switch attention --switch mlp --seeds 0-4
@@ -58,7 +58,7 @@ every null: their stream carries an embedding's own coordinates to the end. At a
     check="sink_lens.identity.config:check_models",
     cost="sink_lens.identity.fingerprint:cost_in_words",
     run="sink_lens.identity.fingerprint:run",
-    shown="sink_lens.identity.pages.fingerprint:shown",
+    show="sink_lens.identity.pages.fingerprint:show",
     answer="sink_lens.identity.fingerprint:answer",
     examples="""\
 sink-lens fingerprint ./base ./finetuned  [dim]two models: one seed?[/dim]

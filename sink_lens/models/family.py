@@ -55,36 +55,36 @@ class Family:
     shared_gate: str | None = None
     """The projection whose sigmoid the shared expert's output is multiplied by; None without one."""
     gate_up_fused: bool = False
-    """Whether gate and up are the two halves of one projection."""
+    """True if gate and up are the two halves of one projection."""
     mlp_norm: str | None = "post_attention_layernorm"
     """The norm before the MLP; None if the MLP reads the residual stream directly."""
     mlp_post_norm: str | None = None
     """The norm applied to the MLP's output before it is added to the stream; None if there is no such norm."""
     centred_norm: bool = False
-    """Whether norms are LayerNorm (which subtracts the mean) rather than RMSNorm."""
+    """True if norms are LayerNorm (which subtracts the mean) rather than RMSNorm."""
     gain_offset: float = 0.0
     """Number added to the stored norm weight (Gemma stores gain - 1)."""
     transposed: bool = False
-    """Whether projections are stored as (in, out), as in GPT-2's Conv1D."""
+    """True if projections are stored as (in, out), as in GPT-2's Conv1D."""
     soft_capped: bool = False
-    """Whether attention scores go through a tanh, so that no fused kernel is exact."""
+    """True if attention scores go through a tanh, so that no fused kernel is exact."""
     sink_logit: bool = False
-    """Whether every head has a learned logit that takes mass without a key, so that pattern rows sum to less than 1."""
+    """True if every head has a learned logit that takes mass without a key, so that pattern rows sum to less than 1."""
     own_sdpa: bool = False
-    """Whether the model class itself calls SDPA, with the parts of its attention that go beyond a softmax."""
+    """True if the model class itself calls SDPA, with the parts of its attention that go beyond a softmax."""
     sigmoid: bool = False
-    """Whether attention weights are the sigmoid of the scores; pattern rows then need not sum to 1."""
+    """True if attention weights are the sigmoid of the scores; pattern rows then need not sum to 1."""
     head_out: str | None = None
     """The submodule of the attention that norms or gates each head's aggregated values before W_O; None if W_O reads
     the aggregated values unchanged."""
     head_norm_flat: bool = False
-    """Whether ``head_out`` takes all heads side by side, as one norm over all of them does."""
+    """True if ``head_out`` takes all heads side by side, as one norm over all of them does."""
     head_gate: str | None = None
     """The projection of the attention's input that gates the heads' outputs, in a layer of its own; else None."""
     qk_norm: str | None = None
     """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
     rotates_in_float32: bool = False
-    """Whether queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
+    """True if queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
     attn_in_multiplier: float = 1.0
     """Number by which the attention's input is multiplied behind its norm (Falcon-H1)."""
     attn_multiplier: float = 1.0
@@ -94,19 +94,19 @@ class Family:
     mlp_multiplier: float = 1.0
     """The same of the MLP's output."""
     mlp_multiplies: bool = False
-    """Whether the MLP's module does that itself (Falcon-H1)."""
+    """True if the MLP's module does that itself (Falcon-H1)."""
     own_attention: bool = False
-    """Whether the class writes its attention out instead of calling transformers' attention interface; ``interfaced``
+    """True if the class writes its attention out instead of calling transformers' attention interface; ``interfaced``
     has a subclass that calls it."""
     alibi: bool = False
-    """Whether scores have a slope for each head times the position of the key (ALiBi); no fused kernel is given it."""
+    """True if scores have a slope for each head times the position of the key (ALiBi); no fused kernel is given it."""
     adds_inside: bool = False
-    """Whether attention and MLP add the residual stream to their output themselves (BLOOM)."""
+    """True if attention and MLP add the residual stream to their output themselves (BLOOM)."""
     mixer: str | None = None
     """In a hybrid, the module that layers without attention have in its place: linear attention, Mamba, a convolution.
     Attention is not read there."""
     beside: bool = False
-    """Whether every layer has attention and a mixer, side by side."""
+    """True if every layer has attention and a mixer, side by side."""
     in_mixer_layers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of the row that are different in layers without attention."""
     layer_values: int = 0
@@ -114,17 +114,17 @@ class Family:
     bridge_mlp: str = "mlp"
     """Name of the MLP's component in the bridge's blocks."""
     gated_q: bool = False
-    """Whether W_Q gives each head a query and, behind it, a gate for its output."""
+    """True if W_Q gives each head a query and, behind it, a gate for its output."""
     q_norm: str = "q_norm"
     """Path of the norm of the queries from the attention, where there is one."""
     k_norm: str = "k_norm"
     """Path of the norm of the keys from the attention, where there is one."""
     normed_qkv: bool = False
-    """Whether ``q``, ``k`` and ``v`` are paths of norms: some layers make keys and values by one projection."""
+    """True if ``q``, ``k`` and ``v`` are paths of norms: some layers make keys and values by one projection."""
     own_sizes: bool = False
-    """Whether layers differ in the number and the width of their heads, and in their neurons."""
+    """True if layers differ in the number and the width of their heads, and in their neurons."""
     shared_keys: bool = False
-    """Whether some layers attend to the keys and values of an earlier one, and have none of their own."""
+    """True if some layers attend to the keys and values of an earlier one, and have none of their own."""
     per_layer: str | None = None
     """Path of the norm of what a layer adds of an input that each token has for it; None without such an input."""
     layer_scale: str | None = None

@@ -59,7 +59,7 @@ def _approximated(
     return replace(result, folder=folder, checked=check.sentence)
 
 
-def shown(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
+def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
     """Terminal output: the conclusion, where the prompts differ, the strongest patches, and what a check says."""
     from rich.text import Text
 

@@ -14,7 +14,7 @@ PATCH = RunKind(
     shards=True,
     tables="sink_lens.schema:patch.toml",
     page="sink_lens.patching.page:PATCH",
-    shown="sink_lens.patching.command:shown",
+    show="sink_lens.patching.command:show",
     answer="sink_lens.patching.command:answer",
     examples="""\
 sink-lens patch --clean "The capital of France is" --corrupted "The capital of Spain is" \

@@ -275,7 +275,7 @@ def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress
     return CardTable(rows=rows_of(names, config, out=out, overwrite=overwrite, progress=progress), config=config)
 
 
-def shown(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
+def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     """Terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
         yield _printed(found)

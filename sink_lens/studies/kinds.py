@@ -12,7 +12,7 @@ ISOLATE = RunKind(
     run="sink_lens.studies.isolate:isolate",
     tables="sink_lens.schema:isolate.toml",
     page="sink_lens.studies.pages.interventions:ISOLATE",
-    shown="sink_lens.studies.pages.interventions:shown_isolate",
+    show="sink_lens.studies.pages.interventions:show_isolate",
     answer="sink_lens.studies.pages.interventions:answer",
     examples="""\
 sink-lens isolate  [dim]a third of the length, in all layers of the default model[/dim]
@@ -31,7 +31,7 @@ AMPLIFY = RunKind(
     run="sink_lens.studies.amplify:amplify",
     tables="sink_lens.schema:amplify.toml",
     page="sink_lens.studies.pages.interventions:AMPLIFY",
-    shown="sink_lens.studies.pages.interventions:shown_amplify",
+    show="sink_lens.studies.pages.interventions:show_amplify",
     answer="sink_lens.studies.pages.interventions:answer",
     examples="""\
 sink-lens amplify  [dim]a third of the length, layer 0 to the end of the first growth step[/dim]
@@ -50,7 +50,7 @@ ABLATE = RunKind(
     run="sink_lens.studies.ablate:ablate",
     tables="sink_lens.schema:ablate.toml",
     page="sink_lens.studies.pages.interventions:ABLATE",
-    shown="sink_lens.studies.pages.interventions:shown_ablate",
+    show="sink_lens.studies.pages.interventions:show_ablate",
     answer="sink_lens.studies.pages.interventions:answer",
     examples="""\
 sink-lens ablate  [dim]a few minutes on two cores[/dim]
@@ -68,7 +68,7 @@ QUANTISE = RunKind(
     run="sink_lens.studies.quantise:quantise",
     tables="sink_lens.schema:quantise.toml",
     page="sink_lens.studies.pages.quantise:QUANTISE",
-    shown="sink_lens.studies.pages.quantise:shown",
+    show="sink_lens.studies.pages.quantise:show",
     examples="""\
 sink-lens quantise  [dim]int8, one scale per sequence, at the inputs of the linear layers of the default model[/dim]
 
@@ -86,7 +86,7 @@ CARD = RunKind(
     run="sink_lens.studies.card_table:run",
     tables="sink_lens.schema:card.toml",
     page="sink_lens.studies.pages.card:CARD",
-    shown="sink_lens.studies.card_table:shown",
+    show="sink_lens.studies.card_table:show",
     answer="sink_lens.studies.card_table:answer",
     failed="sink_lens.studies.card_table:failed",
     examples="""\

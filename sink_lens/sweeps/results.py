@@ -168,7 +168,7 @@ def tables(
 # --- on the terminal
 
 
-def shown(found: SweepResult) -> "Iterator[str | PageTable]":
+def show(found: SweepResult) -> "Iterator[str | PageTable]":
     """Terminal output: the strongest cells of each metric."""
     from ..report.page import PageTable
 

@@ -443,7 +443,7 @@ def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: 
     return compare(config, out=default_folder("compare") if out is None else out, overwrite=overwrite)
 
 
-def shown(found: Comparison) -> "Iterator[RenderableType | PageTable]":
+def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
     """Terminal output: the conclusion, the sentences, the final losses, and the measures where runs were watched."""
     from rich.text import Text
 

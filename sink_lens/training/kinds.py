@@ -27,7 +27,7 @@ All runs must have the same data in the same order; variants differ in one thing
 """,
         config="sink_lens.training.config:CompareConfig",
         run="sink_lens.training.compare:run",
-        shown="sink_lens.training.compare:shown",
+        show="sink_lens.training.compare:show",
         answer="sink_lens.training.compare:answer",
         examples="""\
 sink-lens compare runs/softmax-0 runs/softmax-1 runs/softmax-2 runs/headnorm-0 runs/headnorm-1 runs/headnorm-2

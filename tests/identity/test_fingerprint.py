@@ -46,7 +46,7 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
         object.__setattr__(lens, "name", f"model {number}")
     found = fingerprint(models, config=FEW, out=tmp_path / "out", progress=False)
     shown = Console(width=80, file=io.StringIO())
-    shown.print(*(part if isinstance(part, str) else printed(part) for part in page.shown(found)))
+    shown.print(*(part if isinstance(part, str) else printed(part) for part in page.show(found)))
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
     assert (found.pairs["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
     assert "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3." in found.headline

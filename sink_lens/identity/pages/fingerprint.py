@@ -251,7 +251,7 @@ FINGERPRINT = Page(
 _SHOWN = 20
 
 
-def shown(found: Any) -> Iterator[str | PageTable]:
+def show(found: Any) -> Iterator[str | PageTable]:
     """Terminal output: a row per pair, the strongest effects first, and the sentences.
 
     A row has the null that decides, and between which p the others lie.

@@ -189,6 +189,6 @@ _SHOWN = {
 """Measure -> its column."""
 
 
-def shown(found: Result) -> Iterator[str | PageTable]:
+def show(found: Result) -> Iterator[str | PageTable]:
     """Terminal output: a row per variant or checkpoint."""
-    return survey.shown(found, title=_OVER, measures=_SHOWN)
+    return survey.show(found, title=_OVER, measures=_SHOWN)

@@ -248,7 +248,7 @@ VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table
 # --- on the terminal
 
 
-def shown(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
+def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
     """Terminal output of a survey: one row per variant with its interval over seeds, one row per checkpoint.
 
     Args:

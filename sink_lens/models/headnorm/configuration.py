@@ -81,9 +81,9 @@ class HeadNormConfig(LlamaConfig):
     value_norm_eps: float = 1e-6
     """Number added to the mean square of the value norm."""
     qk_norm: bool = False
-    """Whether queries and keys go through an RMSNorm in each head before the rotation, as in Qwen3."""
+    """True if queries and keys go through an RMSNorm in each head before the rotation, as in Qwen3."""
     output_bias: bool | None = None
-    """Whether W_O has a bias; None takes ``attention_bias``. In Qwen2 only W_Q, W_K and W_V have biases."""
+    """True if W_O has a bias; None takes ``attention_bias``. In Qwen2 only W_Q, W_K and W_V have biases."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the fields that are None, and check all fields before they are used.

@@ -361,19 +361,19 @@ _MASS = (
 )
 
 
-def shown_isolate(found: Result) -> Iterator[str | pd.DataFrame]:
+def show_isolate(found: Result) -> Iterator[str | pd.DataFrame]:
     """The summary in few columns."""
     yield found.headline
     yield found.frame.filter(items=_MASS)
 
 
-def shown_amplify(found: Result) -> Iterator[str | pd.DataFrame]:
+def show_amplify(found: Result) -> Iterator[str | pd.DataFrame]:
     """The summary in few columns."""
     yield found.headline
     yield found.frame.filter(items=("centre", "factor", "times", *_MASS[1:]))
 
 
-def shown_ablate(found: Result) -> Iterator[str | pd.DataFrame]:
+def show_ablate(found: Result) -> Iterator[str | pd.DataFrame]:
     """The chosen sets and their neurons, in few columns; the headline says what random sets do."""
     yield found.headline
     table = found.tables["ablations"]

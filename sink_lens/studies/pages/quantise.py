@@ -139,7 +139,7 @@ QUANTISE = Page(
 _CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
 
 
-def shown(found: Result) -> Iterator[str | pd.DataFrame]:
+def show(found: Result) -> Iterator[str | pd.DataFrame]:
     """Terminal output: the held-out rows without random draws."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")

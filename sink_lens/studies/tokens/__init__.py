@@ -11,7 +11,7 @@ KIND = RunKind(
     run="sink_lens.studies.tokens.run:sink_tokens",
     tables="sink_lens.studies.tokens:tables.toml",
     page="sink_lens.studies.tokens.page:TOKENS",
-    shown="sink_lens.studies.tokens.page:shown",
+    show="sink_lens.studies.tokens.page:show",
     answer="sink_lens.studies.tokens.page:answer",
     examples="""\
 sink-lens tokens  [dim]the default model on bundled prose, about a minute on two cores[/dim]

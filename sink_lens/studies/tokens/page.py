@@ -376,7 +376,7 @@ _IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest
 """Columns of the table of token ids, with their heads."""
 
 
-def shown(found: Result) -> Iterator[str | PageTable]:
+def show(found: Result) -> Iterator[str | PageTable]:
     """Terminal output: how far the definitions agree, the strongest token ids, the large dimensions."""
     yield found.headline
     yield shown_table(found.tables["agreement"], AGREEMENT)
