@@ -11,7 +11,7 @@ from lenses import speaking
 
 from sink_lens import circuits
 from sink_lens.circuits.ablated import circuit_values
-from sink_lens.circuits.command import shown
+from sink_lens.circuits.command import show
 from sink_lens.circuits.config import CircuitConfig, View
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -160,7 +160,7 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert (core["undecided"] == (undecided | (inclusion.all(axis=1) & ~there))).all()
     assert core["core"].any()
     np.testing.assert_allclose(core["least"], core.filter(like="inclusion").min(axis=1))
-    told = "".join([*shown(found, View())][-1]["over all settings"])
+    told = "".join([*show(found, View())][-1]["over all settings"])
     for row in core[core["undecided"] & core["edge"].isin(found.frame["edge"])].to_dict("records"):
         own = "inclusion" if row["where"] == "mean_ordinary" else f"inclusion_{row['where']}"
         assert row[own] == row["least"]
