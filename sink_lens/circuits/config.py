@@ -112,6 +112,8 @@ class CircuitConfig:
     bos: BosCondition = "auto"
     """First token of each prompt: as the tokenizer puts it (auto), BOS (with), or no BOS (without); induction has BOS
     under auto wherever there is one."""
+    batch_size: int | None = None
+    """Pairs in a pass. Default: as many as fit into its memory, 32 at most."""
     seed: int = 0
     """Seed of the pairs, halves, bootstraps and random circuits."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -121,7 +123,7 @@ class CircuitConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "steps", "most_steps", "edges", "check_pairs")
+        check_least(self, 1, "steps", "most_steps", "edges", "check_pairs", "batch_size")
         check_least(self, 2, "pairs", "length")
         check_least(self, 0, "random", "check", "threshold", "sink_position")
         check_most(self, MOST_PAIRS, "pairs")
@@ -229,9 +231,9 @@ def _positions(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def without_files(settings: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as a run records it: where copies of the circuit go is no part of the question."""
-    return {name: value for name, value in settings.items() if name not in ("save", "against")}
+def asked_by(settings: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as a run records it: neither the size of a pass nor copies of the circuit are its question."""
+    return {name: value for name, value in settings.items() if name not in ("save", "against", "batch_size")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

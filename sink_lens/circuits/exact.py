@@ -119,7 +119,7 @@ def _clean(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, i
 def _losses(runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]) -> Float[np.ndarray, "pair sample"]:
     """Return what the metric loses in each cell, by pair."""
     values = np.full((runs.n_pairs, len(cells)), np.nan)
-    engine = make_engine(runs.lens, runs.clean, cells, [runs.metric])
+    engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)
 
     def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
         """Keep a cell's metric by pair."""

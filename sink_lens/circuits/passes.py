@@ -39,7 +39,8 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     patches = config.check_pairs * config.check
     if config.check and METHODS[config.method].along != "patches":
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
-    rows = min(config.pairs, graph.pairs_a_pass(n_positions=n_positions, copies=3)) * n_positions
+    a_pass = config.batch_size or graph.pairs_a_pass(n_positions=n_positions, copies=3)
+    rows = min(config.pairs, a_pass) * n_positions
     of_pairs = 4 * config.pairs * graph.n_edges
     stacks = 4 * _STACKS * rows * len(graph.writers) * graph.d_model
     tokens = config.pairs * n_positions

@@ -1,6 +1,6 @@
 """``run``: a circuit as a kind of run. Pairs, scores, the circuit, its curve and error bars go into one run folder.
 
-Scores are written in parts of 32 pairs, and each table when it is made: a run that was killed goes on from there.
+Scores are written pass by pass, and each table when it is made: a run that was killed goes on from there.
 """
 
 import functools
@@ -29,7 +29,7 @@ from ..stats import interval
 from .attention import attention_of
 from .checks import CONFIRMED, checked
 from .circuit import Circuit, chosen_by
-from .config import Ablation, CircuitConfig, without_files
+from .config import Ablation, CircuitConfig, asked_by
 from .core import core_of
 from .curve import Judge, described, steady
 from .files import SavedCircuit, read
@@ -156,7 +156,7 @@ class _Asked:
         return create_run(
             folder,
             kind="circuit",
-            config=without_files(asdict(self.config)) | dict(part or {}),
+            config=asked_by(asdict(self.config)) | dict(part or {}),
             provenance=provenance | ({"holder": holder()} if part else {}),
             expects=() if part else FILES,
             overwrite=overwrite,

@@ -25,7 +25,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..data.described import BosCondition
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
@@ -57,6 +57,8 @@ class Runs:
     """Positions of each span in each pair; None where all positions are one."""
     frozen: int | None = None
     """The position that keeps its clean values."""
+    batch_size: int | None = None
+    """Pairs in a pass; None takes as many as fit into its memory."""
     means: Float[Tensor, "writer ... d_model"] | None = field(default=None, repr=False)
     """What replaces each writer, for means; one position stands for all."""
     clean_values: Float[Tensor, " pair"] = field(repr=False)
@@ -75,9 +77,8 @@ class Runs:
         *,
         graph: Graph,
         metric: Metric | Callable[[Outcome], Any],
-        ablation: Ablation = "resample",
-        frozen: int | None = None,
-        bos: BosCondition = "auto",
+        config: CircuitConfig | None = None,
+        **fields: Any,
     ) -> "Runs":
         """Run every pair once, and find the means where they are asked for.
 
@@ -87,19 +88,19 @@ class Runs:
             corrupted: as many sequences of the same lengths; not needed for means and zero.
             graph: the graph.
             metric: what is explained.
-            ablation: what replaces what a writer adds.
-            frozen: a position that keeps its clean values.
-            bos: BOS condition for texts.
+            config: what replaces what a writer adds, a frozen position, pairs in a pass and BOS; the default if None.
+            **fields: fields of ``CircuitConfig``; they win over those of ``config``.
 
         Raises:
             InputError: what is missing, or a metric that reads the stream.
         """
-        if ablation == "resample" and corrupted is None:
+        config = with_fields(CircuitConfig, config, fields, where="Runs.of")
+        if config.replaced_by == "resample" and corrupted is None:
             raise InputError(
                 "resampling replaces what a node adds by what it adds on a corrupted prompt, and none was given; need "
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
-        pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=bos)
+        pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=config.bos)
         metric = on_tokens(metric, pair.clean, pair.corrupted)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
         check_metric(read)
@@ -111,8 +112,9 @@ class Runs:
             metric=read,
             clean=pair.clean,
             corrupted=None if corrupted is None else pair.corrupted,
-            ablation=ablation,
-            frozen=frozen,
+            ablation=config.replaced_by,
+            frozen=config.frozen,
+            batch_size=config.batch_size,
             clean_values=empty,
             corrupted_values=empty,
             values_then=lens.state.unchanged.values(),
@@ -151,9 +153,10 @@ class Runs:
         )
 
     def batches(self, *, copies: int = 1) -> Iterator[slice]:
-        """Slices of pairs whose stacks fit; ``copies`` is how many such stacks there are at once."""
+        """Slices of pairs whose stacks fit, or of as many as asked; ``copies`` is how many such stacks there are."""
         late = self.clean.n_positions - self.begin(slice(None))
-        step = self.graph.pairs_a_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
+        fit = self.graph.pairs_a_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
+        step = self.batch_size or fit
         for start in range(0, self.n_pairs, step):
             yield slice(start, min(start + step, self.n_pairs))
 
@@ -279,8 +282,7 @@ def runs_of(
 ) -> Runs:
     """The runs that a configuration asks for; the arguments are those of ``Runs.of``."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
-    given: dict[str, Any] = {"ablation": config.replaced_by, "frozen": config.frozen, "bos": config.bos}
-    found = Runs.of(lens, clean, corrupted, graph=graph, metric=metric, **given)
+    found = Runs.of(lens, clean, corrupted, graph=graph, metric=metric, config=config)
     return with_spans(found, config.positions_by_span)
 
 

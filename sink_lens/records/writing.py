@@ -116,10 +116,13 @@ class RunWriter:
         """At the end of the block, let go of the folder and leave the run as one that goes on."""
         self._adding = True
 
-    def clear(self) -> None:
-        """Remove every file of the run, if the files written so far can no longer be continued."""
-        held = list(self._record["files"])
-        self._record["files"] = {}
+    def clear(self, begins: str = "") -> None:
+        """Remove every file of the run, if the files written so far can no longer be continued, or some by a prefix."""
+        files = self._record["files"]
+        held = [name for name in files if name.startswith(begins)]
+        if not held:
+            return
+        self._record["files"] = {name: entry for name, entry in files.items() if name not in held}
         self._write_record()
         for file in held:
             (self.folder / file).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import circuit_told
 from sink_lens.circuits.passes import passes
+from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
@@ -218,3 +219,55 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     assert {one: sum(n for name, n in n_scored if name == one) for one in settings} == dict.fromkeys(settings, 16)
     assert not list(out.glob("shard-*"))
     assert circuits.run(lens, out=out, shard="3/3", **fields).finished
+
+
+def asked_of(tmp_path, **more):
+    """Fields of a small run on six pairs that the model gets right."""
+    file = reference_pairs(tmp_path / "pairs.jsonl", n=12)
+    fields = {"task": "file", "pairs_file": str(file), "pairs": 12, "edges": 15, "sizes": (1.0,), "nodes": False}
+    return fields | {"check": 0, "random": 0, "method": "eap", "report": False} | more
+
+
+def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
+    fields = asked_of(tmp_path, batch_size=5)
+    whole = circuits.run(speaking("llama"), out=tmp_path / "whole", **fields)
+    scored, passes = scoring.score, []
+
+    def killed(runs, **how):
+        passes.append(runs.n_pairs)
+        if len(passes) == 3:
+            raise KeyboardInterrupt
+        return scored(runs, **how)
+
+    monkeypatch.setattr(scoring, "score", killed)
+    with pytest.raises(KeyboardInterrupt):
+        circuits.run(speaking("llama"), out=tmp_path / "run", **fields)
+    again = circuits.run(speaking("llama"), out=tmp_path / "run", **fields)
+    assert passes == [5, 5, 2, 2]
+    for name, table in whole.tables.items():
+        pd.testing.assert_frame_equal(again.tables[name], table, check_exact=True)
+    parts = {folder: sorted(one.name for one in (tmp_path / folder).glob("scores-*")) for folder in ("whole", "run")}
+    assert parts["run"] == parts["whole"] == ["scores-000.safetensors"]
+
+
+@pytest.mark.parametrize("method", ["eap-ig", "exact"])
+def test_the_size_of_a_pass_changes_no_number(method, monkeypatch):
+    lens, sizes = wrap(tiny("llama", num_hidden_layers=1)), []
+    outcome = Runs.outcome
+    monkeypatch.setattr(
+        Runs, "outcome", lambda runs, batch, *of: (sizes.append(batch.n_sequences), outcome(runs, batch, *of))[1]
+    )
+    found = {size: circuit(lens=lens, method=method, batch_size=size) for size in (None, 1, 4)}
+    for size, one in found.items():
+        assert np.allclose(
+            one.scores.values, found[None].scores.values, atol=1e-5 * np.abs(found[None].scores.values).max()
+        )
+        assert (one.chosen == found[None].chosen).all()
+        sizes.clear()
+        judged = one.evaluate(sizes=(0.2, 1.0), random=0, nodes=False).frame
+        assert max(sizes) == min(size or 3, 3)
+        assert np.allclose(
+            judged["value"], found[None].evaluate(sizes=(0.2, 1.0), random=0, nodes=False).frame["value"], atol=1e-5
+        )
+    with pytest.raises(InputError, match="batch_size is 0; need at least 1"):
+        CircuitConfig(batch_size=0)

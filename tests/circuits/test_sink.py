@@ -49,7 +49,7 @@ def test_prompts_that_begin_alike_have_no_edge_at_the_sink():
 
 @pytest.mark.parametrize("ablation", ["mean_all", "zero"])
 def test_a_frozen_sink_has_no_scores_and_all_edges_but_its_own_are_the_model(ablation):
-    runs = six(ablation, frozen=0)
+    runs = six(ablation, freeze="sink")
     parted = apart(runs, 0)
     n = runs.graph.n_edges
     assert np.abs(score(parted, method="gim").mean[:n]).max() == 0
@@ -63,4 +63,4 @@ def test_a_frozen_sink_has_no_scores_and_all_edges_but_its_own_are_the_model(abl
 
 def test_edges_out_of_the_input_sum_to_the_difference_with_a_frozen_sink():
     for ablation in ("resample", "mean_all"):
-        assert score(runs_of(lens_of("llama"), ablation=ablation, frozen=0)).complete == pytest.approx(1, abs=0.01)
+        assert score(runs_of(lens_of("llama"), ablation=ablation, freeze="sink")).complete == pytest.approx(1, abs=0.01)
