@@ -38,14 +38,13 @@ def shown(cost):
 def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and_the_rest(folder, monkeypatch):
     monkeypatch.setattr(estimating, "operations_a_second", lambda: 1e6)
     parts = (Pass(name="read", forwards=2, tokens=10), Pass(name="learn", backwards=1, tokens=5, slowness=2.0))
-    cost = estimate(
-        CardConfig(model=str(folder), device="cpu"),
-        lambda config, sizes: Passes(parts=parts, sequences=1, positions=10, bytes=1000, unembeds=False),
-    )
     header = read_header(folder)
-    # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 2 operations a number, and (1 + 400 / 48) for what is no product
-    assert cost.seconds == pytest.approx((20 + 40) * 2 * header.n_body * (1 + 400 / header.d_model) / 1e6)
-    assert cost.bytes_peak == 650_000_000 + header.weight_bytes + 1000
+    for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):
+        asked = Passes(parts=parts, sequences=1, positions=10, bytes=1000, unembeds=unembeds)
+        cost = estimate(CardConfig(model=str(folder), device="cpu"), lambda config, sizes, asked=asked: asked)
+        # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 2 operations a number, and (1 + 400 / 48) for no products
+        assert cost.seconds == pytest.approx((20 + 40) * 2 * weights * (1 + 400 / header.d_model) / 1e6)
+        assert cost.bytes_peak == 650_000_000 + header.weight_bytes + 1000
 
 
 def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ def test_a_first_token_that_is_always_the_same_has_no_spread():
     table = link_table(planted_evidence(), random_init=None, length=24).set_index("statistic")
     row = table.loc[["kendall_tau"]].iloc[0]
     assert math.isnan(row["value"])
+    assert row["n"] == 0
     # Undefined by construction, so that it decides nothing.
     assert not row["is_primary"]
     assert table.loc[["s2_ratio_after_w_o"], "is_primary"].all()
