@@ -85,6 +85,8 @@ class Paper:
     """The number at arXiv."""
     holds: str
     fails: str
+    words: str
+    """Definitions, which stand before its table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,7 +400,7 @@ def claims_page(page: Page, results: Results) -> str:
         for row in rows:
             words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.plain}'
             lines.append(line(words, f"**{verdict_of(row, results)}**", results.fill(row.short)))
-        tables.append(f"## {name}\n\n" + "\n".join(lines))
+        tables.append(f"## {name}\n\n{paper.words}\n" + "\n".join(lines))
     found = counts(page, results)
     told = (
         f"{found['holds']} hold, {sum(found[part] for part in PARTS.values())} hold in part "
