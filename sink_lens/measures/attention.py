@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
+from sink_lens.measures.reductions import check_position, mean_where, queries_from, sort_last, widen
 
 
 def sink_score(
@@ -211,7 +211,7 @@ def gini(
     n_keys = rows.shape[3]
     n_visible = (row_positions.to(rows.device) + 1)[:, None]
     index = torch.arange(n_keys, device=rows.device)
-    ordered = torch.where(index < n_visible, rows, 0.0).sort(dim=-1).values
+    ordered = sort_last(torch.where(index < n_visible, rows, 0.0))
     # Hidden keys are zeros, which come first in the sorted order: subtract their number to get a visible key's rank.
     rank = index + 1 - (n_keys - n_visible)
     n = n_visible.squeeze(-1)

@@ -5,6 +5,7 @@ Masked entries never matter, not even a nan or an infinity: they are replaced, n
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
@@ -33,7 +34,7 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
     if x.shape[-1] == 0:
         return x.new_full(x.shape[:-1], math.nan)
     kept = where.broadcast_to(x.shape)
-    ordered = torch.where(kept, x, math.inf).sort(dim=-1).values
+    ordered = sort_last(torch.where(kept, x, math.inf))
     count = kept.sum(-1, keepdim=True)
     lower = ordered.gather(-1, (count - 1).clamp(min=0) // 2)
     upper = ordered.gather(-1, (count // 2).clamp(max=x.shape[-1] - 1))
@@ -41,6 +42,13 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
     middle = (lower / 2 + upper / 2).squeeze(-1)
     undefined = (count.squeeze(-1) == 0) | (kept & x.isnan()).any(-1)
     return middle.masked_fill(undefined, math.nan)
+
+
+def sort_last(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch value"]:
+    """Sort the last axis, nan last. On a CPU numpy sorts many times faster than torch, to the same values."""
+    if x.device.type == "cpu" and not x.requires_grad:
+        return torch.from_numpy(np.sort(x.numpy(), axis=-1))
+    return x.sort(dim=-1).values
 
 
 def check_position(key: int, *, n_positions: int) -> None:

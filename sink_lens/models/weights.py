@@ -44,17 +44,21 @@ class AttentionWeights:
 
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
-    ) -> Float[Tensor, "*batch kv_head d_head"]:
+    ) -> Float[Tensor, "*set_and_batch kv_head d_head"]:
         """The keys that an input makes, without their bias; of some of its dimensions, or of all.
 
-        In latent attention those at position 0, where nothing is rotated; the latent is normed as that of the whole
-        input.
+        Several sets of dimensions, of one size, are the rows of a tensor, and the first axis of the result. In latent
+        attention those at position 0, where nothing is rotated; the latent is normed as that of the whole input.
         """
         w_k, of_norm = self.w_k, None if self.latent is None else self.latent.scale(x)
         if dimensions is not None:
             chosen = torch.as_tensor(dimensions)
             x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
-        found = einsum(x, w_k.to(x.device, x.dtype), "... d_model, kv_head d_head d_model -> ... kv_head d_head")
+        w_k = w_k.to(x.device, x.dtype)
+        if w_k.ndim == 4:
+            found = einsum(x, w_k, "... set d_model, kv_head d_head set d_model -> set ... kv_head d_head")
+        else:
+            found = einsum(x, w_k, "... d_model, kv_head d_head d_model -> ... kv_head d_head")
         if of_norm is None:
             return found
         assert self.latent is not None

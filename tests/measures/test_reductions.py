@@ -14,6 +14,7 @@ from sink_lens.measures.reductions import (
     median_where,
     queries_from,
     ranks_from_top,
+    sort_last,
     widen,
 )
 
@@ -90,3 +91,9 @@ def test_heads_that_do_not_divide_are_refused():
 def test_equal_entries_share_the_better_rank():
     # 9 is first; the two 5s share second; 1 is fourth.
     assert ranks_from_top(torch.tensor([5.0, 9.0, 1.0, 5.0])).tolist() == [2, 1, 4, 2]
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_values_are_sorted_as_torch_sorts_them_nan_last(gradient):
+    x = torch.tensor([[2.0, math.nan, -math.inf, 1.0], [math.inf, 0.0, -3.0, 0.0]], requires_grad=gradient)
+    torch.testing.assert_close(sort_last(x.T), x.T.sort(dim=-1).values, rtol=0, atol=0, equal_nan=True)

@@ -51,6 +51,9 @@ def assert_weights_are_those_of_the_sites(lens):
             read, dimensions=[at for at in range(lens.d_model) if at not in (3, 5)]
         )
         torch.testing.assert_close(of_some, weights.keys(read), atol=1e-5, rtol=1e-5)
+        sets = torch.tensor([[0, 4], [3, 5]])
+        apart = torch.stack([weights.keys(read, dimensions=one) for one in sets])
+        torch.testing.assert_close(weights.keys(read, dimensions=sets), apart, atol=1e-6, rtol=1e-5)
         if lens.family.q_latent is None:  # as they are but for the rotation, which is none at position 0
             query = torch.einsum("bd,hed->bhe", read[:, 0], weights.w_q)
             torch.testing.assert_close(query, found["q", layer][:, 0], atol=1e-5, rtol=1e-5)

@@ -39,10 +39,10 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     constants_of = functools.cache(functools.partial(attention_constants, lens))
     random_sets = {
-        layer: [
-            torch.randperm(lens.d_model, generator=one.generator)[: len(dimensions[layer])] for _ in range(one.controls)
-        ]
-        for layer in sorted(dimensions)
+        layer: torch.stack(
+            [torch.randperm(lens.d_model, generator=one.generator)[: len(dims)] for _ in range(one.controls)]
+        )
+        for layer, dims in sorted(dimensions.items())
     }
 
     def cosine(view: LayerView) -> Tensor:
@@ -54,13 +54,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
         other[:, key] = False
-        drawn = [
-            torch.cosine_similarity(k[:, key], weights.keys(x[:, key], dimensions=some) * gain, dim=-1).abs()
-            for some in random_sets[view.layer]
-        ]
-        return torch.stack(
-            [along[:, key], torch.stack(drawn).mean(0), mean_where(along, where=other[..., None], dim=1)], dim=-1
-        )
+        random = weights.keys(x[:, key], dimensions=random_sets[view.layer]) * gain
+        drawn = torch.cosine_similarity(k[:, key], random, dim=-1).abs().mean(0)
+        return torch.stack([along[:, key], drawn, mean_where(along, where=other[..., None], dim=1)], dim=-1)
 
     def cancelled(view: LayerView) -> Tensor:
         """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
@@ -78,7 +74,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
         x, k = view["attn_in"][:, key].float() - constants.read, view["k"][:, key].float()
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
-        drawn = torch.stack([weights.keys(x, dimensions=some) for some in random_sets[view.layer]]).mean(0)
+        drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
         as_used = view["rotated_k"][:, :, key, : lens.d_head].float().norm(dim=-1)

@@ -56,12 +56,12 @@ def _readings(one: MeasuringPass) -> list[Reading]:
             keys[:, :, places],
             "batch kv_head group query d_head, batch kv_head place d_head -> place batch kv_head group query",
         )
-        found = []
-        for position, at_position in zip(places, products.flatten(2, 3), strict=True):
-            over = at_position - (seen - at_position) / count
-            found.append(mean_where(over, where=later_queries(view, key=position)[:, None], dim=2))
-        controls = torch.stack(found[1:]).nanmean(0) if len(found) > 1 else torch.full_like(found[0], math.nan)
-        return torch.stack([found[0], controls], dim=-1)
+        at_places = products.flatten(2, 3)
+        over = at_places - (seen - at_places) / count
+        later = torch.stack([later_queries(view, key=place) for place in places])
+        sink, *controls = mean_where(over, where=later[:, :, None], dim=3)
+        beside = torch.stack(controls).nanmean(0) if controls else torch.full_like(sink, math.nan)
+        return torch.stack([sink, beside], dim=-1)
 
     found = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
     return [*found, Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage)]
