@@ -36,6 +36,11 @@ GONE: tuple[Gone, ...] = (
         options=("fingerprint --lineages",),
     ),
     Gone(instead="--inputs embeddings", options=("fingerprint --embeddings",)),
+    Gone(
+        instead='--format pdf,svg, whose figures take any width, or Circuit.save("c.pdf", style="paper", width=3.25)',
+        options=("report --width", "report --font"),
+    ),
+    Gone(instead="the page, which has the tables, or the run folder", options=("trace --verbose", "trace -v")),
     Gone(instead="sink_lens.edits.metrics", names=("metrics",)),
     Gone(instead="sink_lens.models.headnorm.HeadNormConfig", names=("HeadNormConfig",)),
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),

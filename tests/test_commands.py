@@ -86,9 +86,6 @@ COMMANDS = {
         "run report sentence links summary",
         ("key_sink", "default-src 'none'; script-src 'sha256-"),
     ),
-    "trace --verbose": Asked(
-        "RANDOM --no-interventions --no-random-init", "attention sink.*present, not tested.*report: "
-    ),
     "trace --dry-run": Asked(
         "RANDOM --no-interventions --no-random-init",
         "4 sequences of up to 24 tokens, on the CPU.*scout +│ +192.*in all +│ +576.*disk.*memory +about",
@@ -771,7 +768,7 @@ def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_t
         save_figures([done("isolate").folder], tmp_path / "other")
     assert (tmp_path / "other" / drawn[0].name).read_text() == "a file of the run"
     (kept / "report.html").write_text("before")
-    assert run("report", kept, "--figures", tmp_path / "more", "--font", "No Such Font").exit_code == 2
+    assert run("report", kept, "--figures", tmp_path / "more", "--format", "gif").exit_code == 2
     assert (kept / "report.html").read_text() == "before"
 
 

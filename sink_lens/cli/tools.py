@@ -20,7 +20,7 @@ sink-lens report runs/with-bos-a runs/with-bos-b --out both.html  [dim]side by s
 
 sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF, with its numbers as CSV[/dim]
 
-sink-lens report runs/default --figures figures/ --only circuit-paper --width 3.25in --font serif  [dim]one figure[/dim]
+sink-lens report runs/default --figures figures/ --only circuit-paper --format pdf  [dim]one figure[/dim]
 """
 
 
@@ -31,29 +31,23 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
 
     Runs side by side must be of one kind, on the same tokens and with the same settings, except in what --by names.
     """
-    from ..report.export import check_figures, save_figures
-    from ..report.fitting import NARROW
+    from ..report.export import check_formats, save_figures
     from ..report.html import render
 
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
-    how: dict[str, Any] = {"formats": config.format, "width": config.width, "font": config.font}
     if config.figures is not None:
-        check_figures(**how)  # before the page is written
+        check_formats(config.format)  # before the page is written
     page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
 
-    def is_error(why: str) -> bool:
-        """Return True for a figure that was asked for by name, or that is drawn at another width."""
-        return bool(config.only) or NARROW in why
-
     if config.figures is not None:
-        files, missing = save_figures(config.runs, config.figures, only=config.only, **how)
+        files, missing = save_figures(config.runs, config.figures, formats=config.format, only=config.only)
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
-            say("error" if is_error(why) else "warning", f"not drawn: {why}")
+            say("error" if config.only else "warning", f"not drawn: {why}")
 
     def found() -> dict[str, Any]:
         from ..report.html import conclusion
@@ -61,7 +55,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
-    return Answer(found=found, exit_code=int(any(map(is_error, missing))))
+    return Answer(found=found, exit_code=int(bool(config.only and missing)))
 
 
 _STATUS_EXAMPLES = """\

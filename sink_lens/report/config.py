@@ -24,11 +24,6 @@ class ReportConfig:
     """Folder into which the figures are written too, and the numbers of each as CSV."""
     format: tuple[str, ...] = field(default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"})
     """With --figures: file formats, one or more of png, svg and pdf."""
-    width: str | None = field(default=None, metadata={"metavar": "WIDTH"})
-    """With --figures: width of every figure, such as 3.25in or 8.3cm. Default: the width on the page."""
-    font: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """With --figures: font of the text: serif, sans-serif, monospace, or the name of an installed font."""
-
     only: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
     """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
@@ -36,7 +31,7 @@ class ReportConfig:
         """Refuse fields in which compared runs may not differ, and what says how figures are written that are not."""
         check_types(self)
         default = ReportConfig.__dataclass_fields__["format"].default
-        given = [name for name in ("width", "font", "only") if getattr(self, name)]
+        given = [name for name in ("only",) if getattr(self, name)]
         given += ["format"] * (self.format != default)
         if given and self.figures is None:
             raise InputError(f"--{given[0]} was given without --figures; need the folder of the figures")

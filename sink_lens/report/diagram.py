@@ -23,7 +23,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, Picture, canvas, finished
+from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, canvas, finished
 
 Style = Literal["page", "talk", "paper"]
 MOST_WORDS = 8
@@ -120,7 +120,7 @@ WIDTHS: Mapping[str, float] = {"page": 9.0, "talk": 13.33, "paper": 6.75}
 """Style -> width of its figure in inches; a single column of a paper is 3.25."""
 
 
-def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: str | None = None) -> Figure:
+def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figure:
     """The diagram as a figure.
 
     Args:
@@ -128,7 +128,6 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
         style: ``page`` (of a report), ``talk`` (a slide of 16 to 9, readable from the last row) or ``paper`` (a column
             or two, serifs).
         width: inches; of a paper under 5 the figure is read from top to bottom.
-        font: family of the text; sans-serif in a talk and like Times in a paper if None.
 
     Raises:
         InputError: another style, or more than fits into the width.
@@ -140,7 +139,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
         raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
     form = _form(style, width or WIDTHS[style])
     levels = _levels(diagram)
-    form = replace(form, down=form.down and len(levels) > 2, family=font or form.family)
+    form = replace(form, down=form.down and len(levels) > 2)
     wrapped = all(len(level) == 1 for level in levels) and len(levels) > form.levels
     tries = [(form, size) for size in range(form.largest, form.smallest - 1, -1)]
     if form.height is None and not form.down:  # a paper's figure that is too wide is read from top to bottom
@@ -150,10 +149,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None, font: st
             tried = replace(one, heavy=heavy)
             placed = _placed(diagram, levels, form=tried, size=size, wrapped=wrapped and not one.down, room_for=room)
             if placed is not None:
-                figure = _draw_placed(diagram, placed, form=tried, size=size)
-                if isinstance(figure, Picture):
-                    figure.at_width = lambda inches, family: draw(diagram, style=style, width=inches, font=family)
-                return figure
+                return _draw_placed(diagram, placed, form=tried, size=size)
     said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
     if form.height is not None:  # its type grows with it
         raise InputError(f"{said}; need fewer nodes, or shorter words. Draw it in the style 'paper'")

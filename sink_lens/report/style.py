@@ -87,9 +87,6 @@ _MOST_MARKS = 3_000
 class Picture(Figure):
     """A figure that a notebook shows although pyplot does not know it, and that a file is made of in one call."""
 
-    at_width: Callable[[float, str | None], Figure] | None = None
-    """Draws the figure in another width, in inches, and font, where that is more than scaling."""
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure as its ending says: .png, .svg or .pdf; folders are made.
 

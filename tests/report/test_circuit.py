@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from legible import faults
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 
@@ -13,7 +14,6 @@ from sink_lens.errors import RunError
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
 from sink_lens.report.html import page_text
-from sink_lens.report.legible import faults
 from sink_lens.report.style import BLUE, GREEN, ORANGE, svg
 
 from .circuits import SHARES, VERDICTS, tables, traced

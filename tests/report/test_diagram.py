@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from legible import faults
 from matplotlib.text import Annotation
 
 from sink_lens.chain.page.circuit import ChainCircuit
@@ -13,7 +14,6 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.diagram import Arrow, Box, Diagram
-from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
 
 from .circuits import tables, traced

@@ -7,11 +7,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from legible import faults
 
 from sink_lens.chain.page import figures
 from sink_lens.report import style
-from sink_lens.report.legible import faults
 from sink_lens.report.style import svg
+from sink_lens.text import token
 
 
 def heads(*, layers=4, n_heads=3, position=0):
@@ -56,7 +57,6 @@ def texts(drawn):
 
 def everything(*, n_layers, n_heads, length):
     """Every figure, of a model of that size."""
-    few = np.zeros((6, min(length, 64), min(length, 64)), dtype=np.uint8)
     table = heads(layers=n_layers, n_heads=n_heads)
     yield figures.sink_scores(table, position=0, threshold=0.3)
     yield figures.sink_mass(table, position=0, threshold=0.3)
@@ -64,7 +64,6 @@ def everything(*, n_layers, n_heads, length):
     yield figures.variance_by_position(positions(layers=n_layers, length=length), layers=[0, n_layers - 1])
     yield figures.super_neurons(neurons(count=64 * n_heads), position=0, share=0.05)
     yield figures.top_dimensions(dimensions(), position=0, layer=2)
-    yield figures.attention_patterns(few, titles=["a head"] * 6)
 
 
 @pytest.mark.parametrize(("n_layers", "n_heads", "length"), [(4, 4, 8), (80, 128, 2048)], ids=["small", "large"])
@@ -191,16 +190,11 @@ def test_dimensions_stand_in_order_of_magnitude():
     assert sum(bar.get_hatch() == "//" for bar in axes.patches) == 2
 
 
-def test_future_keys_are_left_empty():
-    axes = figures.attention_patterns(np.full((1, 3, 3), 255, dtype=np.uint8), titles=["all"]).axes[0]
-    image = np.ma.filled(np.ma.asarray(axes.images[0].get_array()), np.nan)
-    assert image[2].tolist() == [1.0, 1.0, 1.0]
-    assert np.isnan(image[0, 1:]).all()
-
-
 @pytest.mark.parametrize("text", ["$x$", "$\\frac{1}", "<b>&amp;", "]]>", "‮", "日本", "a" * 1000, "\x00", ""])
 def test_a_token_at_an_axis_is_text(text):
-    drawn = svg(figures.attention_patterns(np.zeros((1, 2, 2)), titles=["h"], tokens=[text, "x"]), name="p")
+    figure = style.canvas()
+    style.panel(figure).set_xticks(range(2), [token(one, limit=8, counted=False) for one in (text, "x")])
+    drawn = svg(style.finished(figure), name="p")
     shown = [found for found in texts(drawn) if found == "x" or found.startswith(text[:8].strip("‮\x00") or "⟨")]
     assert len(shown) >= 2 or text == ""
     assert all(len(found) < 20 for found in texts(drawn))
@@ -240,3 +234,18 @@ def test_a_pdf_with_a_formula_is_written_without_a_warning_about_its_font(caplog
     style.panel(figure).text(0.5, 0.5, "$W_O$", math_fontfamily="cm")
     assert style.file_of(figure, "pdf").startswith(b"%PDF")
     assert caplog.records == []
+
+
+def test_what_cannot_be_read_is_found():
+    figure = style.canvas(width=3, height=2)
+    axes = style.panel(figure)
+    axes.add_patch(matplotlib.patches.Rectangle((0, 0), 1, 1))
+    assert faults(figure) == []
+    axes.text(0.5, 0.5, "one text", fontsize=12)
+    axes.text(0.52, 0.52, "another text", fontsize=12)
+    axes.text(0.99, 0.1, "a text that is too long for its place", fontsize=12, in_layout=False)
+    axes.text(0.1, 0.8, "\ue0f0", fontsize=12)
+    found = faults(figure)
+    assert [one for one in found if "lies on" in one] == ["'one text' lies on 'another text'"]
+    assert any("too long for its place' extends beyond the figure" in one for one in found)
+    assert any(one.startswith("the font has no character for Glyph 57584") for one in found)

@@ -20,8 +20,6 @@ from sink_lens.report.page import csv, shown_table
 from sink_lens.report.pages import page_for
 from sink_lens.studies.pages.interventions import removed_shares
 
-from .circuits import traced
-
 MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
@@ -311,12 +309,11 @@ def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path)
     assert (tmp_path / "twice" / "run-1-loss.svg").read_bytes() == (tmp_path / "figures" / "loss.svg").read_bytes()
 
 
-def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_asked_for(tmp_path):
+def test_a_figure_for_a_paper_has_the_formats_that_were_asked_for_and_its_numbers(tmp_path):
     folder = a_run(tmp_path / "run", "patch")
-    files, missing = save_figures([folder], tmp_path / "f", formats=["svg"], width="9cm", font="monospace")
+    files, missing = save_figures([folder], tmp_path / "f", formats=["svg"])
     names = [f"{name}.{form}" for name in ("circuit-paper", "circuit-talk", "map") for form in ("csv", "svg")]
     assert (sorted(path.name for path in files), missing) == (names, [])
-    assert 'width="255.1' in (tmp_path / "f" / "map.svg").read_text()  # 9 cm are 255.12 points of 1/72 inch
     numbers = pd.read_csv(tmp_path / "f" / "map.csv")
     assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
 
@@ -334,9 +331,6 @@ def test_one_figure_is_written_where_it_is_named_and_a_name_that_is_none_is_refu
     ("wrong", "said"),
     [
         ({"formats": ["gif"]}, "the format is 'gif'; need some of png, svg, pdf"),
-        ({"width": "wide"}, "the width is 'wide'; need 1 to 40 inches"),
-        ({"width": "1mm"}, "the width is '1mm'; need 1 to 40 inches"),
-        ({"font": "No Such Font"}, "there is no font 'No Such Font' on this machine"),
     ],
 )
 def test_what_a_figure_cannot_have_is_refused(tmp_path, wrong, said):
@@ -368,17 +362,6 @@ def test_a_figure_asked_for_by_name_that_is_not_drawn_is_an_error(tmp_path, only
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
     assert done.exit_code == code, done.output
     assert f"{'error' if code else 'warning'}: not drawn: course: The checkpoints of this run" in done.output
-
-
-def test_a_figure_that_is_too_narrow_to_be_read_is_an_error_that_names_it(tmp_path):
-    folder = traced(tmp_path / "run")
-    asked = ["report", str(folder), "--figures", str(tmp_path / "out"), "--width", "3.25in", "--format", "svg"]
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
-    assert done.exit_code == 1
-    assert re.search(r"error: not drawn: circuit-talk: it cannot be read at 3\.25 inches .*; need [\d.]+", done.output)
-    assert not (tmp_path / "out" / "circuit-talk.svg").exists()
-    for name in ("circuit", "circuit-paper"):
-        assert (tmp_path / "out" / f"{name}.svg").exists()
 
 
 def test_the_headline_of_a_patched_stream_is_where_the_decision_moves(tmp_path):
