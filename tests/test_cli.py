@@ -39,24 +39,18 @@ def traced(monkeypatch):
     """The chain replaced by a record of how it was called."""
     calls = []
 
-    def table(result, **_):
-        shown = Table("link", "verdict")
-        shown.add_row("key_sink", "holds")
-        return shown
-
     def trace(config, *, out, overwrite, progress):
         calls.append({"config": config, "out": out, "overwrite": overwrite, "progress": progress})
         return types.SimpleNamespace(folder=Path(out), finished=True)
 
     fake = types.ModuleType("sink_lens.chain.trace")
     fake.run = trace
-    monkeypatch.setattr("sink_lens.chain.terminal.answer", lambda result, view: {})
+    monkeypatch.setattr("sink_lens.chain.terminal.answer", lambda result: {})
     monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
     monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
     said = lambda config, passes: f"{config.sequences} sequences of {config.length} tokens"  # noqa: E731
     monkeypatch.setattr("sink_lens.estimate.estimate", said)
     monkeypatch.setattr("sink_lens.estimate.in_words", lambda cost: cost)
-    monkeypatch.setattr("sink_lens.chain.terminal.short_table", table)
     monkeypatch.setattr("sink_lens.chain.terminal.brief", lambda result, *, conclusion: f"{conclusion}.")
     monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")
     return calls
@@ -94,11 +88,6 @@ def test_the_version_is_shown(monkeypatch):
 def test_trace_begins_with_its_answer_and_ends_with_the_path_of_the_report(traced):
     lines = run("trace", "--out", "here").stdout.splitlines()
     assert lines[0] == "The sink of here."
-    assert not any("key_sink" in line for line in lines)
-    assert lines[-3:] == ["(tables: on the page, or with --verbose)", "report: here/report.html", "run: here"]
-    lines = run("trace", "--out", "here", "--verbose").stdout.splitlines()
-    assert lines[0] == "The sink of here."
-    assert any("key_sink" in line and "holds" in line for line in lines)
     assert lines[-2:] == ["report: here/report.html", "run: here"]
 
 

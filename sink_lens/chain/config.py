@@ -200,11 +200,3 @@ class TraceConfig(Question):
         """Floors and thresholds that are not the calibrated ones."""
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceView:
-    """Options of the command for what it prints."""
-
-    verbose: bool = field(default=False, metadata={"flag": ("-v",)})
-    """Print every table, not the answer alone."""

@@ -7,7 +7,6 @@ TRACE = RunKind(
     heading="Where the sink comes from",
     help="Find the sinks of a model and where they come from; write a run folder with tables and a report.",
     config="sink_lens.chain.config:TraceConfig",
-    view="sink_lens.chain.config:TraceView",
     passes="sink_lens.chain.passes:passes",
     run="sink_lens.chain.trace:run",
     tables="sink_lens.schema:trace.toml",

@@ -17,7 +17,7 @@ from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.page.story import title
 from sink_lens.chain.readings import attention_readings
-from sink_lens.chain.terminal import short_table
+from sink_lens.chain.terminal import brief
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
@@ -77,8 +77,6 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False)
     result = trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
     assert result.tables["conditions"]["sink_position"].tolist() == [result.location.sink_position, 0]
-    shown = text_of(short_table(result))
-    assert "position" in shown[shown.index("With and without BOS") :]
     page = result.report().read_text("utf-8")
     assert ">sink position</th>" in page[page.index("With and without BOS") :]
     late = scout_and_measure(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
@@ -103,7 +101,7 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     zoo, result = traced(name, tmp_path / "run", family=family, length=64)
     assert not result.location.sink_found
     assert (result.location.sink_position, set(result.links["verdict"])) == (0, {"not applicable"})
-    said = text_of(short_table(result))
+    said = text_of(brief(result, conclusion=""))
     assert said.count("no attention sink") == 1
     page = result.report().read_text("utf-8")
     assert page.count("No position is an attention sink") >= 1
@@ -233,7 +231,7 @@ def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
     assert not any(len(result.tables[name]) for name in ("effects", "makers", "placement"))
     said = title(read_run(tmp_path / "run"))
     assert "It is in 3 of 18 sequences" in said
-    assert "position 0 in 3 of 18 sequences" in text_of(short_table(result))
+    assert "position 0 in 3 of 18 sequences" in text_of(brief(result, conclusion=""))
     page = result.report().read_text("utf-8")
     assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in page
     assert "in the 3 of 18 sequences that have the sink" in page

@@ -22,7 +22,7 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.terminal import brief, short_table
+from sink_lens.chain.terminal import brief
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
@@ -177,7 +177,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     pattern = found.tensors("patterns")["pattern"]
     assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
     assert np.array_equal(np.triu(pattern, 1), np.zeros_like(pattern))
-    assert text_of(short_table(result))
+    assert text_of(brief(result, conclusion="The answer"))
 
 
 def test_the_folder_has_exactly_the_named_files(tmp_path):
@@ -248,9 +248,7 @@ def test_the_planted_chain_is_found(tmp_path):
     assert over.mean() == pytest.approx(value_of["logit_advantage_nats"], rel=1e-4)
     share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
-    shown = text_of(short_table(result))
-    assert "attention sink at position 0" in shown
-    assert f"L{truth.layer}.N{truth.neuron} (100%)" in shown
+    assert "attention sink at position 0" in text_of(brief(result, conclusion=""))
 
 
 def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
@@ -263,7 +261,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
     verdicts = result.links.groupby("link")["verdict"].first()
     assert {verdicts[name] for name in CHAIN} == {"not applicable"}
     check_folder(tmp_path / "run")
-    assert "no attention sink was found" in text_of(short_table(result))
+    assert "no attention sink was found" in text_of(brief(result, conclusion=""))
     assert "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq" in caplog.text
 
 
@@ -361,7 +359,7 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path):
     assert result.links["ci_low"].isna().all()
     verdicts = result.links.groupby("link")["verdict"].first()
     assert set(verdicts) == {"undecided"}
-    assert text_of(short_table(result))
+    assert text_of(brief(result, conclusion=""))
 
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9])
@@ -371,7 +369,7 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
-        assert "too short to tell" in text_of(short_table(result))
+        assert "too short to tell" in text_of(brief(result, conclusion=""))
     if length < 9:
         assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
         assert result.tables["layers"]["norm_ratio"].isna().all()
@@ -519,7 +517,6 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
-    assert text_of(short_table(cut_whole))
     said = text_of(brief(cut_whole, conclusion="The answer"))
     assert said.startswith("The answer.\n")
     assert len(said.splitlines()) <= 30
@@ -563,7 +560,7 @@ def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
     assert not {"holds", "fails"} & {*result.links["verdict"]}
     assert (result.links["verdict"] == "not applicable")[~applies].all()
     assert set(result.links["intervened"]) == {"no intervention"}
-    assert text_of(short_table(result))
+    assert text_of(brief(result, conclusion=""))
 
 
 # --- refused, and nothing is left behind

@@ -151,13 +151,13 @@ def test_what_feeds_the_writer_is_told_from_it(traced):
     }
 
 
-def test_larger_sets_hold_the_smaller_ones_and_are_named_by_what_they_remove(traced):
+def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
     _, _, run = traced("bimodal", "llama")
     sets = run.tables["maker_sets"].query("control_of == ''").set_index("set")
     half, more, every = (set(sets.loc[name, "parts"].split(", ")) for name in ("half", "four fifths", "all makers"))
     assert half <= more <= every
     for row in sets.reset_index().to_dict("records"):
-        assert findings.shown_set(row).endswith(f"at least {row['ci_low']:.0%}")
+        assert findings.beyond_chance(row)
 
 
 # 6. steps together

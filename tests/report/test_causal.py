@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
 from sink_lens.chain.page import tables as pages
 from sink_lens.chain.page.figures import amplification_curve, mediation_matrix
 from sink_lens.chain.summary import causal_rows
-from sink_lens.chain.terminal import _makers_line, causal_parts, direction_text, intervention_text, makers_table
+from sink_lens.chain.terminal import _makers_line
 from sink_lens.errors import RunError
 from sink_lens.schema import ALL_STEPS
 
@@ -99,20 +98,6 @@ def test_summary_rows_name_what_the_sink_is_bound_to_and_what_survives():
     assert rows["survives_isolation_dimensions_step_0"] == pytest.approx(1.2)
 
 
-def test_another_path_is_named_where_most_survives():
-    assert "another path exists beside the outlier dimensions" in str(causal_parts(FRAMES)[-1])
-    through = FRAMES | {"mediation": MEDIATION.assign(surviving_share=0.1)}
-    assert "no other path" in str(causal_parts(through)[-1])
-
-
-def test_where_no_link_was_frozen_no_path_is_denied():
-    nothing = causal_parts(FRAMES | {"mediation": MEDIATION.iloc[:0]})
-    assert str(nothing[-1]).startswith("what survives while a link is frozen was not measured")
-    assert len(nothing) == len(causal_parts(FRAMES)) - 1  # no table
-    undefined = causal_parts(FRAMES | {"mediation": MEDIATION.assign(surviving_share=float("nan"))})
-    assert "nothing adds a sink" in str(undefined[-1])
-
-
 @pytest.mark.parametrize(
     ("effects", "is_sink", "said"),
     [
@@ -138,25 +123,7 @@ def test_a_set_of_makers_is_told_once_and_beside_chance():
     said = str(_makers_line(chance))
     removes = "Switching off 2 parts removes 90% [80%, 95%] of the outlier dimensions, no more than chance"
     assert said == f"{removes}: L1.N2, L1.N3"
-    table = makers_table(pd.DataFrame([row, row | {"set": "four fifths"}, row | {"set": "all makers"}]))
-    assert list(table.columns[0].cells) == ["1 part: at least 80%", "all makers, 1 part: at least 80%"]
-
-
-def test_an_intervention_is_told_with_its_controls():
-    made, removed = (intervention_text(row, sink_position=0) for row in EFFECTS.to_dict("records"))
-    assert made == "isolation makes 47% [40%, 50%], controls at most 1%"
-    assert removed == "mean ablation of the key removes 92% [90%, 94%]"
-    row = EFFECTS.assign(baseline_loss_nats=3.0, loss_nats=[2.75, 8.8]).to_dict("records")[1]
-    assert intervention_text(row, sink_position=0) == f"{removed}; loss +5.80"
-
-
-def test_the_direction_is_told_beside_its_loss_of_norm_and_only_where_it_was_asked():
-    assert direction_text(EFFECTS) == ""
-    said = direction_text(EFFECTS.assign(edit=[SPAN, RESCALED]))
-    assert "removes 47% [40%, 50%] of the sink, random spans at most 1%" in said
-    assert said.endswith("rescaling to the same norm without ablating it removes 92% [90%, 94%]")
 
 
 def test_without_interventions_nothing_is_said():
     assert causal_rows({}) == []
-    assert causal_parts({"effects": EFFECTS.head(0)}) == []

@@ -346,7 +346,7 @@ def test_every_link_has_a_line_with_its_verdict(page, link):
 
 @pytest.mark.parametrize(
     "key",
-    ["circuit", "scores", "mass", "variance", "norms", "dims", "columns", "neurons", "qk"],
+    ["circuit", "scores", "mass", "variance", "norms", "dims", "neurons", "qk"],
 )
 def test_every_figure_is_drawn_with_a_sentence(page, key):
     places = [index for index, (_, attributes) in enumerate(page.elements) if attributes.get("id") == f"{key}-figure"]
@@ -473,7 +473,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
     assert "Damaged: neurons. Everything else is shown." in page.text
     assert "neurons.parquet cannot be read: it is damaged" in page.text
     assert "patterns.safetensors cannot be read: it is damaged" in page.text
-    assert sum(tag == "svg" for tag, _ in page.elements) == 8
+    assert sum(tag == "svg" for tag, _ in page.elements) == 7
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -33,7 +33,7 @@ from sink_lens.report.style import (
     whole_numbers,
 )
 from sink_lens.schema import ALL_STEPS, FROZEN
-from sink_lens.text import layers_in_words, neuron_name, number, token, visible
+from sink_lens.text import layers_in_words, neuron_name, number
 
 _RASTER_FROM = 800
 """Scatter plots of more points are drawn as an image."""
@@ -261,38 +261,6 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
     return finished(figure)
 
 
-def attention_patterns(patterns: np.ndarray, *, titles: Sequence[str], tokens: Sequence[str] = ()) -> Figure:
-    """Attention patterns side by side, query down and key across; future keys are left empty.
-
-    Args:
-        patterns: panel, query, key; 0 to 255.
-        titles: One a panel.
-        tokens: What the positions hold, written at the axes where there are at most 16.
-    """
-    n, length = patterns.shape[:2]
-    columns = min(n, 3)
-    rows = math.ceil(n / columns)
-    figure = canvas(width=7.4, height=0.5 + 2.35 * rows)
-    past = np.tril(np.ones((length, length), dtype=bool))
-    panels, image = [], None
-    for place in range(n):
-        axes = panel(figure, place=(rows, columns, place + 1), grid=False)
-        image = heat_map(axes, np.where(past, patterns[place] / 255, np.nan), square=True)
-        axes.set_title(titles[place], fontsize=FONT, color=INK)
-        axes.set_xlabel("key" if place >= n - columns else "", fontsize=FONT, color=INK)
-        axes.set_ylabel("query" if place % columns == 0 else "", fontsize=FONT, color=INK)
-        whole_numbers(axes)
-        if 0 < len(tokens) == length <= 16:
-            names = [token(text, limit=8, counted=False) for text in tokens]
-            axes.set_xticks(range(length), names, rotation=90, fontsize=7)
-            axes.set_yticks(range(length), names, fontsize=7)
-        axes.tick_params(labelbottom=place >= n - columns, labelleft=place % columns == 0)
-        panels.append(axes)
-    if image is not None:
-        colour_scale(figure, image, panels, label="attention")
-    return finished(figure)
-
-
 def apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
     """Ascending heights moved up until each is a gap over the one before, then down until all are under the top."""
     moved: list[float] = []
@@ -342,51 +310,6 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
         )
 
 
-_MOST_COLUMNS = 12
-_MOST_INTERVENTIONS = 14
-
-
-def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) -> Figure:
-    """The dimensions that super neurons write: the largest entries of each one's down-projection column.
-
-    Args:
-        columns: layer, neuron, dimension, weight; the neurons in the order in which they are drawn.
-        outliers: Outlier dimensions of the sink token, told apart.
-    """
-    names = list(dict.fromkeys(columns[["layer", "neuron"]].itertuples(index=False, name=None)))[:_MOST_COLUMNS]
-    figure = canvas(height=0.9 + 0.3 * max(len(names), 3))
-    axes = panel(figure, xlabel="weight of the column's entry", ylabel="neuron")
-    for place, (layer, neuron) in enumerate(names):
-        entries = columns.loc[(columns["layer"] == layer) & (columns["neuron"] == neuron)]
-        weight, dimension = entries["weight"].to_numpy(float), entries["dimension"].to_numpy(float)
-        is_outlier = np.isin(dimension, outliers)
-        axes.axhline(place, color=QUIET, linewidth=0.4)
-        for which, colour, mark, label in (
-            (~is_outlier, BLUE, "o", "other dimensions"),
-            (is_outlier, ORANGE, "^", "outlier dimensions"),
-        ):
-            if which.any():
-                label = label if label not in axes.get_legend_handles_labels()[1] else "_"
-                axes.scatter(weight[which], np.full(which.sum(), place), s=30, color=colour, marker=mark, label=label)
-        largest = int(np.abs(weight).argmax())
-        axes.annotate(
-            f"{dimension[largest]:.0f}",
-            (weight[largest], place),
-            xytext=(0, 5),
-            textcoords="offset points",
-            ha="center",
-            fontsize=FONT - 2,
-            color=INK,
-        )
-    axes.axvline(0, color=QUIET, linewidth=0.8)
-    axes.set_yticks(range(len(names)), [neuron_name(layer, neuron) for layer, neuron in names])
-    axes.set_ylim(len(names) - 0.4, -0.8)
-    axes.margins(x=0.08)
-    axes.grid(visible=False, axis="y")
-    legend(axes, columns=2)
-    return finished(figure)
-
-
 def qk_split(split: pd.DataFrame) -> Figure:
     """Draw what makes the sink's key and its logit, by layer: the outlier dimensions, the rest, and controls.
 
@@ -420,35 +343,6 @@ def qk_split(split: pd.DataFrame) -> Figure:
         axes.axhline(0, color=QUIET, linewidth=0.8)
         whole_numbers(axes, y=False)
         legend(axes, columns=2)
-    return finished(figure)
-
-
-def loss_changes(effects: pd.DataFrame) -> Figure:
-    """Draw what each intervention does to the loss, in nats.
-
-    Args:
-        effects: link, edit, baseline_loss_nats, loss_nats.
-    """
-    table = effects.head(_MOST_INTERVENTIONS)
-    change = table["loss_nats"].to_numpy(float) - table["baseline_loss_nats"].to_numpy(float)
-    figure = canvas(width=WIDTH, height=0.9 + 0.34 * max(len(table), 2))
-    axes = panel(figure, xlabel="loss with the intervention − without, nats")
-    places = np.arange(len(table))
-    axes.barh(places, np.nan_to_num(change), color=np.where(change > 0, ORANGE, BLUE), edgecolor=INK, linewidth=0.6)
-    for place, one in zip(places, change, strict=True):
-        text = f"{one:+.2f}".replace("-", "−") if np.isfinite(one) else "undefined"
-        side = "right" if one < 0 else "left"
-        offset = (-4 if one < 0 else 4, 0)
-        axes.annotate(
-            text, (np.nan_to_num(one), place), xytext=offset, textcoords="offset points", ha=side, va="center",
-            fontsize=FONT - 1.5, color=INK,
-        )  # fmt: skip
-    axes.set_yticks(places, [visible(edit, limit=34, counted=False) for edit in table["edit"]])
-    axes.tick_params(axis="y", labelsize=FONT - 1.5)
-    axes.invert_yaxis()
-    axes.axvline(0, color=QUIET, linewidth=0.8)
-    axes.margins(x=0.18)
-    axes.grid(visible=False, axis="y")
     return finished(figure)
 
 

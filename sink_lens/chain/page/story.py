@@ -133,35 +133,14 @@ def headline(story: Story) -> list[str]:
     return sentences
 
 
-def consequences(run: Run) -> list[str]:
-    """Describe what a small set of parts removes, and what the model loses without its sink."""
-    sentences = []
-    columns = ["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high", "target"]
-    makers = run.optional("maker_sets", columns=columns)
-    if makers is not None:
-        for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
-            parts = listed(named_parts(row["parts"]).split(", "), most=4)
-            bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
-            sentences.append(
-                f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} {bounds} of "
-                f"the {row['target']}, on {_judged_on(run)}."
-            )
-    effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
-    if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
-        before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
-        change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
-        sentences.append(f"Loss when later tokens cannot attend to the sink: {change}.")
-    return sentences
-
-
-def _judged_on(run: Run) -> str:
+def judged_on(run: Run) -> str:
     """Say whether other sequences chose the makers than those on which their removal is measured."""
-    summary = run.need("summary", columns=["quantity", "value"])
-    values = dict(zip(summary["quantity"], summary["value"], strict=True))
+    summary = run.optional("summary", columns=["quantity", "value"])
+    values = {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
     n = int(run.provenance.get("sequences") or 0) - int(float(values.get("sequences_elsewhere", 0)))
     n = int(float(values.get("sequences_with_sink", n)))
     apart = n > int(run.config.get("intervention_sequences") or 0)
-    return "sequences that were not used to choose it" if apart else "the sequences that were used to choose it"
+    return "sequences that were not used to choose them" if apart else "the sequences that were used to choose them"
 
 
 def first_numbers(run: Run) -> list[tuple[str, str]]:

@@ -6,21 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import (
-    chain,
-    edit_name,
-    find_story,
-    link_rows,
-    outliers,
-    real,
-    setting,
-    studied,
-)
+from sink_lens.chain.page.story import chain, edit_name, find_story, judged_on, link_rows, studied
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import capital, named_parts, number, percent, words
+from sink_lens.text import capital, named_parts, percent, words
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -138,7 +129,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         return "No set of parts that write to the sink position removes half of it.", shown_table(shown, heads)
     see = (
         "Everything that writes to the sink position in any layer was ranked by its effect on the "
-        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half "
+        f"{table['target'].iloc[0]}, and sets were ablated together on {judged_on(run)}: small sets that remove half "
         "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
     )
     summary = run.optional("summary", columns=["quantity", "value"])
@@ -208,16 +199,6 @@ def has_interventions(run: Run) -> bool:
     return bool(run.config.get("interventions")) and not without
 
 
-def _step_table(run: Run) -> tuple[str, PageTable]:
-    """The table of growth steps."""
-    heads = ("step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension")
-    table = run.need("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
-    factor = real(setting(run, "growth_factor"))
-    see = "Runs of layers in each of which the norm of the sink token, relative to the median of other tokens, "
-    see += f"grows at least {factor:g}-fold." if factor else "grows at once."
-    return (see if len(table) else f"{see} There are none."), shown_table(table, heads)
-
-
 def _super_table(run: Run) -> tuple[str, PageTable]:
     """The table of super neurons."""
     heads = {
@@ -238,41 +219,6 @@ def _super_table(run: Run) -> tuple[str, PageTable]:
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
     see += more(len(chosen), "neurons") if len(chosen) else " There are none."
     return see, shown_table(chosen, heads)
-
-
-def _outlier_table(run: Run) -> tuple[str, PageTable]:
-    """The table of outlier dimensions with the layers that have them."""
-    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    table = run.need("dimensions", columns=columns)
-    table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
-    table = largest_first(table, "value")
-    heads = ("dimension", "layers", "first layer", "last layer", "largest value", "at layer", "÷ mean |value|")
-    rows = []
-    for dimension in outliers(table, None):
-        own = table.loc[table["dimension"] == dimension]
-        layer, largest = own["layer"], own.iloc[0]
-        ends = (int(layer.min()), int(layer.max()))
-        at_largest = (largest["value"], int(largest["layer"]), largest["dominance_ratio"])
-        rows.append((dimension, len(own), *ends, *at_largest))
-    see = "Dimensions that hold most of the sink token's energy, and after how many layers they do."
-    see += more(len(rows), "dimensions") if rows else " There are none."
-    return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
-
-
-def _summary_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the run's numbers."""
-    table = run.need("summary", columns=["quantity", "value"])
-    if {"ci_low", "ci_high"} <= set(table.columns):
-        table = table.assign(interval=intervals(table))
-    numbers = pd.Series(pd.to_numeric(table["value"], errors="coerce"))
-    values = zip(table["value"].tolist(), numbers.tolist(), strict=True)
-    table = table.assign(
-        value=[number(value) if value == value else text for text, value in values],
-        quantity=[words(str(name)) for name in table["quantity"]],
-    )
-    return "The run in numbers, as in summary.csv.", shown_table(
-        table, ("quantity", "value", "interval", "unit", "note"), most=100
-    )
 
 
 def _beside_table(run: Run) -> tuple[str, PageTable]:
@@ -296,26 +242,7 @@ TABLES = (
     Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=has_interventions),
     Listed(key="beside-table", title="Further statistics of the links", make=_beside_table),
-    Listed(key="growth-table", title="Growth steps", make=_step_table),
-    Listed(key="outlier-table", title="Outlier dimensions", make=_outlier_table),
     Listed(key="super-table", title="Super neurons", make=_super_table),
-    Listed(
-        key="criteria-table",
-        title="Do other criteria agree?",
-        make=listed_table(
-            "criteria",
-            "How many of a layer's super neurons are among as many top neurons by another criterion.",
-            {
-                "layer": "layer",
-                "criterion": "criterion",
-                "n_super": "super neurons",
-                "found": "found",
-                "missed": "missed",
-                "invented": "invented",
-            },
-            need=("layer", "criterion", "found"),
-        ),
-    ),
     Listed(
         key="condition-table",
         title="With and without BOS",
@@ -336,5 +263,4 @@ TABLES = (
             need=("condition", "sink_rate"),
         ),
     ),
-    Listed(key="summary-table", title="Summary", make=_summary_table),
 )

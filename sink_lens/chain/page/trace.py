@@ -10,7 +10,6 @@ from sink_lens.chain.page import circuit, figures
 from sink_lens.chain.page.first_screen import first_screen
 from sink_lens.chain.page.story import (
     Story,
-    consequences,
     find_story,
     headline,
     real,
@@ -23,13 +22,11 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.diagram import Style
 from sink_lens.report.page import Drawn, Page, largest_first, whole
-from sink_lens.report.patterns import drawn_tokens, ends_of_ranking, kept_patterns
 from sink_lens.schema import ANOTHER_PATH
-from sink_lens.text import head_name, interval, listed, neuron_name, number, plural
+from sink_lens.text import head_name, interval, number, plural
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
-_STRONGEST, _WEAKEST = 4, 2
 _MOST_POSITIONS = 200
 
 
@@ -190,65 +187,6 @@ def _dimensions(run: Run) -> tuple[str, Figure]:
     return see, figures.top_dimensions(table, position=studied(story), layer=int(layer))
 
 
-def _patterns(run: Run) -> tuple[str, Figure]:
-    """The patterns of some heads, and what to see in them."""
-    patterns, chosen = kept_patterns(run), ends_of_ranking(run, strongest=_STRONGEST, weakest=_WEAKEST)
-    see = (
-        f"Attention of one sequence in the {min(_STRONGEST, len(chosen))} heads with the highest sink score, "
-        f"and last the lowest: a sink is a bright column at key {studied(find_story(run))}."
-    )
-    return see, figures.attention_patterns(
-        np.stack([patterns[layer, head] for layer, head, _ in chosen]),
-        titles=[f"{head_name(layer, head)}: {score:.2f}" for layer, head, score in chosen],
-        tokens=[text for _, text in drawn_tokens(run)],
-    )
-
-
-def _pattern_rows(run: Run) -> pd.DataFrame:
-    """The kept patterns, one row per head, query and key."""
-    patterns = kept_patterns(run)
-    query, key = np.tril_indices(patterns.shape[-1])
-    return pd.concat(
-        [
-            pd.DataFrame(
-                {
-                    "layer": layer,
-                    "head": head,
-                    "query": query,
-                    "key": key,
-                    "attention": patterns[layer, head][query, key] / 255,
-                }
-            )
-            for layer, head, _ in ends_of_ranking(run, strongest=_STRONGEST, weakest=_WEAKEST)
-        ]
-    )
-
-
-def _columns(run: Run) -> tuple[str, Figure]:
-    """Draw the largest entries of each super neuron's column."""
-    story = find_story(run)
-    table = run.need("columns", columns=["layer", "neuron", "dimension", "weight"])
-    if not len(table):
-        raise RunError("no super neuron was found, so there is no column to show.")
-    outliers = tuple(story.dimensions or ())
-    largest = largest_first(table, "weight").drop_duplicates(["layer", "neuron"])
-    into = int(np.isin(largest["dimension"], outliers).sum())
-    see = (
-        "The largest entries of each super neuron's column of the down-projection: where it writes when it fires. "
-        f"The largest entry is named; in {into} of {plural(len(largest), 'super neuron')} it is an outlier dimension "
-        f"of the sink token ({listed(outliers, most=4) or 'none'})."
-    )
-    return see, figures.written_columns(_strongest_first(run, table), outliers=outliers)
-
-
-def _strongest_first(run: Run, table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each super neuron, in the order of what the neurons contribute where that is known."""
-    order = find_story(run).super_neurons or []
-    names = [neuron_name(layer, neuron) for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
-    rank = {name: place for place, name in enumerate(order)}
-    return table.iloc[np.argsort([rank.get(name, len(rank)) for name in names], kind="stable")]
-
-
 def _qk(run: Run) -> tuple[str, Figure]:
     """Draw the parts of the sink's key and of its logit by layer."""
     table = run.need("key_split", columns=["layer", "key_cosine_sink", "logit_advantage_sink"])
@@ -352,10 +290,8 @@ _FIGURES = (
         make=_dimensions,
         data=_rows("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
     ),
-    Drawn(key="columns", title="The columns they come from", make=_columns, data=whole("columns")),
     Drawn(key="neurons", title="Do super neurons write them?", make=_neurons, data=_neuron_rows),
     Drawn(key="qk", title="What makes the key", make=_qk, data=whole("key_split")),
-    Drawn(key="patterns", title="What the heads do", make=_patterns, data=_pattern_rows, on_page=False),
 )
 
 
@@ -402,17 +338,6 @@ def _matrix(run: Run) -> tuple[str, Figure]:
     return see, figures.mediation_matrix(table)
 
 
-def _costs(run: Run) -> tuple[str, Figure]:
-    """Draw what each intervention does to the loss."""
-    table = causal_table(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
-    before = table["baseline_loss_nats"].iloc[0]
-    see = (
-        "How much loss each intervention adds, and how much of the sink it removes or makes. The loss without one "
-        f"is {number(float(before))} nats. A long bar is an intervention that broke the model, not only its sink."
-    )
-    return see, figures.loss_changes(table)
-
-
 _CAUSAL_FIGURES = (
     Drawn(
         key="mediation",
@@ -428,18 +353,10 @@ _CAUSAL_FIGURES = (
         data=whole("amplification"),
         when=has_interventions,
     ),
-    Drawn(
-        key="loss",
-        title="What the interventions cost",
-        make=_costs,
-        data=whole("effects", columns=["link", "edit", "baseline_loss_nats", "loss_nats"]),
-        when=has_interventions,
-        on_page=False,
-    ),
 )
 TRACE = Page(
     title=title,
-    headline=lambda run: [*headline(find_story(run)), *consequences(run)],
+    headline=lambda run: headline(find_story(run)),
     figures=(*_FIGURES, *_CAUSAL_FIGURES),
     tables=TABLES,
     first_screen=first_screen,

@@ -261,22 +261,11 @@ def off_distribution(row: Mapping[Hashable, Any]) -> bool:
     return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 
 
-def shown_set(row: Mapping[Any, Any]) -> str:
-    """A set of parts by its size and the least that it was shown to remove where it was not chosen."""
-    size = plural(int(row["size"]), "part")
-    shown = f"at least {percent(float(row['ci_low']))}" if beyond_chance(row) else "no more than chance"
-    return f"{_SETS.get(str(row['set']), '')}{size}: {shown}"
-
-
 def beyond_chance(row: Mapping[Any, Any]) -> bool:
     """Check whether a set of parts was shown to remove more than nothing, and than any random set beside it."""
     control = row.get("control_largest")
     most = float(control) if control is not None and control == control else 0.0
     return float(row["ci_low"]) > max(0.0, most)
-
-
-_SETS = {"all makers": "all makers, ", "super neurons": "super neurons, ", "upstream of them": "upstream of them, "}
-"""Set -> how its name begins; those that were chosen by a goal are named by what they remove alone."""
 
 
 def _whole(value: object) -> int:
