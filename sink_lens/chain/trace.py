@@ -113,11 +113,10 @@ class Trace(Result):
         supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
-    def _repr_html_(self) -> str:
-        """The trace in a notebook."""
-        from .page.notebook import trace
-
-        return trace(self.folder, links=self.links)
+    def shown(self) -> tuple[object, ...]:
+        """Return the verdict on every link, which a notebook shows below the headline."""
+        primary = self.links.loc[self.links["is_primary"]].drop_duplicates("link")
+        return (primary.filter(items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"]),)
 
 
 def trace(
@@ -235,9 +234,10 @@ def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
 
 def _trace_of(folder: Path, **of: Any) -> Trace:
     """The result of the finished run in a folder, with the sentences of its page."""
-    from .page.story import find_story, headline
+    from .page.story import find_story, headline, title
 
-    return Trace(folder=folder, headline="\n".join(headline(find_story(read_run(folder)))), **of)
+    run = read_run(folder)
+    return Trace(folder=folder, headline="\n".join([f"{title(run)}.", *headline(find_story(run))]), **of)
 
 
 def _config_of(

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.chain.page import notebook
 from sink_lens.chain.page.story import chain, chain_steps, link_rows, nodes
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
@@ -68,12 +67,6 @@ def test_a_seventh_link_stands_on_the_page_with_its_node_sentence_and_numbers(la
     row = said.split("attention sink → a small output", 1)[1]
     for text in ("A <b>toy</b> link.", "✓ holds", "of toy 4.25 [4, 4.5]", "shuffled 0.5", "over 4"):
         assert text in " ".join(row.split())
-
-
-def test_a_seventh_link_stands_in_a_notebook(later):
-    shown = notebook.trace(later, links=read_run(later).tables["links"])
-    assert "<b>sink_output</b>" in shown
-    assert "of_toy 4.25 [4, 4.5]" in shown
 
 
 def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(later):
