@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from analyses.claims import Work
+from analyses.trigger import trigger_rows
 from sink_lens import capture, run_with
-from sink_lens.data.trigger import trigger_rows
 from sink_lens.edits.quantisation import quantisation
 from sink_lens.measures.variance import s2
 from sink_lens.models.headnorm import undecayed

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from sink_lens.data.trigger import trigger_rows
+from analyses.trigger import trigger_rows
 from sink_lens.training import SinkMonitor
 
 VOCAB, LENGTH, ANSWER, BATCH = 64, 32, 16, 32

@@ -1,8 +1,8 @@
 """Births of sinks in toy trainings, and trainings without one: what the monitor's alarms say, and how often they err.
 
-    python benchmarks/monitor_births.py --train --task trigger --seeds 100:120 --out more.parquet  # 10 to 20 s each
-    python benchmarks/monitor_births.py              # the alarms on the committed readings
-    python benchmarks/monitor_births.py --calibrate  # the choice of the birth rule
+    python -m benchmarks.monitor_births --train --task trigger --seeds 100:120 --out more.parquet  # 10 to 20 s each
+    python -m benchmarks.monitor_births              # the alarms on the committed readings
+    python -m benchmarks.monitor_births --calibrate  # the choice of the birth rule
 
 Two tasks on a Llama of 2 layers and width 64. *Trigger*: at a trigger token the answer is the mean of the tokens'
 vectors before it, everywhere else it is nothing, so that a softmax needs a place to look at (arXiv 2603.11487). *Copy*:
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sink_lens.data.trigger import FIRST, trigger_rows
+from analyses.trigger import FIRST, trigger_rows
 from sink_lens.schema import MIN_SINK_RATE
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.monitor_alarms import RULES, Alarms, Rule

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from sink_lens.data.tasks import pad_prompts
+from analyses.tasks import pad_prompts
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.metrics import Metric, as_metric, evaluate

@@ -10,9 +10,9 @@ import torch
 from tqdm.auto import tqdm
 
 from analyses.claims import Measured, Work, certain, main
+from analyses.tasks import agreement, answer_examples, batches, genres, pad_prompts, questions
 from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
-from sink_lens.data.tasks import agreement, answer_examples, batches, genres, pad_prompts, questions
 from sink_lens.errors import InputError
 from sink_lens.models.foreign import set_attention
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, canvas, finished, legend, panel

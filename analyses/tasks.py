@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import InputError
-from .bos import ids_behind
+from sink_lens.data.bos import ids_behind
+from sink_lens.errors import InputError
 
 _NOUNS = (
     "key keys|cabinet cabinets|dog dogs|house houses|teacher teachers|book books|road roads|window windows|car cars|"

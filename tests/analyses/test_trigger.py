@@ -2,7 +2,7 @@
 
 import torch
 
-from sink_lens.data.trigger import FIRST, TRIGGER, trigger_rows
+from analyses.trigger import FIRST, TRIGGER, trigger_rows
 
 
 def test_the_answer_is_the_mean_of_what_was_before_the_trigger_and_nothing_elsewhere():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sink_lens.data.tasks import Example, agreement, answer_examples, batches, genres, pad_prompts, questions
+from analyses.tasks import Example, agreement, answer_examples, batches, genres, pad_prompts, questions
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
