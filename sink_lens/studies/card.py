@@ -39,8 +39,6 @@ from .observed import SITES_READ, Observed, digits
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval
 from .study import Measured, Study, inputs, shown_name, write_study
 
-INACTIVE = 0.25
-"""A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
 _SUBLAYERS = (
     ("attention", "attn_out"),
     ("mixer", "mixer_out"),
@@ -166,9 +164,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         "super_weights": seen.super_weights[:_MOST_LISTED],
         "largest_activations": _largest(seen),
         "loss": {name: _loss(samples, seen) for name, samples in losses.items()},
-        "inactive_heads": _inactive(seen),
         "chain": chain or {"asked": False},
-        "hook_points": hook_points(lens, seen),
     }
     found = digits(found)
     return {"schema": found.pop("schema"), "sentence": sentence(found)} | found
@@ -293,21 +289,6 @@ def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
     return _of(own) | {"change": _of(change)}
 
 
-def _inactive(seen: Observed) -> list[dict[str, Any]]:
-    """The heads that do nothing, the weakest first."""
-    ratio = seen.heads["output_ratio"]
-    rows = [
-        {
-            "layer": layer,
-            "head": head,
-            "output_ratio": float(ratio[layer, head]),
-            "sink_attention": float(seen.heads["sink_mass"][layer, head]),
-        }
-        for layer, head in (ratio <= INACTIVE).nonzero().tolist()
-    ]
-    return sorted(rows, key=lambda row: row["output_ratio"])
-
-
 def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
     """The answers about the chain and the makers of a trace.
 
@@ -330,46 +311,6 @@ def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
             {name: row[name] for name in ("kind", "layer", "unit", "removed_alone")} for row in made[:_MOST_LISTED]
         ],
     }
-
-
-def hook_points(lens: LensModel, seen: Observed) -> dict[str, Any]:
-    """Hook points to read or change the outliers with other tools, and the constants that people paste.
-
-    Paths are those of the Hugging Face module, which nnsight's envoys and vLLM's layers share.
-    """
-    family = lens.family
-    layers = sorted({row["layer"] for row in seen.writers}) or [0]
-    mlp = f".{family.mlp}" if family.mlp else ""
-    points = []
-    for layer in layers:
-        at = f"{family.layers}.{layer}"
-        points.append({"what": "residual stream after the layer", "module": at, "side": "output", "layer": layer})
-        if layer in lens.attention_layers:
-            module = f"{at}.{family.attention}.{family.o}"
-            points.append({"what": "heads joined, before W_O", "module": module, "side": "input", "layer": layer})
-        if layer in lens.mixer_layers:
-            points.append({"what": "mixer", "module": f"{at}.{family.mixer}", "side": "output", "layer": layer})
-        if family.down is not None:
-            points.append({"what": "neurons", "module": f"{at}{mlp}.{family.down}", "side": "input", "layer": layer})
-    return {
-        "dimensions": seen.outlier_dimensions,
-        "SINK_DIMS": seen.outlier_dimensions,
-        "points": points,
-        "nnsight": [f"model.{_as_python(point['module'])}.{point['side']}" for point in points],
-        "vllm": "the same modules; a layer that returns two tensors (hidden states and residual) gives the stream only "
-        "as their sum",
-    }
-
-
-def _as_python(path: str) -> str:
-    """``model.layers.3.mlp`` as Python writes it: ``model.layers[3].mlp``."""
-    parts: list[str] = []
-    for part in path.split("."):
-        if part.isdecimal() and parts:
-            parts[-1] += f"[{part}]"
-        else:
-            parts.append(part)
-    return ".".join(parts)
 
 
 def sentence(found: Mapping[str, Any]) -> str:
@@ -453,7 +394,6 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
         ),
         *((f"Loss, {_LOSSES[name]}", _loss_cell(row)) for name, row in found["loss"].items()),
-        ("Heads that do nothing", plural(len(found["inactive_heads"]), "head")),
         (
             "Chain",
             "; ".join(f"{VERDICTS.get(verdict, '?')} {link}" for link, verdict in found["chain"]["links"].items())
@@ -560,7 +500,6 @@ def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     index = pd.MultiIndex.from_product([range(n_layers), range(seen.lens.n_heads)], names=["layer", "head"])
     columns = {name: values.flatten().double().numpy() for name, values in heads.items()}
     by_head = pd.DataFrame(columns, index=index).reset_index()
-    by_head["inactive"] = by_head["output_ratio"] <= INACTIVE
     dimensions = [
         {
             "kind": "outlier",
@@ -601,7 +540,6 @@ def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         "sink_positions": ",".join(map(str, made["sink"]["positions"])),
         "outlier_dimensions": ",".join(str(row["dimension"]) for row in made["outlier_dimensions"]),
         "loss_nats": made["loss"]["clean"]["value"],
-        "inactive_heads": len(made["inactive_heads"]),
     }
     return {
         "layers": layers,

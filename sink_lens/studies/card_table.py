@@ -165,7 +165,6 @@ def _of_card(run: Run) -> dict[str, Cell]:
             "mean_cost": _cell(loss.get("mean_aligned", loss.get("set_to_mean", {})).get("change", {})),
             "bos_needed": Cell(value=bos["needed"]),
             "bos_cost": _cell(bos.get("cost_without_nats", {})),
-            "inactive_heads": Cell(value=len(card["inactive_heads"])),
         }
         row |= {f"max_{one['site']}": Cell(value=one["value"]) for one in card["largest_activations"]}
         return row | {name: Cell(value=verdict) for name, verdict in card["chain"].get("links", {}).items()}

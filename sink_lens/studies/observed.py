@@ -99,7 +99,6 @@ class Observed:
             Reading(name="received", sites=("rows",), function=self._take_rows),
             Reading(name="kurtosis", sites=("resid_post",), function=self._take_stream),
             Reading(name="residual", sites=("resid_post",), function=_residual),
-            Reading(name="head_norm", sites=("z",), function=self._head_norm),
             Reading(name="value_ratio", sites=("v",), function=self._value_ratio),
             *(Reading(name=f"largest:{site}", sites=(site,), function=_largest(site)) for site in sites),
         ]
@@ -129,10 +128,6 @@ class Observed:
             self._norms.append(Norms())
         self._norms[-1].add(view)
         return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
-
-    def _head_norm(self, view: LayerView) -> Tensor:
-        w_o = output_weights(self.lens, layer=view.layer)
-        return outputs.head_output_norms(view["z"], w_o=w_o, valid=view.valid)
 
     def _value_ratio(self, view: LayerView) -> Tensor:
         """Norm of the first token's value after W_O over the mean of the others'."""
@@ -361,14 +356,12 @@ class Observed:
     def heads(self) -> dict[str, Float[Tensor, "layer head"]]:
         """Numbers of each head, means over sequences.
 
-        Sink score and mass of the first token, entropy, output norm over its layer's mean, value-norm ratio.
+        Sink score and mass of the first token, entropy, value-norm ratio.
         """
-        norms = self.core.stacked("head_norm").nanmean(1)
         return {
             "sink_score": self.core.stacked("sink_score")[..., 0].nanmean(1),
             "sink_mass": self.core.stacked("sink_mass")[..., 0].nanmean(1),
             "entropy": self.core.stacked("entropy").nanmean(1),
-            "output_ratio": norms / norms.mean(1, keepdim=True),
             "value_norm_ratio": self.core.stacked("value_ratio").nanmean(1),
         }
 

@@ -218,10 +218,6 @@ def test_a_card_of_a_hybrid_names_what_writes_and_where_nothing_attends(name, fa
     assert [one for one, _ in row["neurons"]] == ([] if maker.kind == "mixer" else [maker.index])
     assert found.decision["sink"]["positions"] == [0]
     assert found.decision["sink"]["first_layer"] == zoo.truth.locked[0]
-    points = {(one["what"], one["module"]) for one in found.decision["hook_points"]["points"]}
-    mixer = "conv" if family == "lfm2" else "mamba"
-    assert ("mixer", f"model.layers.{maker.layer}.{mixer}") in points
-    assert not any("self_attn" in module for _, module in points)
     assert ("the mixer (" in str(rows_of_card(found.decision))) == (maker.kind == "mixer")
     found.report()
 

@@ -38,7 +38,6 @@ def a_card(folder, *, name="a_b|c", dimensions=(29,)):
         "super_weights": [{"layer": 2, "row": 29, "column": 62}],
         "loss": {"clean": loss},
         "bos": {"needed": None, "why": "no BOS"},
-        "inactive_heads": [],
         "largest_activations": [{"site": "z", "value": -3.0}],
         "chain": {"asked": False},
     }

@@ -25,8 +25,6 @@ from sink_lens.identity.pages.survey import (
     name_shared,
     rows_by_seed,
     rows_by_step,
-    step_axis,
-    steps,
     styles,
     variant_tables,
     variants_of,
@@ -139,37 +137,6 @@ def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
-    """The cosine of each checkpoint's direction with that of the training's first one, after the last layer."""
-    steps_of = {row["model"]: (row["variant"], row["step"]) for row in models.to_dict("records")}
-    first = {
-        model
-        for model, (variant, step) in steps_of.items()
-        if step == min(s for a, s in steps_of.values() if a == variant)
-    }
-    rows = [
-        {"variant": steps_of[row["b"]][0], "step": steps_of[row["b"]][1], "cosine": row["cosine"]}
-        for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
-        if row["a"] in first and steps_of[row["a"]][0] == steps_of[row["b"]][0]
-    ]
-    if not rows:
-        raise RunError("this figure needs two checkpoints of one training; there are none.")
-    frame = pd.DataFrame(rows)
-    variants = variants_of(frame)
-    figure = canvas(width=6.4, height=3.2)
-    axes = panel(figure, xlabel="step", ylabel="cosine with the first checkpoint's")
-    chance = pairs["chance"].to_numpy(float).max()
-    axes.axhspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
-    for variant, style in styles(variants).items():
-        course = frame.loc[frame["variant"] == variant].sort_values("step")
-        label = name_of(variant, among=variants)
-        axes.plot(steps(course), course["cosine"], markersize=4, linewidth=1.4, label=label, **style)
-    step_axis(axes)
-    axes.set_ylim(top=1.03)
-    legend(axes, columns=3)
-    return finished(figure)
-
-
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
     """Name what two models have in common."""
     variants = "one variant" if a["variant"] == b["variant"] else "two variants"
@@ -189,11 +156,6 @@ _EXCESS = (
     ("inter_excess", "excess between sequences", False),
     ("inter_by_attention", "… gained at attention", False),
     ("inter_by_mlp", "… gained at MLPs", False),
-)
-_INTRA = (
-    ("intra_excess", "excess between positions", False),
-    ("intra_by_attention", "… gained at attention", False),
-    ("intra_by_mlp", "… gained at MLPs", False),
 )
 _BESIDE = (
     ("inter_excess", "excess between sequences", False),
@@ -284,10 +246,6 @@ def _dots(run: Run) -> tuple[str, Figure]:
     return see, dots(*variant_tables(run), _EXCESS)
 
 
-def _intra_dots(run: Run) -> tuple[str, Figure]:
-    return "As in the figure above, for two positions of one sequence.", dots(*variant_tables(run), _INTRA)
-
-
 def _positions(run: Run) -> tuple[str, Figure]:
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     see = (
@@ -301,15 +259,6 @@ def _agreement(run: Run) -> tuple[str, Figure]:
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
     return see, agreement(pairs, run.need("models", columns=["model", "variant", "seed"]))
-
-
-def _direction_course(run: Run) -> tuple[str, Figure]:
-    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    see = (
-        "Cosine of each checkpoint's contraction direction with the first checkpoint's. Grey: the cosine of "
-        "random directions."
-    )
-    return see, direction_course(pairs, run.need("models", columns=["model", "variant", "step"]))
 
 
 def _course(run: Run) -> tuple[str, Figure]:
@@ -351,22 +300,8 @@ CONTRACTION = Page(
             data=rows_by_seed(_EXCESS),
             when=has_variants,
         ),
-        Drawn(
-            key="intra-variants",
-            title="What makes positions alike?",
-            make=_intra_dots,
-            data=rows_by_seed(_INTRA),
-            when=has_variants,
-        ),
         Drawn(key="positions", title="Does it depend on the position?", make=_positions, data=whole("positions")),
         Drawn(key="agreement", title="Does the seed set the direction?", make=_agreement, data=whole("agreement")),
-        Drawn(
-            key="direction-course",
-            title="Does the direction last?",
-            make=_direction_course,
-            data=whole("agreement"),
-            when=has_steps,
-        ),
         Drawn(
             key="contraction-course",
             title="Along training",

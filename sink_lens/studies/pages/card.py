@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, listed_table, more, shown_table, whole
 from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
-from sink_lens.text import capital, interval, listed, percent, plural, visible
+from sink_lens.text import capital, interval, listed, percent, visible
 
 _LOSSES = {
     "clean": "as it is",
@@ -40,20 +40,6 @@ def sink_by_layer(layers: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-def head_outputs(heads: pd.DataFrame) -> Figure:
-    """Each head's output norm over its layer's mean against its attention to the first token.
-
-    Args:
-        heads: sink_mass, output_ratio.
-    """
-    figure = canvas(width=5.6, height=3.2)
-    axes = panel(figure, xlabel="attention to the first token", ylabel="output norm ÷ the layer's mean")
-    axes.scatter(heads["sink_mass"], heads["output_ratio"], s=9, color=BLUE, alpha=0.6, linewidths=0)
-    axes.axhline(0.25, color=ORANGE, linewidth=1, linestyle="--")
-    axes.set_ylim(bottom=0)
-    return finished(figure)
-
-
 def _title(run: Run) -> str:
     table = run.optional("summary", columns=["sink_positions", "outlier_dimensions"])
     if table is None or table.empty:
@@ -69,7 +55,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """The card's sentence, and how many heads are idle."""
+    """The card's sentence, and what a cache must keep."""
     sentences = [
         visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
     ]
@@ -77,14 +63,6 @@ def _headline(run: Run) -> list[str]:
     if any(sinks):
         places = listed(f"position {place}" for place in str(sinks[0]).split(","))
         sentences.append(f"A KV cache that evicts must keep {places}.")
-    heads = run.optional("heads", columns=["inactive"])
-    if heads is not None and len(heads):
-        count = int(heads["inactive"].to_numpy().sum())
-        idle = f"{count} of {plural(len(heads), 'head')}" if count else "No head"
-        are = "are" if count > 1 else "is"
-        sentences.append(
-            f"{idle} {are} idle: an idle head writes at most a quarter of what its layer's heads do on average."
-        )
     if (run.folder / "card.md").exists():
         sentences.append(
             "In the run's folder, card.md is the block for a model card and card.json the same for programs."
@@ -98,13 +76,6 @@ def _sinks(run: Run) -> tuple[str, Figure]:
         "the norm jumps writes the outlier dimension."
     )
     return see, sink_by_layer(run.need("layers", columns=["layer", "sink_attention", "norm_ratio"]))
-
-
-def _heads(run: Run) -> tuple[str, Figure]:
-    see = (
-        "One point per head. Heads below the line add almost nothing to the stream; those far right attend to the sink."
-    )
-    return see, head_outputs(run.need("heads", columns=["sink_mass", "output_ratio"]))
 
 
 def _dimensions(run: Run) -> tuple[str, PageTable]:
@@ -147,34 +118,10 @@ def _losses(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, heads)
 
 
-def _has_idle(run: Run) -> bool:
-    heads = run.optional("heads", columns=["inactive"])
-    return heads is not None and bool(heads["inactive"].to_numpy().any())
-
-
-def _idle(run: Run) -> tuple[str, PageTable]:
-    heads = run.need("heads", columns=["layer", "head", "output_ratio", "sink_mass", "inactive"])
-    idle = heads.loc[heads["inactive"]].sort_values("output_ratio", kind="stable")
-    see = (
-        "Heads whose output norm is at most a quarter of their layer's mean, the weakest first. Looking for heads "
-        "that attend to the first token would miss some of them (arXiv 2504.03889)." + more(len(idle), "heads")
-    )
-    names = {"layer": "layer", "head": "head", "output_ratio": "output norm ÷ mean"}
-    return see, shown_table(idle, names | {"sink_mass": "attention to the first token"})
-
-
 CARD = Page(
     title=_title,
     headline=_headline,
-    figures=(
-        Drawn(key="sink", title="The first token by layer", make=_sinks, data=whole("layers")),
-        Drawn(
-            key="heads",
-            title="Heads",
-            make=_heads,
-            data=whole("heads", columns=["layer", "head", "sink_mass", "output_ratio"]),
-        ),
-    ),
+    figures=(Drawn(key="sink", title="The first token by layer", make=_sinks, data=whole("layers")),),
     tables=(
         Listed(key="dimension-table", title="Large dimensions", make=_dimensions),
         Listed(key="writer-table", title="What writes them", make=_writers),
@@ -188,6 +135,5 @@ CARD = Page(
                 ("site", "value", "layer", "position", "channel", "over_median"),
             ),
         ),
-        Listed(key="idle-table", title="Heads that do nothing", make=_idle, when=_has_idle),
     ),
 )
