@@ -23,6 +23,8 @@ def test_what_is_saved_is_read_again(tmp_path):
             assert held.scores == pytest.approx(found.scores.mean, abs=1e-6)
             assert (held.chosen == found.chosen).all()
     held = json.loads((tmp_path / "llama" / "c.json").read_text())
+    begin = {name.partition("->")[0] for name, edge in held["edges"].items() if edge["in_graph"]}
+    assert {name for name, node in held["nodes"].items() if node["in_graph"]} == {*begin, "logits"}
     one, other = (held["edges"][f"a0.h1->a1.h{head}<k>"] for head in (0, 1))  # share a key-value head
     assert one == other
     assert one["score"] * 2 == pytest.approx(found_score(circuit("llama"), "a0.h1->a1.kv0<k>"), abs=1e-6)
