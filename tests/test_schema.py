@@ -16,9 +16,10 @@ EVERY = [(kind, table) for kind, tables in TABLES.items() for table in tables]
 COLUMNS = [(f"{kind}/{table.name}", column) for kind, table in EVERY for column in table.columns]
 
 
-def law(**changed):
-    """A row of trace/law as it should be, with columns changed, or left out where they are None."""
-    right = {"layer": [0], "position": [3], "s2": [1.0], "uniform_law": [0.5], "weighted_law": [math.nan]}
+def of_neuron(**changed):
+    """A row of trace/selectivity as it should be, with columns changed, or left out where they are None."""
+    right = {"layer": [0], "neuron": [5], "position": [3], "activation": [1.0], "cosine": [0.5], "up": [1.0]}
+    right |= {"gate": [math.nan]}
     return pd.DataFrame({name: value for name, value in (right | changed).items() if value is not None})
 
 
@@ -80,37 +81,40 @@ def test_the_schema_loads_nothing():
 
 
 def test_a_table_as_it_is_described_passes():
-    assert complaints("trace", "law", law()) == []
-    assert complaints("trace", "law", law().astype("float32").astype({"layer": "int32", "position": "Int64"})) == []
+    assert complaints("trace", "selectivity", of_neuron()) == []
+    others = of_neuron().astype("float32").astype({"layer": "int32", "neuron": "int64", "position": "Int64"})
+    assert complaints("trace", "selectivity", others) == []
 
 
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (law(s3=[1.0]), "trace/law has a column 's3' that the schema does not know"),
-        (law(s2=None), "trace/law lacks the column 's2'"),
-        (law(s2=[1]), "trace/law has int in the column 's2'; the schema says float"),
-        (law(s2=["1"]), "trace/law has str in the column 's2'; the schema says float"),
-        (law(layer=[0.0]), "trace/law has float in the column 'layer'; the schema says int"),
-        (law(position=[True]), "trace/law has bool in the column 'position'; the schema says int"),
+        (of_neuron(other=[1.0]), "trace/selectivity has a column 'other' that the schema does not know"),
+        (of_neuron(activation=None), "trace/selectivity lacks the column 'activation'"),
+        (of_neuron(activation=[1]), "trace/selectivity has int in the column 'activation'; the schema says float"),
+        (of_neuron(activation=["1"]), "trace/selectivity has str in the column 'activation'; the schema says float"),
+        (of_neuron(layer=[0.0]), "trace/selectivity has float in the column 'layer'; the schema says int"),
+        (of_neuron(position=[True]), "trace/selectivity has bool in the column 'position'; the schema says int"),
     ],
 )
 def test_a_table_that_is_written_otherwise_is_named(frame, said):
-    assert complaints("trace", "law", frame) == [said]
+    assert complaints("trace", "selectivity", frame) == [said]
 
 
 def test_a_table_that_no_run_has_and_a_file_of_another_kind_are_named():
-    assert complaints("trace", "lore", law()) == ["a trace run has no table 'lore'"]
-    assert complaints("trace", "law", law(), file="csv") == ["trace/law is written as csv; the schema says parquet"]
-    assert complaints("claim", "lore", law()) == []  # analyses write what they like
+    assert complaints("trace", "lore", of_neuron()) == ["a trace run has no table 'lore'"]
+    assert complaints("trace", "selectivity", of_neuron(), file="csv") == [
+        "trace/selectivity is written as csv; the schema says parquet"
+    ]
+    assert complaints("claim", "lore", of_neuron()) == []  # analyses write what they like
 
 
 def test_what_is_missing_has_no_type_and_whole_numbers_with_gaps_may_be_floats():
-    assert complaints("trace", "law", law().iloc[:0].astype("object")) == []
-    assert complaints("trace", "law", law(s2=[None])) == []
-    assert complaints("trace", "law", pd.concat([law(layer=[1.0]), law(layer=[math.nan])])) == []
-    said = ["trace/law has float in the column 'layer'; the schema says int"]
-    assert complaints("trace", "law", pd.concat([law(layer=[1.5]), law(layer=[math.nan])])) == said
+    assert complaints("trace", "selectivity", of_neuron().iloc[:0].astype("object")) == []
+    assert complaints("trace", "selectivity", of_neuron(activation=[None])) == []
+    assert complaints("trace", "selectivity", pd.concat([of_neuron(layer=[1.0]), of_neuron(layer=[math.nan])])) == []
+    said = ["trace/selectivity has float in the column 'layer'; the schema says int"]
+    assert complaints("trace", "selectivity", pd.concat([of_neuron(layer=[1.5]), of_neuron(layer=[math.nan])])) == said
 
 
 def test_optional_columns_may_be_absent_and_open_tables_have_more():
@@ -145,12 +149,13 @@ def test_the_family_of_a_column(values, family):
 def written(folder, module, frame):
     """A table written by a module of that name, as the library's modules write theirs."""
     names = {"__name__": module, "create_run": create_run, "folder": folder, "frame": frame}
-    code = "with create_run(folder, kind='trace', config={}, provenance={}) as writer: writer.write_table('law', frame)"
+    code = "with create_run(folder, kind='trace', config={}, provenance={}) as writer: "
+    code += "writer.write_table('selectivity', frame)"
     exec(code, names)
 
 
 def test_what_the_library_writes_is_checked_in_every_test(tmp_path):
-    written(tmp_path / "right", "sink_lens.chain.planted", law())
-    with pytest.raises(AssertionError, match="trace/law lacks the column 's2'"):
-        written(tmp_path / "wrong", "sink_lens.chain.planted", law(s2=None))
-    written(tmp_path / "toy", "test_of_mine", law(s2=None))
+    written(tmp_path / "right", "sink_lens.chain.planted", of_neuron())
+    with pytest.raises(AssertionError, match="trace/selectivity lacks the column 'activation'"):
+        written(tmp_path / "wrong", "sink_lens.chain.planted", of_neuron(activation=None))
+    written(tmp_path / "toy", "test_of_mine", of_neuron(activation=None))

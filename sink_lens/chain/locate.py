@@ -22,8 +22,6 @@ from .config import Question, Thresholds
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 _COMMON = 0.5
 """A dimension is every token's if it has at least this share of the token's magnitude at a typical other token."""
-_ERASED = 0.1
-"""A layer erases if it takes away at least this share of the plateau's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +48,6 @@ class GrowthStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Erasure:
-    """Consecutive layers that take away what the growth before them wrote into the sink token."""
-
-    first_layer: int
-    last_layer: int
-    ratio_before: float
-    """Norm ratio before the first layer."""
-    ratio_after: float
-    """Norm ratio after the last layer."""
-    share: float
-    """Share of the plateau's state that the layers take away, along that state; above 1 if they overshoot."""
-
-    @property
-    def layers(self) -> range:
-        """The layers of the erasure."""
-        return range(self.first_layer, self.last_layer + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPlan:
     """Positions, layers and dimensions that a measuring pass reads, fixed before anything is measured."""
 
@@ -76,8 +55,6 @@ class MeasuringPlan:
     """Positions whose attention is read, the studied one first."""
     layers: tuple[int, ...] = ()
     """The growth layers, whose neurons are read."""
-    erasing: tuple[int, ...] = ()
-    """The layers that erase the studied token, whose neurons are read at that token alone."""
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Layer -> dimensions of the stream that it reads, whose part in the studied key is read."""
 
@@ -102,7 +79,6 @@ class Location:
     steps: tuple[GrowthStep, ...]
     outliers: Mapping[int, tuple[int, ...]]
     """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""
-    erasures: tuple[Erasure, ...] = ()
 
     @property
     def sink_position(self) -> int:
@@ -113,11 +89,6 @@ class Location:
     def growth_layers(self) -> tuple[int, ...]:
         """The layers of all growth steps."""
         return tuple(layer for step in self.steps for layer in step.layers)
-
-    @property
-    def erasing_layers(self) -> tuple[int, ...]:
-        """The layers of all erasures."""
-        return tuple(layer for erasure in self.erasures for layer in erasure.layers)
 
     @property
     def dimensions(self) -> tuple[list[int], list[int]]:
@@ -148,7 +119,6 @@ class Location:
         return MeasuringPlan(
             sink_positions=self.sink_positions,
             layers=self.growth_layers,
-            erasing=self.erasing_layers,
             dimensions={layer: dimensions for layer, dimensions in entering.items() if dimensions},
         )
 
@@ -170,7 +140,6 @@ def location_from(text: str) -> Location:
             sink_found=bool(found["sink_found"]),
             steps=tuple(GrowthStep(**step) for step in found["steps"]),
             outliers={int(layer): _indices(dimensions) for layer, dimensions in found["outliers"].items()},
-            erasures=tuple(Erasure(**erasure) for erasure in found.get("erasures", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
@@ -321,45 +290,7 @@ def find(
         )
         for first, last in spans
     )
-    erasures = () if forced is not None else _erasures(states, ratio=ratio, spans=spans)
-    return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers, erasures=erasures)
-
-
-def erased_share(states: Float[Tensor, "sample batch d_model"], *, first: int) -> Float[Tensor, " layer"]:
-    """Share of the plateau's state that each layer takes away: minus its change of the mean state, along the plateau.
-
-    The plateau is the largest mean state so far, from after layer ``first`` on; up to there the result is 0. ``states``
-    begin before layer 0, the result with layer 0.
-    """
-    means = states.double().mean(1)
-    found = torch.zeros(len(means) - 1, dtype=torch.float32)
-    plateau = means[first + 1]
-    for layer in range(first + 1, len(means) - 1):
-        if means[layer].norm() > plateau.norm():
-            plateau = means[layer]
-        found[layer] = -(means[layer + 1] - means[layer]) @ plateau / plateau.norm().square().clamp(min=1e-12)
-    return found
-
-
-def _erasures(
-    states: Float[Tensor, "layer batch d_model"], *, ratio: Float[Tensor, " layer"], spans: list[tuple[int, int]]
-) -> tuple[Erasure, ...]:
-    """Runs of layers after the first growth step, and in none, each of which takes a tenth of the plateau away."""
-    if not spans:
-        return ()
-    grown = {layer for first, last in spans for layer in range(first, last + 1)}
-    shares = erased_share(states, first=spans[0][1])
-    runs = _runs(layer for layer in (shares >= _ERASED).nonzero().flatten().tolist() if layer not in grown)
-    return tuple(
-        Erasure(
-            first_layer=first,
-            last_layer=last,
-            ratio_before=float(ratio[first]),
-            ratio_after=float(ratio[last + 1]),
-            share=float(shares[first : last + 1].sum()),
-        )
-        for first, last in runs
-    )
+    return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
 
 
 def _runs(layers: Iterable[int]) -> list[tuple[int, int]]:

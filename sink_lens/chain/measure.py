@@ -260,7 +260,6 @@ def measure(
 def aims(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
     """Check whether a pass with this aim read everything that the location found by it needs; see ``Location.plan``."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
-    same_steps = same_steps and aim.erasing_layers == at.erasing_layers
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in attention)
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
 

@@ -1,6 +1,6 @@
 """The exact split of each growth step into neuron x column contributions, and the super neurons in it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,26 +43,6 @@ EXPERT_COLUMNS = {
     "is_super": "bool",
 }
 """Columns of ``experts.parquet`` and their types."""
-
-PHASE_COLUMNS = {
-    "phase": "str",
-    "first_layer": "int64",
-    "last_layer": "int64",
-    "ratio_before": "float64",
-    "ratio_after": "float64",
-    "share": "float64",
-    "neurons": "str",
-}
-"""Columns of ``phases.parquet`` and their types."""
-
-_COLUMN_ENTRIES = 8
-
-_CRITERIA = (
-    ("gate_norm", "gate_norm_rank", -1),
-    ("up_norm", "up_norm_rank", -1),
-    ("spike_ratio", "spike_ratio", 1),
-    ("column_kurtosis", "column_kurtosis", 1),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,66 +161,6 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
     return pd.concat(frames, ignore_index=True).astype(COLUMNS)
 
 
-def phase_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
-    """One row a phase of the studied token, in order: growth, the plateau after it, erasure.
-
-    ``neurons`` are the super neurons of a growth step, and of an erasure those that each make at least ``super_share``
-    of what their layer takes away along the plateau, the strongest first.
-    """
-    location, ratio = panel.location, panel.norm_ratio().nanmean(1)
-    rows: list[dict[str, object]] = []
-
-    def add(phase: str, first: int, last: int, share: float, neurons: list[str]) -> None:
-        """Add a phase."""
-        ends = {"ratio_before": float(ratio[first]), "ratio_after": float(ratio[last + 1])}
-        where = {"phase": phase, "first_layer": first, "last_layer": last}
-        rows.append(where | ends | {"share": share, "neurons": ", ".join(neurons)})
-
-    phases = sorted([*location.steps, *location.erasures], key=lambda one: one.first_layer)
-    for place, phase in enumerate(phases):
-        following = phases[place + 1].first_layer if place + 1 < len(phases) else lens.n_layers
-        if isinstance(phase, GrowthStep):
-            add("growth", phase.first_layer, phase.last_layer, np.nan, _growing(splits, phase, location.sink_position))
-            if phase.last_layer + 1 < following:
-                add("plateau", phase.last_layer + 1, following - 1, np.nan, [])
-        else:
-            neurons = _erasing(lens, panel, phase.layers, super_share=super_share)
-            add("erasure", phase.first_layer, phase.last_layer, phase.share, neurons)
-    return pd.DataFrame(rows, columns=list(PHASE_COLUMNS)).astype(PHASE_COLUMNS)
-
-
-def _growing(splits: list[LayerSplit], step: GrowthStep, position: int) -> list[str]:
-    """The super neurons of a growth step, by their share of their layer's change."""
-    found = []
-    for split in splits:
-        if split.layer in step.layers and split.position == position:
-            share = measures.contribution_share(split.terms, change=split.change)
-            chosen = super_neurons(splits, layer=split.layer).nonzero().flatten().tolist()
-            found += [(float(share[neuron]), f"{split.layer}.{neuron}") for neuron in chosen]
-    return [name for _, name in sorted(found, reverse=True)]
-
-
-def _erasing(lens: LensModel, panel: Panel, layers: Iterable[int], *, super_share: float) -> list[str]:
-    """The neurons that make enough of what their layer takes away from the plateau's state, along that state."""
-    means, found = panel.states().double().mean(1), []
-    for layer in layers:
-        plateau = means[: layer + 1][means[: layer + 1].norm(dim=-1).argmax()]
-        along = (plateau / plateau.norm().clamp(min=1e-12)).float()
-        weights = mlp_weights(lens, layer=layer)
-        activations = panel.at("neurons_erasing", layer).to(weights.w_down.device)
-        norm, scale = norm_weights(lens, layer=layer, which="mlp_post_norm"), None
-        along = along.to(activations.device)
-        if norm is not None:
-            scale = 1 / norm.scale(activations @ weights.w_down.float().T + weights.b_down.float())
-            along = along * norm.gain
-            along = along - along.mean() if norm.centred else along
-        terms = measures.contributions(activations, weights=weights.w_down.float().T @ along, scale=scale)
-        change = float((means[layer + 1] - means[layer]) @ (plateau / plateau.norm().clamp(min=1e-12)))
-        share = terms.mean(0).cpu() / change
-        found += [(float(share[one]), f"{layer}.{one}") for one in (share >= super_share).nonzero().flatten().tolist()]
-    return [name for _, name in sorted(found, reverse=True)]
-
-
 def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
     """One row per (layer, expert, sink position) of every growth layer of a mixture of experts."""
     frames = []
@@ -283,47 +203,3 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
                 means = [float(values[:, place].nanmean()) for values in (activations[..., neuron], *found)]
                 rows.append((layer, neuron, position, *means))
     return pd.DataFrame(rows, columns=["layer", "neuron", "position", "activation", *measures.Selectivity._fields])
-
-
-def column_table(lens: LensModel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """The largest entries of each super neuron's down-projection column: which dimensions it writes, and how much."""
-    rows = []
-    for layer in sorted({split.layer for split in splits}):
-        weights = mlp_weights(lens, layer=layer)
-        for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
-            column = weights.w_down[:, neuron].float().cpu()
-            energy = float(column.square().sum())
-            for dimension in column.abs().argsort(descending=True, stable=True)[:_COLUMN_ENTRIES].tolist():
-                entry = float(column[dimension])
-                rows.append((layer, neuron, dimension, entry, entry**2 / energy if energy else np.nan))
-    return pd.DataFrame(rows, columns=["layer", "neuron", "dimension", "weight", "energy_share"])
-
-
-def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:
-    """Share of super neurons among the top k by each other criterion, with k the number of super neurons.
-
-    ``missed`` and ``invented`` list them as layer.neuron.
-    """
-    rows = []
-    for layer, part in table.groupby("layer"):
-        position = part["sink_position"].to_numpy()
-        once = position == position[0]
-        neurons = part["neuron"].to_numpy()[once]
-        supers = {int(neuron) for neuron in neurons[part["is_super"].to_numpy()[once]]}
-        for criterion, column, sign in _CRITERIA:
-            values = sign * part[column].to_numpy(dtype=float, na_value=np.nan)[once]
-            if not supers or np.isnan(values).all():
-                continue
-            order = np.argsort(-values, kind="stable")  # undefined ones last
-            top = {int(neuron) for neuron in neurons[order[: len(supers)]]}
-            rows.append(
-                {
-                    "layer": layer,
-                    "criterion": criterion,
-                    "n_super": len(supers),
-                    "found": len(supers & top),
-                    "missed": ",".join(f"{layer}.{neuron}" for neuron in sorted(supers - top)),
-                    "invented": ",".join(f"{layer}.{neuron}" for neuron in sorted(top - supers)),
-                }
-            )
-    return pd.DataFrame(rows, columns=["layer", "criterion", "n_super", "found", "missed", "invented"])

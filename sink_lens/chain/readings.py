@@ -126,11 +126,6 @@ def attention_readings(
         per_row = attention.gini(view["rows"][:, :, ::step], row_positions=_rows(view)[::step])
         return attention.mean_rows(per_row, row_valid=(_row_valid(view) & (_rows(view) > 0))[:, ::step])
 
-    def sum_of_squares(view: LayerView) -> Tensor:
-        """Sum of squared attention weights of each sampled query, mean over heads."""
-        squares = (1 / attention.effective_tokens(view["rows"])).mean(1)
-        return squares.masked_fill(~_row_valid(view), math.nan)
-
     return [
         Reading(name="sink_score", sites=("mass",), function=score),
         Reading(name="sink_mass", sites=("mass",), function=by_key(attention.sink_mass)),
@@ -138,7 +133,6 @@ def attention_readings(
         Reading(name="null_mass", sites=("rows",), function=row_mean(to_no_key)),
         Reading(name="key_rank", sites=("rows",), function=key_rank),
         Reading(name="gini", sites=("rows",), function=_few(gini)),
-        Reading(name="sum_of_squares", sites=("rows",), function=sum_of_squares),
     ]
 
 
@@ -276,20 +270,10 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
 
 
 def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others.
-
-    Among the layers that erase, only those at the studied position count.
-    """
+    """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others."""
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
-    erasing = Reading(
-        name="neurons_erasing",
-        sites=("neurons",),
-        function=lambda view: view["neurons"][:, sinks[0]].float(),
-        layers=frozenset(plan.erasing),
-    )
-    found = [erasing] if plan.erasing else []
     if not layers:
-        return found
+        return []
 
     def elsewhere(view: LayerView) -> Tensor:
         """Mean magnitude of each neuron at positions without a sink."""
@@ -314,7 +298,6 @@ def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tens
         )
 
     return [
-        *found,
         at_sinks("neurons"),
         *(at_sinks(site) for site in ADDED if site in sites_of(lens.family)),
         by_position("mlp_in"),

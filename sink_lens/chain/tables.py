@@ -12,7 +12,7 @@ from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
 from .links.link import Link
-from .locate import Location, outliers_of, writing_layers
+from .locate import Location, outliers_of
 from .measure import Panel
 from .readings import SITES_BY_POSITION
 
@@ -113,31 +113,6 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype({"is_outlier": bool})
 
 
-def writing_table(panel: Panel) -> pd.DataFrame:
-    """Follow each outlier dimension of the studied token layer by layer: its value, and whether it is written there."""
-    outliers = panel.location.outliers
-    dims = sorted({one for found in outliers.values() for one in found})
-    columns = ["dimension", "layer", "value", "change", "share", "is_outlier", "writes"]
-    if not dims:
-        return pd.DataFrame(columns=columns).astype({"is_outlier": bool, "writes": bool})
-    values = panel.states().double().mean(1)[:, dims]
-    dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(values) - 1)])
-    writes, largest = writing_layers(values), values.abs().max(0).values
-    rows = []
-    for place, dimension in enumerate(dims):
-        at_start = float(values[0, place])
-        share = abs(at_start) / float(largest[place])
-        outlier = dimension in outliers.get(-1, ())
-        rows.append((dimension, -1, at_start, at_start, share, outlier, outlier))
-        for layer in range(len(values) - 1):
-            change = float(values[layer + 1, place] - values[layer, place])
-            grown = float(values[layer + 1, place].abs() - values[layer, place].abs())
-            share, written = grown / float(largest[place]), bool(writes[layer, place])
-            after = float(values[layer + 1, place])
-            rows.append((dimension, layer, after, change, share, bool(dominant[layer, place]), written))
-    return pd.DataFrame(rows, columns=columns)
-
-
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """One row per layer: what makes the studied key there, and its logit (means).
 
@@ -155,7 +130,7 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
 
 
 def layer_table(panel: Panel) -> pd.DataFrame:
-    """One row per layer for the studied position: sink, norm, dominance, massive activation, effective rank, law."""
+    """One row per layer for the studied position: sink, norm, dominance, massive activation, rank, deviations."""
     location = panel.location
     states = panel.states()[1:]
     score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
@@ -189,32 +164,6 @@ def layer_table(panel: Panel) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def law_table(panel: Panel) -> pd.DataFrame:
-    """S2 of the aggregated values by query, beside two predictions of it for independent values of deviation sigma.
-
-    ``uniform_law`` is sigma / sqrt(t), as if the query attended evenly to its t tokens; ``weighted_law`` is sigma times
-    the root of the sum of its squared attention weights.
-    """
-    rows, positions = panel.rows, panel.positions
-    common = torch.isin(rows, positions)
-    at = torch.searchsorted(positions, rows[common])
-    frames = []
-    for layer in panel.attention_layers:
-        sigma = panel["value_std"][layer].nanmean()
-        frames.append(
-            pd.DataFrame(
-                {
-                    "layer": layer,
-                    "position": rows[common].numpy(),
-                    "s2": panel["std:z"][layer].nanmean(0)[at].numpy(),
-                    "uniform_law": (sigma / (rows[common] + 1).sqrt()).numpy(),
-                    "weighted_law": (sigma * panel["sum_of_squares"][layer].nanmean(0)[common].sqrt()).numpy(),
-                }
-            )
-        )
-    return pd.concat(frames, ignore_index=True)
 
 
 def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:

@@ -49,11 +49,8 @@ from .links.link import Link
 from .locate import Location, location_from
 from .measure import CONDITION_READINGS, MakesReadings, Panel, measure, scout, scout_and_measure
 from .neurons import (
-    column_table,
-    criteria_agreement,
     expert_table,
     neuron_table,
-    phase_table,
     selectivity_table,
     super_neurons,
 )
@@ -70,15 +67,10 @@ FILES = (
     "heads",
     "positions",
     "layers",
-    "law",
     "dimensions",
-    "writing",
     "growth_steps",
-    "phases",
     "neurons",
     "selectivity",
-    "columns",
-    "criteria",
     "key_split",
     "patterns",
     "conditions",
@@ -426,18 +418,12 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
     yield "heads", tables.head_table(lens, panel, threshold=config.threshold)
     yield "positions", tables.position_table(panel)
     yield "layers", tables.layer_table(panel)
-    yield "law", tables.law_table(panel)
     yield "dimensions", tables.dimension_table(panel, config=config)
-    yield "writing", tables.writing_table(panel)
     yield "growth_steps", tables.step_table(panel, errors)
-    yield "phases", phase_table(lens, panel, splits, super_share=config.super_share)
-    neurons = neuron_table(lens, panel, splits)
-    yield "neurons", neurons
+    yield "neurons", neuron_table(lens, panel, splits)
     if lens.d_expert is not None:
         yield "experts", expert_table(lens, panel, splits, super_share=config.super_share)
     yield "selectivity", selectivity_table(lens, panel, splits)
-    yield "columns", column_table(lens, splits)
-    yield "criteria", criteria_agreement(neurons)
     yield "key_split", tables.key_table(panel, links=links)
 
 

@@ -124,7 +124,6 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "p": "a p-value, 0 to 1",
         "log10 p": "the logarithm to base 10 of a p-value, 0 or less",
         "stream": "the units of the activations at the site",
-        "weights": "the units of the parameters",
         "directions": "a number of directions, 1 or more",
         "index": "a number counted from 0",
         "rank": "a number counted from 1, the largest first",

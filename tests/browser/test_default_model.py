@@ -24,7 +24,6 @@ FIGURES = (
         "norms",
         "variance",
         "dims",
-        "columns",
         "neurons",
         "qk",
         "mediation",

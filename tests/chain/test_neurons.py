@@ -3,7 +3,6 @@
 import functools
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 from lenses import lens_of
@@ -14,7 +13,6 @@ from sink_lens.chain.measure import measure
 from sink_lens.chain.neurons import (
     COLUMNS,
     LayerSplit,
-    criteria_agreement,
     neuron_table,
     output_terms,
     selectivity_table,
@@ -162,7 +160,6 @@ def test_a_gateless_mlp_has_no_gate_rank():
     table = neuron_table(lens, panel, split_layers(lens, panel, super_share=0.05))
     assert table["gate_norm_rank"].isna().all()
     assert sorted(table.loc[table["layer"] == 1, "up_norm_rank"]) == list(range(1, 81))
-    assert set(criteria_agreement(table)["criterion"]) == {"up_norm", "spike_ratio", "column_kurtosis"}
 
 
 def test_without_growth_the_tables_are_empty_and_typed():
@@ -171,26 +168,4 @@ def test_without_growth_the_tables_are_empty_and_typed():
     table = neuron_table(lens_of("llama"), panel, [])
     assert table.empty
     assert {name: str(dtype) for name, dtype in table.dtypes.items()} == COLUMNS
-    assert criteria_agreement(table).empty
     assert selectivity_table(lens_of("llama"), panel, []).empty
-
-
-def test_criteria_are_compared_by_their_top_as_many_as_there_are_super_neurons():
-    table = pd.DataFrame(
-        {
-            "layer": 4,
-            "neuron": range(5),
-            "sink_position": 0,
-            "spike_ratio": [9.0, 8.0, 1.0, 1.0, float("nan")],
-            "gate_norm_rank": pd.array([1, 5, 2, 3, 4], dtype="Int64"),
-            "up_norm_rank": pd.array([5, 4, 1, 2, 3], dtype="Int64"),
-            "column_kurtosis": [1.0, 30.0, 20.0, 2.0, 3.0],
-            "is_super": [True, True, False, False, False],
-        }
-    )
-    found = criteria_agreement(table).set_index("criterion")
-    assert found["found"].to_dict() == {"gate_norm": 1, "up_norm": 0, "spike_ratio": 2, "column_kurtosis": 1}
-    assert found.loc["gate_norm", "missed"] == "4.1"  # the top two by gate norm are neurons 0 and 2
-    assert found.loc["gate_norm", "invented"] == "4.2"
-    assert found.loc["spike_ratio", ["missed", "invented"]].tolist() == ["", ""]
-    assert (found["n_super"] == 2).all()

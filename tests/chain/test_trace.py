@@ -36,17 +36,12 @@ TABLES = (
     "heads",
     "positions",
     "layers",
-    "law",
     "dimensions",
-    "writing",
     "growth_steps",
     "neurons",
     "selectivity",
 )
 TABLES += (
-    "phases",
-    "columns",
-    "criteria",
     "key_split",
     "conditions",
     "links",
@@ -62,7 +57,6 @@ COLUMNS = {
     "neurons": "layer neuron sink_position activation spike_ratio contribution outlier_dimension gate_norm_rank "
     "up_norm_rank column_kurtosis is_super",
     "dimensions": "layer sink_position dimension value dominance_ratio is_outlier",
-    "columns": "layer neuron dimension weight energy_share",
     "key_split": "layer key_cosine_sink key_cosine_random_dimensions key_cosine_other_positions dimension rest bias "
     "random_dimensions logit_advantage_sink logit_advantage_other_positions",
     "growth_steps": "step first_layer last_layer ratio_before ratio_after sink_position outlier_dimension",
@@ -77,7 +71,6 @@ KEYS = {
     "positions": ["layer", "site", "position"],
     "neurons": ["layer", "neuron", "sink_position"],
     "dimensions": ["layer", "sink_position", "dimension"],
-    "columns": ["layer", "neuron", "dimension"],
     "key_split": ["layer"],
     "growth_steps": ["step"],
     "conditions": ["condition"],
@@ -233,13 +226,7 @@ def test_the_planted_chain_is_found(tmp_path):
     assert [verdicts[name] for name in CHAIN] == ["present, not tested"] * 4
     assert result.tables["growth_steps"]["split_error"].max() < 1e-4
     check_folder(tmp_path / "run")
-    columns, split = result.tables["columns"], result.tables["key_split"]
-    assert columns.iloc[0][["layer", "neuron", "dimension"]].tolist() == [
-        truth.layer,
-        truth.neuron,
-        truth.outlier_dimension,
-    ]
-    assert columns["energy_share"].between(0, 1).all()
+    split = result.tables["key_split"]
     value_of = result.links.drop_duplicates("statistic").set_index("statistic")["value"]
     assert split["key_cosine_sink"].mean() == pytest.approx(value_of["key_cosine"], rel=1e-4)
     mass = result.tables["heads"].groupby("layer")["sink_mass"].mean()

@@ -13,7 +13,6 @@ from sink_lens.chain.evidence import gather
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.neurons import phase_table
 from sink_lens.chain.page import story
 from sink_lens.chain.page import words as findings
 from sink_lens.chain.placement import kind_of, placement_table
@@ -71,20 +70,6 @@ def test_what_is_erased_does_not_grow(name):
         zoo, evidence = measured(name, family)
         found = evidence.panel.location
         assert found.growth_layers == zoo.truth.grows, family
-        assert set(zoo.truth.erased) <= set(found.erasing_layers), family
-        assert not set(found.erasing_layers) & set(zoo.truth.grows), family
-
-
-def test_phases_have_their_own_neurons():
-    zoo, evidence = measured("eraser", "llama")
-    phases = phase_table(evidence.lens, evidence.panel, evidence.splits, super_share=0.05).set_index("phase")
-    (maker,), (erased,) = zoo.truth.makers, zoo.truth.erased
-    assert list(phases.index) == ["growth", "plateau", "erasure"]
-    assert phases.loc["growth", "neurons"] == f"{maker.layer}.{maker.index}"
-    assert (phases.loc["plateau", "first_layer"], phases.loc["plateau", "last_layer"]) == (maker.layer + 1, erased - 1)
-    assert phases.loc["erasure", "share"] > 0.8
-    (eraser,) = phases.loc["erasure", "neurons"].split(", ")
-    assert eraser.startswith(f"{erased}.")
 
 
 def test_a_step_that_erases_does_not_decide_whether_neurons_fire():

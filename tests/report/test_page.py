@@ -37,11 +37,11 @@ HOSTILE = (
 )
 ODD = ("$x$", "<b>", "‮", "日本", "a&b", "\\frac", "_^", "'")
 PARTS = (
-    ("heads", "criteria"),
+    ("heads",),
     ("layers", "conditions", "growth_steps"),
     ("links", "chain", "neurons", "tokens"),
     ("positions", "selectivity", "summary"),
-    ("dimensions", "columns", "key_split", "patterns"),
+    ("dimensions", "key_split", "patterns"),
 )
 """Every file of a run, in groups that a folder may lack."""
 
@@ -142,25 +142,11 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     supers = frames["neurons"].query("is_super")[["layer", "neuron"]].to_numpy().tolist()
     selective = pd.DataFrame(supers, columns=["layer", "neuron"]).merge(pd.DataFrame({"position": place}), how="cross")
     frames["selectivity"] = selective.assign(activation=1.0, cosine=0.1, up=1.0, gate=-selective["position"] / length)
-    entries = [
-        (of, neuron, dimension, weight) for of, neuron in supers for dimension, weight in ((378, 4.0), (9, -0.5))
-    ]
-    frames["columns"] = pd.DataFrame(entries, columns=["layer", "neuron", "dimension", "weight"])
     frames["key_split"] = pd.DataFrame({"layer": layer[2:], "key_cosine_sink": 0.9, "key_cosine_other_positions": 0.4})
     parts = {"key_cosine_random_dimensions": 0.1, "dimension": 4.0, "rest": 1.0, "bias": 0.0, "random_dimensions": 0.1}
     frames["key_split"] = frames["key_split"].assign(**parts, logit_advantage_sink=5.0)
     names = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value"]
     frames["links"] = pd.DataFrame(rows, columns=[*names, "criterion", "verdict", "is_primary"])
-    frames["criteria"] = pd.DataFrame(
-        {
-            "layer": [1, 11],
-            "criterion": ["gate_norm_rank", "gate_norm_rank"],
-            "n_super": [2, 2],
-            "found": [1, 0],
-            "missed": ["1.77", "11.300,11.15"],
-            "invented": ["1.5", "11.2,11.8"],
-        }
-    )
     words = ["Call", " me", " Ish", "mael", ".", " Some", " years", " ago"]
     frames["tokens"] = pd.DataFrame(
         {
