@@ -130,7 +130,7 @@ def test_other_sink_positions_have_outliers_of_their_own():
     assert outliers[["layer", "sink_position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
 
 
-# --- layers, law, steps, conditions
+# --- layers, steps, conditions
 
 
 def test_layers_have_one_row_each():
@@ -142,17 +142,6 @@ def test_layers_have_one_row_each():
     assert (after["effective_rank"] < after["effective_rank_without"]).all()
     states = planted_panel().states()
     assert table.loc[3, "norm"] == pytest.approx(float(states[4].norm(dim=-1).mean()), rel=1e-5)
-
-
-def test_the_law_is_by_query_position():
-    _, _, panel = two_keys()
-    table = tables.law_table(panel)
-    assert list(table.columns) == ["layer", "position", "s2", "uniform_law", "weighted_law"]
-    first = table[table["layer"] == 0].set_index("position")
-    sigma = first.loc[0, "uniform_law"]  # sigma / sqrt(1)
-    assert first.loc[3, "uniform_law"] == pytest.approx(sigma / 2, rel=1e-5)
-    assert first.loc[0, "weighted_law"] == pytest.approx(sigma, rel=1e-4)  # one token attends to itself
-    assert (first["weighted_law"] >= first["uniform_law"] * 0.999).all()  # uniform weights average the most
 
 
 def test_outlier_dimensions_of_an_arm_are_sorted_by_the_layers_that_have_them():
