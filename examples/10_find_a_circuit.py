@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         task = circuits.task(lens, asked.task, pairs=asked.pairs, generator=np.random.default_rng(0))
         print(task.sentence)
-        circuit = circuits.find(lens, task.clean, task.corrupted, metric=task.metric, templates=task.templates)
+        circuit = circuits.find(lens, task)
     print(f"{circuit.n_edges} of {circuit.graph.n_edges:,} edges, completeness {circuit.scores.complete:.3f}")
     print(circuit.edges[["edge", "score", "low", "high", "inclusion"]].head(8).round(2).to_string(index=False))
 

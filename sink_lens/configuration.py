@@ -11,6 +11,7 @@ A configuration is a frozen dataclass with a docstring under each field; a text 
 - ``off``: the option that sets a truth to false, where it is not ``--no-NAME``;
 - ``flag``: the other names, such as ``-v``, of an option that only sets a truth to true;
 - ``file_only``: the field is a table of the file, or an argument of the Python call, and has no option;
+- ``imports``: a text with a colon names code of the user's; a file cannot, the command line can;
 - ``table``: the field may be a table of the file: key -> field.
 """
 

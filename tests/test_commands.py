@@ -462,7 +462,7 @@ def test_help_says_exit_codes_that_are_not_those_of_all():
 def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, monkeypatch):
     """Up to its configuration, whose own checks are made; nothing is run."""
     monkeypatch.chdir(tmp_path)
-    for file in ("mine.txt", "corpus.txt", "my_pairs.jsonl"):
+    for file in ("mine.txt", "corpus.txt", "my_pairs.csv"):
         Path(file).write_text("text")
     if name in ("sweep", "train"):
         Path(f"{name}.toml").write_text(run(name, "--example").stdout)

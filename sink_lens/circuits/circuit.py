@@ -1,6 +1,6 @@
 """``find``: score every edge, choose a circuit, and keep what is needed to judge, save and draw it.
 
-circuit = circuits.find(lens, clean, corrupted, metric=metrics.logit_difference(correct, wrong))
+circuit = circuits.find(lens, circuits.task(lens, "ioi", pairs=64))
 circuit.evaluate().frame        # faithfulness by size, on pairs that chose no edge
 circuit.save("circuit.json")    # EAP-IG's format; .pt, .dot, .svg, .png, .pdf, graph JSON and folders too
 circuit.draw()
@@ -42,6 +42,7 @@ from .graph import Graph
 from .runs import Runs, runs_of
 from .scores import Scores
 from .scoring import scored
+from .tasks import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -384,10 +385,10 @@ class Circuit:
 
 def find(
     lens: ModelLike,
-    clean: Sequences,
+    clean: Task | Sequences,
     corrupted: Sequences | None = None,
     *,
-    metric: Metric | Callable[[Outcome], Any],
+    metric: Metric | Callable[[Outcome], Any] | None = None,
     templates: Sequence[str] | None = None,
     config: CircuitConfig | None = None,
     progress: bool = False,
@@ -397,9 +398,9 @@ def find(
 
     Args:
         lens: the model: any dense family.
-        clean: texts, token ids or a token batch.
+        clean: a task (``circuits.task``) with all that follows; or texts, token ids or a token batch.
         corrupted: the same number of sequences of the same lengths; only ``resample`` needs them.
-        metric: one number per sequence that reads logits, loss or attention.
+        metric: one number per sequence that reads logits, loss or attention; the task's if None.
         templates: one name per pair; the bootstrap draws pairs within their template.
         config: how edges are scored and chosen; the default one if None.
         progress: show a progress bar.
@@ -413,7 +414,13 @@ def find(
     lens = as_lens(lens)
     config = with_fields(CircuitConfig, config, fields, where="circuits.find")
     config.check_found()
-    runs = runs_of(lens, clean, corrupted, metric=metric, config=config)
+    spans = None
+    if isinstance(clean, Task):
+        metric, templates = metric or clean.metric, templates or clean.templates
+        clean, corrupted, spans = clean.clean, clean.corrupted, clean.spans
+    if metric is None:
+        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
+    runs = runs_of(lens, clean, corrupted, metric=metric, config=config, spans=spans)
     if config.replaced_by == "resample" and runs.corrupted is not None:
         check_differ(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return circuit_of_runs(runs, config=config, templates=templates, progress=progress)

@@ -15,7 +15,8 @@ Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zer
 Choice = Literal["top", "greedy", "threshold"]
 ReadyTask = Literal["ioi", "greater-than", "agreement", "capitals", "induction"]
 """Tasks with pairs of prompts that are ready."""
-MetricName = Literal["logit_difference", "sink_mass", "loss"]
+METRICS = ("logit_difference", "sink_mass", "loss", "kl")
+"""Metrics of logits, the loss or attention, by name; in the stream a circuit has no node."""
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's shares of all edges."""
 EDGES, MOST_DRAWN = 200, 60
@@ -48,13 +49,16 @@ class CircuitConfig:
     task: Literal[ReadyTask, "text", "file"] = "ioi"
     """What the model does: a task with pairs of prompts, text (prose, no corrupted prompts), or a file of pairs."""
     pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """With the task file: JSON lines, or a .csv, with clean, corrupted, correct, incorrect."""
+    """With the task file: JSON lines, or a .csv, with clean, corrupted, correct, incorrect. Several answers of one kind
+    are a list, or in a .csv a|b; the mean of their logits counts."""
     pairs: int = 128
     """Number of pairs; with the task text, number of sequences."""
     length: int = 64
     """With the task text: tokens per sequence."""
-    metric: MetricName | None = None
-    """What the circuit explains. Default: logit_difference; sink_mass with the task text."""
+    metric: str | None = field(default=None, metadata={"metavar": "NAME", "imports": True})
+    """What the circuit explains: logit_difference, sink_mass, loss, kl (from the clean run), or MODULE:FUNCTION, a
+    function of yours of the logits, of an Outcome, or of the task, which then returns the metric. Default:
+    logit_difference; sink_mass with the task text."""
     sink_position: int = 0
     """Position of the sink: where sink_mass is read, and whose share of scores and faithfulness the run says."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
@@ -90,8 +94,9 @@ class CircuitConfig:
     neurons: tuple[str, ...] = field(default=(), metadata={"metavar": "LAYER:N,N"})
     """Neurons that form a node of their own, as LAYER:NEURONS, such as 2:15,870; repeat for more layers."""
     spans: tuple[str, ...] = field(default=(), metadata={"metavar": "NAME=N-N", "written": "pairs", "option": "span"})
-    """A span of positions that has edges of its own, such as sink=0; negative positions count from the last token, and
-    positions in no span are one more, rest. Default: edges are summed over all positions."""
+    """A span of positions that has edges of its own, such as sink=0, or the name of a column of the pairs file that has
+    each pair's; negative positions count from the last token, and positions in no span are one more, rest. Default:
+    edges are summed over all positions."""
     sizes: tuple[float, ...] = field(default=SIZES, metadata={"written": "commas"})
     """Sizes of the circuits on the curve, as shares of all edges."""
     nodes: bool = True
@@ -134,6 +139,10 @@ class CircuitConfig:
 
     def check_together(self) -> None:
         """Refuse fields that do not fit each other."""
+        if self.metric is not None and self.metric not in METRICS and ":" not in self.metric:
+            raise InputError(
+                f"metric is {self.metric!r}; need one of {', '.join(METRICS)}, or your own MODULE:FUNCTION"
+            )
         if (self.pairs_file is not None) != (self.task == "file"):
             raise InputError("the task file and a pairs_file belong together; give both or neither")
         if self.choice == "threshold" and not self.threshold:
@@ -146,6 +155,12 @@ class CircuitConfig:
             check_unread(self, "length", reader="task text")
         if self.reads != "sink_mass":
             check_unread(self, "metric_layers", reader="metric sink_mass")
+        for name, at in self.positions_by_span.items():
+            if isinstance(at, str) and self.task != "file":
+                raise InputError(
+                    f"the span {name} has the positions {at!r}, which may be a column of a file of pairs, and the task "
+                    f"is {self.task}; need positions such as {name}=-2,-1 or {name}=4-6, or the task file"
+                )
         check_method(self.method, self.replaced_by)
         if not METHODS[self.method].integrates:
             check_unread(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
@@ -196,17 +211,23 @@ class CircuitConfig:
         return found
 
     @property
-    def positions_by_span(self) -> dict[str, tuple[int, ...]]:
-        """Span -> positions."""
-        found: dict[str, tuple[int, ...]] = {}
+    def positions_by_span(self) -> dict[str, tuple[int, ...] | str]:
+        """Span -> positions, or the column of the pairs file that has them."""
+        found: dict[str, tuple[int, ...] | str] = {}
         for one in self.spans:
             name, equals, numbers = one.partition("=")
             if not equals or not name.strip():
                 raise InputError(f"span {one!r}; need NAME=POSITIONS, such as sink=0")
             if name.strip() in found:
                 raise InputError(f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6")
-            found[name.strip()] = _positions(numbers)
+            is_column = any(one.isalpha() for one in numbers)
+            found[name.strip()] = numbers.strip() if is_column else positions_in(numbers)
         return found
+
+    @property
+    def columns_of_spans(self) -> dict[str, str]:
+        """Span -> the column of the pairs file that has its positions."""
+        return {name: at for name, at in self.positions_by_span.items() if isinstance(at, str)}
 
 
 ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
@@ -219,7 +240,7 @@ def check_ending(path: str | Path) -> None:
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
 
 
-def _positions(text: str) -> tuple[int, ...]:
+def positions_in(text: str) -> tuple[int, ...]:
     """Positions of a span: numbers and ranges, or numbers that count from the last token."""
     if not text.strip().startswith("-"):
         return tuple(ranges(text, name="span"))

@@ -93,7 +93,8 @@ def evaluate(
     metric = pairs.metric if metric is None and isinstance(pairs, Task) else metric
     if metric is None:
         raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
-    runs = runs_of(lens, clean, corrupted, metric=metric, config=config)
+    spans = pairs.spans if isinstance(pairs, Task) else None
+    runs = runs_of(lens, clean, corrupted, metric=metric, config=config, spans=spans)
     own, graph = saved(circuit, lens).on(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")

@@ -21,7 +21,7 @@ sink-lens circuit --task ioi
 
 sink-lens circuit gpt2 --task greater-than --pairs 64 --edges 100 --save greater_than.json --save greater_than.svg
 
-sink-lens circuit --task file --pairs-file my_pairs.jsonl --ablation mean_ordinary --method eap
+sink-lens circuit --task file --pairs-file my_pairs.csv --span subject=subject_at --metric my_metrics:margin
 
 sink-lens circuit --task text --pairs 16 --metric-layers 12-29 --span sink=0 --span rest=1-63
 

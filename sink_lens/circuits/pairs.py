@@ -1,4 +1,4 @@
-"""Tasks with a known answer: pairs of a clean and a corrupted prompt of as many tokens, and two answers.
+"""Tasks with a known answer: pairs of a clean and a corrupted prompt of as many tokens, with right and wrong answers.
 
 - ``ioi``: indirect objects, in the templates of ``transformer_lens.evals.IOIDataset`` (MIT) and one more; the second
   mention of the subject becomes a third name.
@@ -10,20 +10,21 @@
 Prompts whose tokens do not fit (an answer or a name of several tokens, other lengths) are left out.
 """
 
+import contextlib
 import csv
 import io
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.described import BosCondition
 from ..errors import InputError, check_regular
-from ..text import json_value, visible
-from .config import ReadyTask
+from ..text import json_value, plural, visible
+from .config import CircuitConfig, positions_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,70 +69,85 @@ _CAPITALS = {
 _CAPITAL_TEMPLATES = ("The capital of {} is", "The capital city of {} is called", "Q: What is the capital of {}? A:")
 
 
+Answer = str | int | tuple[str | int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A clean and a corrupted prompt with two answers; prompts are texts or token ids."""
+    """A clean and a corrupted prompt with right and wrong answers; prompts are texts or token ids."""
 
     clean: str | tuple[int, ...]
     corrupted: str | tuple[int, ...]
-    correct: str | int
-    incorrect: str | int
+    correct: Answer
+    incorrect: Answer
     template: str = ""
     goes_on: bool = False
     """True if the answers go on the clean text's last word: of each, the first token behind the prompt's counts."""
+    spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Span -> its positions in this pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPair:
+    """A pair as tokens."""
+
+    clean: list[int]
+    corrupted: list[int]
+    correct: tuple[int, ...]
+    incorrect: tuple[int, ...]
+    template: str
+    spans: Mapping[str, tuple[int, ...]]
 
 
 def pairs_that_fit(
-    name: Literal[ReadyTask, "file"],
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    d_vocab: int,
-    pairs: int,
-    generator: np.random.Generator,
-    file: str | Path | None,
-    bos: BosCondition,
-) -> list[tuple[list[int], list[int], int, int, str]]:
-    """Different pairs of a task whose tokens fit, at most twice as many as are asked for: ids, answers and template.
+    config: CircuitConfig, tokenizer: "PreTrainedTokenizerBase", *, d_vocab: int, generator: np.random.Generator
+) -> list[TokenPair]:
+    """Different pairs of a task whose tokens fit, at most twice as many as are asked for.
 
     Raises:
-        InputError: no file of pairs, or one that cannot be read.
+        InputError: no file of pairs, or one that cannot be read; a span outside its prompt.
     """
+    name, pairs, bos = config.task, config.pairs, config.bos
     if name == "file":
-        if file is None:
+        if config.pairs_file is None:
             raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
-        source: Iterator[Pair] = iter(read_pairs(file))
+        source: Iterator[Pair] = iter(read_pairs(config.pairs_file, spans=config.columns_of_spans))
     elif name == "induction":
         source = _induction(tokenizer, d_vocab, generator, bos=bos)
     else:
         makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
         source = makers[name](generator)
-    kept: list[tuple[list[int], list[int], int, int, str]] = []
+    kept: list[TokenPair] = []
     seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     tried = 0
     for tried, pair in enumerate(source, 1):
         found = _tokens(pair, tokenizer, bos=bos)
-        key = (tuple(found[0]), tuple(found[1])) if found else None
-        if found is not None and key not in seen:
-            seen.add((tuple(found[0]), tuple(found[1])))
-            kept.append((*found, pair.template))
+        key = (tuple(found.clean), tuple(found.corrupted)) if found else None
+        if found is not None and key is not None and key not in seen:
+            seen.add(key)
+            kept.append(found)
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
     if name == "file" and (left := tried - len(kept)):
         _LOG.warning(
             "%d of the first %d pairs of %s are left out: their prompts differ in length, are equal or were there "
-            "before, an answer is not one token, or both answers are the same",
+            "before, an answer is not one token, or an answer is both right and wrong",
             left,
             tried,
-            file,
+            config.pairs_file,
         )
     return kept
 
 
-def read_pairs(file: str | Path) -> list[Pair]:
+def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> list[Pair]:
     """Pairs of a file of JSON lines, or of a .csv with the same names as columns, whose prompts and answers are texts.
 
+    Args:
+        file: its path.
+        spans: span -> the field, or column, that has its positions in each pair, such as 4 or 4-6.
+
     Raises:
-        InputError: the file cannot be read, or a line lacks what a pair needs.
+        InputError: the file cannot be read, a line lacks what a pair needs, or a span has more positions in one pair.
     """
     path = Path(file)
     check_regular(path, what="the file of pairs")
@@ -142,13 +158,16 @@ def read_pairs(file: str | Path) -> list[Pair]:
             lines = ["", *csv.DictReader(io.StringIO(text, newline=""))]  # after the line of names
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines, or a .csv") from None
-    found = []
+    found: list[Pair] = []
+    named = dict(spans or {})
     for number, line in enumerate(lines, 1):
         if isinstance(line, str) and not line.strip():
             continue
         try:
             row = json_value(line) if isinstance(line, str) else line
             fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
+            if isinstance(line, dict):
+                fields |= {name: _parted(fields[name]) for name in ("correct", "incorrect")}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"line {number} of {path} is no pair ({error}); need an object with clean, corrupted, correct and "
@@ -162,10 +181,19 @@ def read_pairs(file: str | Path) -> list[Pair]:
                 said = visible(repr(value))
                 raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a list of token ids")
         for name in ("correct", "incorrect"):
-            if not (isinstance(fields[name], str) or _is_id(fields[name])):
-                said = visible(repr(fields[name]))
-                raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id")
-        found.append(Pair(**fields, template=str(row.get("template") or "")))
+            several = fields[name] if isinstance(fields[name], list) else [fields[name]]
+            if not several or not all(isinstance(one, str) or _is_id(one) for one in several):
+                said = visible(repr(fields[name]), limit=200)
+                raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id, or a list")
+            fields[name] = tuple(several) if isinstance(fields[name], list) else fields[name]
+        own = {name: _span(row.get(column), name, where=f"line {number} of {path}") for name, column in named.items()}
+        for name, positions in own.items() if found else ():
+            if len(positions) != (before := len(found[0].spans[name])):
+                raise InputError(
+                    f"line {number} of {path}: the span {name} has {plural(len(positions), 'position')}, and {before} "
+                    "in the first pair; need as many in every pair, so that it is the same part of each prompt"
+                )
+        found.append(Pair(**fields, template=str(row.get("template") or ""), spans=own))
     if not found:
         raise InputError(f"{path} has no pairs; need one JSON object per line, or a row of a .csv")
     return found
@@ -176,11 +204,36 @@ def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
-def _tokens(
-    pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
-) -> tuple[list[int], list[int], int, int] | None:
-    """Ids of a pair; None where lengths differ, both are equal, or an answer is not one token."""
-    from ..data.bos import answer_id, ids_behind, prompt_ids
+def _parted(cell: Any) -> Any:
+    """The answers of a cell of a table: several if it is divided by |."""
+    pieces = cell.split("|") if isinstance(cell, str) else []
+    return pieces if len(pieces) > 1 and all(pieces) else cell
+
+
+def _span(value: Any, name: str, *, where: str) -> tuple[int, ...]:
+    """The positions of a span in one pair.
+
+    Raises:
+        InputError: there are none, or they cannot be read.
+    """
+    said = f"{where}: the span {name}"
+    if value is None or value in ("", []):
+        raise InputError(f"{said} has no positions; need them in every pair, such as 4 or 4-6")
+    if isinstance(value, list) and all(type(one) is int for one in value):
+        return tuple(dict.fromkeys(value))
+    if isinstance(value, str) or type(value) is int:
+        with contextlib.suppress(InputError):
+            return tuple(dict.fromkeys(positions_in(str(value))))
+    raise InputError(f"{said} is {visible(repr(value), limit=200)}; need positions, such as 4 or 4-6")
+
+
+def _tokens(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
+    """Tokens of a pair; None where lengths differ, both are equal, or an answer is not one token or on both sides.
+
+    Raises:
+        InputError: a span is outside the prompt.
+    """
+    from ..data.bos import prompt_ids
 
     prompts = []
     for prompt in (pair.clean, pair.corrupted):
@@ -188,24 +241,39 @@ def _tokens(
             prompts += prompt_ids([prompt], tokenizer, bos=bos)
         else:
             prompts.append(list(prompt))
-    answers = []
-    for answer in (pair.correct, pair.incorrect):
-        if pair.goes_on:
-            ids = ids_behind(str(pair.clean), str(answer), tokenizer)
-            if not ids:
-                return None
-            answers.append(ids[0])
-            continue
-        try:
-            first, second = (answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted))
-        except InputError:  # not one token behind these prompts
+    sides = []
+    for side in (pair.correct, pair.incorrect):
+        ids = [_answer(one, pair, tokenizer) for one in (side if isinstance(side, tuple) else (side,))]
+        known = tuple(dict.fromkeys(one for one in ids if one is not None))
+        if None in ids:
             return None
-        if first != second:
-            return None
-        answers.append(first)
-    if len(prompts[0]) != len(prompts[1]) or prompts[0] == prompts[1] or answers[0] == answers[1]:
+        sides.append(known)
+    clean, corrupted = prompts
+    if len(clean) != len(corrupted) or clean == corrupted or set(sides[0]) & set(sides[1]):
         return None
-    return prompts[0], prompts[1], answers[0], answers[1]
+    for name, positions in pair.spans.items():
+        for position in positions:
+            if not -len(clean) <= position < len(clean):
+                raise InputError(
+                    f"the span {name} has position {position} in a prompt of {len(clean)} tokens, "
+                    f"{visible(repr(pair.clean), limit=80)}; need 0 to {len(clean) - 1}, or from -1 for the last token"
+                )
+    found = {"clean": clean, "corrupted": corrupted, "template": pair.template, "spans": pair.spans}
+    return TokenPair(correct=sides[0], incorrect=sides[1], **found)
+
+
+def _answer(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """The token that an answer is behind both prompts; None if it is none, or not the same."""
+    from ..data.bos import answer_id, ids_behind
+
+    if pair.goes_on:
+        ids = ids_behind(str(pair.clean), str(answer), tokenizer)
+        return ids[0] if ids else None
+    try:
+        first, second = (answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted))
+    except InputError:  # not one token behind these prompts
+        return None
+    return first if first == second else None
 
 
 def _ioi(generator: np.random.Generator) -> Iterator[Pair]:

@@ -3,6 +3,8 @@
 Only the model can tell which pairs it gets right: their tokens are those of all pairs.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..estimate import Pass, Passes, Sizes, bytes_of_a_layer
@@ -97,8 +99,6 @@ def _longest(config: CircuitConfig, sizes: Sizes) -> int | None:
     tokenizer = sizes.tokenizer()
     if tokenizer is None:
         return None
-    drawn = {"pairs": min(config.pairs, _TRIED), "generator": np.random.default_rng([config.seed, 0])}
-    tried = pairs_that_fit(
-        config.task, tokenizer, d_vocab=sizes.header.d_vocab, file=config.pairs_file, bos=config.bos, **drawn
-    )
-    return max((len(clean) for clean, *_ in tried), default=None)
+    few, generator = replace(config, pairs=min(config.pairs, _TRIED)), np.random.default_rng([config.seed, 0])
+    tried = pairs_that_fit(few, tokenizer, d_vocab=sizes.header.d_vocab, generator=generator)
+    return max((len(one.clean) for one in tried), default=None)

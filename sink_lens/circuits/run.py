@@ -5,9 +5,10 @@ Scores are written pass by pass, and each table when it is made: a run that was 
 
 import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +18,15 @@ import pandas as pd
 from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_text
-from ..edits import metrics
 from ..edits.metrics import Metric
+from ..edits.named_metrics import imported, spec_of
+from ..engine.forward import predictions
+from ..engine.measured import metric_config
 from ..errors import InputError, RunError
 from ..models.inputs import model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import Result, RunWriter, create_run, default_folder, display, read_run
+from ..records import Result, RunWriter, check_known, create_run, default_folder, display, read_run
 from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
 from .attention import attention_of
@@ -113,6 +116,8 @@ def run(
     """
     check_shard(shard, out=out, overwrite=overwrite)
     asked = _asked(model, config=config, fields=fields)
+    if shard is not None:
+        check_known(asked.code())
     folder = default_folder(asked.lens.name) if out is None else Path(out)
     found = run_in(
         folder,
@@ -135,6 +140,7 @@ class _Asked:
     lens: LensModel
     task: Task
     config: CircuitConfig
+    metric: Metric | Callable[..., Any]
     given: SavedCircuit | None
     """The circuit that is judged, where one was given."""
 
@@ -150,19 +156,24 @@ class _Asked:
         """Open the run folder of the circuit, or of a part of it."""
         provenance = provenance_of(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
+            "answers_sha256": self.task.sha256,
             "seeds": {"pairs": self.config.seed},
         }
         provenance |= {} if self.given is None else {"circuit_sha256": self.given.sha256}
         return create_run(
             folder,
             kind="circuit",
-            config=asked_by(asdict(self.config)) | dict(part or {}),
+            config=asked_by(asdict(self.config)) | self.code() | dict(part or {}),
             provenance=provenance | ({"holder": holder()} if part else {}),
             expects=() if part else FILES,
             overwrite=overwrite,
             reopen=reopen,
             patience=patience,
         )
+
+    def code(self) -> dict[str, Any]:
+        """Hash of a metric of the user's: a run does not go on with another function of this name."""
+        return {"code": metric_config(self.metric)["code"]} if ":" in self.config.reads else {}
 
     @property
     def scored(self) -> Mapping[str, Ablation]:
@@ -179,7 +190,7 @@ class _Asked:
         """Score the pairs of some parts."""
         for name, ablation in self.scored.items():
             if any(part_name(name, rows) in parts for rows in parts_of(self.task.clean.n_sequences)):
-                runs = runs_for(self.lens, self.task, config=self.config, ablation=ablation)
+                runs = runs_for(self, ablation)
                 if name == "scores":
                     _check_gap(runs, seed=self.config.seed)
                 scored(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
@@ -201,12 +212,14 @@ def _asked(
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
     if asked.pairs_file is not None:
-        read_pairs(asked.pairs_file)  # refuses what is no pair, before the weights are read
+        read_pairs(
+            asked.pairs_file, spans=asked.columns_of_spans
+        )  # refuses what is no pair, before the weights are read
     lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    given = None if asked.circuit is None else read(asked.circuit, lens=lens)
-    return _Asked(lens=lens, task=task_for(lens, asked), config=asked, given=given)
+    given, task = None if asked.circuit is None else read(asked.circuit, lens=lens), task_for(lens, asked)
+    return _Asked(lens=lens, task=task, config=asked, metric=metric_of(lens, task, asked), given=given)
 
 
 def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
@@ -226,10 +239,7 @@ def model_for(config: CircuitConfig) -> LensModel:
 def task_for(lens: LensModel, config: CircuitConfig) -> Task:
     """The pairs of a configuration's task, or pieces of text without answers."""
     if config.task != "text":
-        generator = np.random.default_rng([config.seed, 0])
-        return task_of(
-            lens, config.task, pairs=config.pairs, generator=generator, file=config.pairs_file, bos=config.bos
-        )
+        return task_of(lens, config=config)
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids")
     lengths: dict[str, Any] = {"sequences": config.pairs, "length": config.length, "bos": config.bos}
@@ -246,27 +256,28 @@ def task_for(lens: LensModel, config: CircuitConfig) -> Task:
     )
 
 
-def metric_of(task: Task, config: CircuitConfig) -> Metric:
+def metric_of(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
     """The metric that a configuration names."""
-    match config.reads:
-        case "sink_mass":
-            return metrics.sink_mass(config.sink_position, layers=config.metric_layers)
-        case "loss":
-            return metrics.loss()
-    return task.metric
+    name = config.reads
+    if name == "logit_difference":
+        return task.metric
+    if ":" not in name:
+        return spec_of(config, name).metric(lens, partial(predictions, lens, task.clean))
+    function = imported(name)
+    return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 
 
-def runs_for(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: Ablation) -> Runs:
+def runs_for(asked: "_Asked", ablation: Ablation) -> Runs:
     """The clean and the replaced runs of a task."""
+    task, config = asked.task, replace(asked.config, ablation=ablation)
     corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-    asked = replace(config, ablation=ablation)
-    return runs_of(lens, task.clean, corrupted, metric=metric_of(task, config), config=asked)
+    return runs_of(asked.lens, task.clean, corrupted, metric=asked.metric, config=config, spans=task.spans)
 
 
 def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
     """Score, choose and judge the circuit, and write the tables."""
     lens, task, config = asked.lens, asked.task, asked.config
-    runs = runs_for(lens, task, config=config, ablation=config.replaced_by)
+    runs = runs_for(asked, config.replaced_by)
     _check_gap(runs, seed=config.seed)
     scores = scored(runs, config, writer=writer, name="scores", progress=progress)
     half = chosen_by(runs, scores, config, templates=task.templates, halved=True)
@@ -309,7 +320,7 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     sink = json.loads((writer.folder / "sink.json").read_text("utf-8"))
     core, alone = None, None
     if config.core:
-        others = partial(_others, circuit, lens, task, config=config, writer=writer, progress=progress)
+        others = partial(_others, circuit, asked, writer=writer, progress=progress)
         core = writer.once("core", lambda: core_of(circuit, others(), pairs=config.check_pairs, progress=progress))
         mask = np.isin(circuit.graph.names, core.loc[core["core"].to_numpy(bool), "edge"].to_numpy())
         alone = half.judge.judged(half.judge.values(mask[None]))
@@ -360,11 +371,10 @@ def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
         return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
 
-    def answer(ids: tuple[int, ...], row: int) -> str:
-        """An answer as text; its id without a tokenizer."""
-        if not ids or lens.tokenizer is None:
-            return str(ids[row]) if ids else ""
-        return str(lens.tokenizer.decode([ids[row]]))
+    def answer(ids: tuple[tuple[int, ...], ...], row: int) -> str:
+        """Answers as text, several with | between them; ids without a tokenizer."""
+        own = ids[row] if ids else ()
+        return "|".join(str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in own)
 
     rows = range(runs.n_pairs)
     return pd.DataFrame(
@@ -394,14 +404,12 @@ def other_ablations(config: CircuitConfig) -> tuple[Ablation, ...]:
     return tuple(one for one in able if one != config.replaced_by)
 
 
-def _others(
-    circuit: Circuit, lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
-) -> dict[str, Circuit]:
+def _others(circuit: Circuit, asked: _Asked, *, writer: RunWriter, progress: bool) -> dict[str, Circuit]:
     """Name of each other ablation that the core is taken over -> the circuit that it gives."""
     others: dict[str, Circuit] = {}
-    for ablation in other_ablations(config):
-        runs = runs_for(lens, task, config=config, ablation=ablation)
-        scores = scored(runs, config, writer=writer, name=f"scores-{ablation}", progress=progress)
+    for ablation in other_ablations(asked.config):
+        runs = runs_for(asked, ablation)
+        scores = scored(runs, asked.config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = circuit.like(runs, scores)
     return others
 

@@ -279,15 +279,25 @@ def runs_of(
     *,
     metric: Metric | Callable[[Outcome], Any],
     config: CircuitConfig,
+    spans: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Runs:
-    """The runs that a configuration asks for; the arguments are those of ``Runs.of``."""
+    """The runs that a configuration asks for, with ``spans`` of each pair; other arguments are those of ``Runs.of``."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
     found = Runs.of(lens, clean, corrupted, graph=graph, metric=metric, config=config)
-    return with_spans(found, config.positions_by_span)
+    at: dict[str, Any] = config.positions_by_span | dict(spans or {})
+    for name, positions in at.items():
+        if isinstance(positions, str):
+            raise InputError(
+                f"the span {name} is the column {positions!r} of a file of pairs, which were not read with it; need "
+                "circuits.task(lens, 'file', pairs_file=..., spans=...), or positions"
+            )
+    return with_spans(found, at)
 
 
-def with_spans(runs: Runs, spans: Mapping[str, Sequence[int]]) -> Runs:
+def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence[int]]]) -> Runs:
     """The runs with every edge once a span; real positions that are in none are one more span, ``rest``.
+
+    A span has the same positions in every pair, or those of each pair.
 
     Raises:
         InputError: a position that does not exist, or one in two spans; positions are left and a span is called rest.
@@ -303,20 +313,25 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int]]) -> Runs:
     return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
 
 
-def _span_masks(tokens: TokenBatch, spans: Mapping[str, Sequence[int]]) -> Bool[Tensor, "span pair position"]:
+def _span_masks(
+    tokens: TokenBatch, spans: Mapping[str, Sequence[int] | Sequence[Sequence[int]]]
+) -> Bool[Tensor, "span pair position"]:
     """The positions of each span in each sequence; below 0 from the last real token.
 
     Raises:
         InputError: a position that does not exist, or one in two spans.
     """
     found = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
-    rows = torch.arange(tokens.n_sequences)
+    lengths = tokens.lengths.tolist()
     for number, (name, positions) in enumerate(spans.items()):
-        for position in positions:
-            at = tokens.lengths + position if position < 0 else torch.full_like(tokens.lengths, position)
-            if bool((at < 0).any()) or bool((at >= tokens.lengths).any()):
-                raise InputError(f"position {position} of the span {name!r} is outside some sequence")
-            found[number, rows, at] = True
+        by_pair: Any = positions if positions and not isinstance(positions[0], int) else [positions] * len(lengths)
+        if len(by_pair) != len(lengths):
+            raise InputError(f"the span {name!r} has positions of {len(by_pair)} pairs; need those of {len(lengths)}")
+        for row, (own, length) in enumerate(zip(by_pair, lengths, strict=True)):
+            for position in own:
+                if not -length <= position < length:
+                    raise InputError(f"position {position} of the span {name!r} is outside some sequence")
+                found[number, row, position % length] = True
     if bool((found.sum(0) > 1).any()):
         raise InputError("a position is in two spans; need each position in one span at most")
     return found

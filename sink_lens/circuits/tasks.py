@@ -1,26 +1,31 @@
 """Tasks with a known answer as batches of tokens, without the pairs that the model gets wrong; see ``pairs``.
 
-The metric is the logit of the right answer minus that of the wrong one, at the last token.
+The metric is the logit of the right answer minus that of the wrong one, at the last token. If there are several, the
+mean of their logits counts, as in auto-circuit.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.described import BosCondition
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
-from .config import ReadyTask
-from .pairs import pairs_that_fit
+from .config import CircuitConfig, ReadyTask
+from .pairs import TokenPair, pairs_that_fit
 
 if TYPE_CHECKING:
     from ..edits.metrics import Metric
     from ..models.lens import LensModel
+
+
+_A_PASS = 32
+"""Prompts whose logits are kept at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +35,29 @@ class Task:
     name: str
     clean: TokenBatch
     corrupted: TokenBatch
-    correct: tuple[int, ...]
-    incorrect: tuple[int, ...]
+    correct: tuple[tuple[int, ...], ...]
+    """Right answers of each pair."""
+    incorrect: tuple[tuple[int, ...], ...]
+    """Wrong answers of each pair."""
     templates: tuple[str, ...]
     """Template of each pair."""
+    spans: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Span -> its positions in each pair."""
     n_tried: int
     """Pairs whose tokens fit."""
     n_answered: int
     """Pairs among them whose right answer has the larger logit."""
 
     @property
+    def sha256(self) -> str:
+        """Hash of what the pairs have beside their tokens."""
+        return sha256(
+            repr((self.correct, self.incorrect, self.templates, sorted(self.spans.items()))).encode()
+        ).hexdigest()
+
+    @property
     def metric(self) -> "Metric":
-        """The logit of the right answer minus that of the wrong one, at the last token."""
+        """The logit of the right answer minus that of the wrong one, at the last token; of several, the means."""
         from ..edits.metrics import logit_difference
 
         return logit_difference(self.correct, self.incorrect)
@@ -58,24 +74,22 @@ class Task:
 
 def task_of(
     lens: "LensModel",
-    name: Literal[ReadyTask, "file"],
+    task: Literal[ReadyTask, "file"] | None = None,
     *,
-    pairs: int = 128,
-    generator: np.random.Generator,
-    file: str | Path | None = None,
-    bos: BosCondition = "auto",
+    generator: np.random.Generator | None = None,
     least: float = 0.5,
+    config: CircuitConfig | None = None,
+    **fields: Any,
 ) -> Task:
     """Make the pairs of a task, and keep those that the model gets right.
 
     Args:
         lens: the model.
-        name: one that is ready, or ``file``.
-        pairs: number of pairs.
-        generator: draws names, nouns and tokens.
-        file: JSON lines with clean, corrupted, correct, incorrect and, if you like, template.
-        bos: BOS condition for texts.
+        task: one that is ready, or ``file``; the configuration's if None.
+        generator: draws names, nouns and tokens; one of the configuration's seed if None.
         least: smallest share of prompts that the model must get right.
+        config: the number of pairs, a file of them, spans of its columns, BOS; the default one if None.
+        **fields: fields of ``CircuitConfig``, such as ``pairs=64`` or ``pairs_file="pairs.csv"``; they win.
 
     Raises:
         InputError: no pair whose tokens fit, or a task that the model does not do.
@@ -83,49 +97,53 @@ def task_of(
     from ..edits.metrics import evaluate
     from ..engine.forward import run_with
 
+    named = {} if task is None else {"task": task}
+    config = with_fields(CircuitConfig, config, fields | named, where="circuits.task")
+    name = config.task
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids")
-    kept = pairs_that_fit(
-        name, lens.tokenizer, d_vocab=lens.d_vocab, pairs=pairs, generator=generator, file=file, bos=bos
-    )
+    generator = np.random.default_rng([config.seed, 0]) if generator is None else generator
+    kept = pairs_that_fit(config, lens.tokenizer, d_vocab=lens.d_vocab, generator=generator)
     if not kept:
         raise InputError(
             f"with the tokenizer of {lens.name}, no pair of {name!r} has prompts of equal length and answers of "
             "one token; need another task, or a file of pairs"
         )
-    whole = _batched(name, kept)
-    values = evaluate(whole.metric, run_with(lens, whole.clean, layers=(0,), loss=False, logits=True))
-    right = (values > 0).nonzero()[:, 0].tolist()
+    whole, right = _batched(name, kept), list[int]()
+    for start in range(0, len(kept), step := config.batch_size or _A_PASS):
+        rows = slice(start, min(start + step, len(kept)))
+        outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True)
+        values = evaluate(whole.metric, replace(outcome, sequences=rows))
+        right += (start + (values > 0).nonzero()[:, 0]).tolist()
     if len(right) < max(1, least * len(kept)):
         raise InputError(
             f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at "
             f"least {least:.0%}, because a circuit cannot explain what a model does not do. Choose another task or "
             "model"
         )
-    chosen = [kept[row] for row in right[:pairs]]
+    chosen = [kept[row] for row in right[: config.pairs]]
     return replace(_batched(name, chosen), n_tried=len(kept), n_answered=len(right))
 
 
-def _batched(name: str, kept: Sequence[tuple[list[int], list[int], int, int, str]]) -> Task:
+def _batched(name: str, kept: Sequence[TokenPair]) -> Task:
     """The task with its prompts as batches."""
-    lengths = torch.tensor([len(one[0]) for one in kept])
+    lengths = torch.tensor([len(one.clean) for one in kept])
 
-    def batch(which: int) -> TokenBatch:
+    def batch(prompts: Sequence[list[int]]) -> TokenBatch:
         """All clean, or all corrupted, prompts."""
         tokens: Tensor = torch.zeros(len(kept), int(lengths.max()), dtype=torch.int64)
-        for row, one in enumerate(kept):
-            ids = one[which]
-            assert isinstance(ids, list)
+        for row, ids in enumerate(prompts):
             tokens[row, : len(ids)] = torch.tensor(ids)
         return from_tensor(tokens, lengths=lengths)
 
     return Task(
         name=name,
-        clean=batch(0),
-        corrupted=batch(1),
-        correct=tuple(one[2] for one in kept),
-        incorrect=tuple(one[3] for one in kept),
-        templates=tuple(one[4] for one in kept),
+        clean=batch([one.clean for one in kept]),
+        corrupted=batch([one.corrupted for one in kept]),
+        correct=tuple(one.correct for one in kept),
+        incorrect=tuple(one.incorrect for one in kept),
+        templates=tuple(one.template for one in kept),
+        spans={name: tuple(one.spans[name] for one in kept) for name in kept[0].spans},
         n_tried=len(kept),
         n_answered=0,
     )

@@ -94,6 +94,12 @@ def configured(
                 settings = flat(
                     kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
                 )
+            for name, field in known.items():
+                if "imports" in field.metadata and ":" in str(settings.get(name, "")):
+                    raise InputError(
+                        f"{file} has {name} = {settings[name]!r}, which is code to import; need it on the command "
+                        f"line, as {option_of(field)} {settings[name]}"
+                    )
             replacing = dict(setting(pair) for pair in pairs or ())
             check_known(replacing, list(known), where="--set")
             settings |= replacing

@@ -28,6 +28,8 @@ from ..text import span
 
 Token = int | str
 """A token by its id, or by its text."""
+Answers = Token | Sequence[Token | Sequence[Token]]
+"""A token, or one for each sequence, or several for each."""
 
 __all__ = [
     "Metric",
@@ -66,7 +68,7 @@ class Metric:
     """The single position at which the metric reads logits; None means every position."""
     on: "Callable[[TokenBatch], Metric] | None" = None
     """Makes the metric for some sequences, if it hangs on their tokens, as the token of an answer does."""
-    answers: tuple[tuple[int, ...], ...] = ()
+    answers: tuple[tuple[int | tuple[int, ...], ...], ...] = ()
     """The tokens that texts of answers are behind these sequences."""
 
     def over(self, n_layers: int) -> tuple[int, ...]:
@@ -97,8 +99,8 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
 
 @checked
 def logit_difference(
-    correct: Token | Sequence[Token],
-    incorrect: Token | Sequence[Token],
+    correct: Answers,
+    incorrect: Answers,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     position: int = -1,
@@ -107,7 +109,8 @@ def logit_difference(
     """Logit of one token minus that of another at a position: ``logit_difference(" Paris", " Madrid", tokenizer)``.
 
     Args:
-        correct: the token whose logit counts positively, an id or the text of one token, or one for each sequence.
+        correct: the token whose logit counts positively, an id or the text of one token, or one for each sequence. If
+            a sequence has a list of several, the mean of their logits counts, as in auto-circuit.
         incorrect: the token whose logit is subtracted, likewise.
         tokenizer: reads the texts; ids need none. A text is the token that it is behind the sequence's own tokens.
         position: the position at which the next token is predicted.
@@ -118,26 +121,32 @@ def logit_difference(
         InputError: a text is not one token behind the prompt, or there is no tokenizer to read it.
     """
     both = correct, incorrect
-    for one in both:
-        for answer in [one] if isinstance(one, str | int) else one:
-            if isinstance(answer, int) or tokenizer is None:
-                answer_id(answer, (), tokenizer)
-    if any(isinstance(answer, str) for one in both for answer in ([one] if isinstance(one, str | int) else one)):
+    every = [answer for one in both for answers in _listed(one) for answer in _listed(answers)]
+    for answer in every:
+        if isinstance(answer, int) or tokenizer is None:
+            answer_id(answer, (), tokenizer)
+    if any(not _listed(answers) for one in both for answers in _listed(one)):
+        raise InputError("a sequence has no right, or no wrong, answer; need at least one of each")
+    if any(isinstance(answer, str) for answer in every):
         if prompt is None:
             return _of_texts(both, tokenizer, position=position)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         return _of_prompts(both, prompts, tokenizer, position=position)
-    plus, minus = (one if isinstance(one, int) else [int(each) for each in one] for one in both)
+    plus, minus = (one if isinstance(one, int) else [[*map(int, _listed(each))] for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
         found = run.logits_at(_at(run, position)).float()
-        rows = torch.arange(len(found))
-        return found[rows, _ids(plus, run, found)] - found[rows, _ids(minus, run, found)]
+        return _mean_logit(found, plus, run) - _mean_logit(found, minus, run)
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
 
 
-def _of_texts(both: Sequence[Token | Sequence[Token]], tokenizer: Any, *, position: int) -> Metric:
+def _listed(given: Any) -> list[Any]:
+    """A single answer as a list of it."""
+    return [given] if isinstance(given, str | int) else list(given)
+
+
+def _of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
     """The difference of the logits of texts, which are tokens once the sequences are known."""
 
     def unread(run: Outcome) -> Tensor:
@@ -159,7 +168,7 @@ def _of_texts(both: Sequence[Token | Sequence[Token]], tokenizer: Any, *, positi
 
 
 def _of_prompts(
-    both: Sequence[Token | Sequence[Token]], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
+    both: Sequence[Answers], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
 ) -> Metric:
     """The difference of the logits of the tokens that texts are behind prompts."""
     n = max([len(prompts), *(len(one) for one in both if not isinstance(one, str | int))])
@@ -171,12 +180,15 @@ def _of_prompts(
         if len(given) != n or len(behind) < n:
             raise InputError(f"{len(given)} answers were given for {len(prompts)} prompts; need one, or one for each")
         ids = []
-        for answer, prompt in zip(given, behind, strict=False):
-            key = (answer, prompt if isinstance(prompt, str) else tuple(prompt))
-            known[key] = known[key] if key in known else answer_id(answer, prompt, tokenizer)
-            ids.append(known[key])
+        for several, prompt in zip(given, behind, strict=False):
+            own = []
+            for answer in _listed(several):
+                key = (answer, prompt if isinstance(prompt, str) else tuple(prompt))
+                known[key] = known[key] if key in known else answer_id(answer, prompt, tokenizer)
+                own.append(known[key])
+            ids.append(own[0] if isinstance(several, str | int) else tuple(own))
         answers.append(tuple(ids))
-    ids = [found[0] if len(set(found)) == 1 else found for found in answers]
+    ids = [found[0] if len(set(found)) == 1 and isinstance(found[0], int) else found for found in answers]
     made = logit_difference(*ids, position=position)
     if all(isinstance(one, int) for one in ids):
         names = [str(tokenizer.convert_ids_to_tokens(one)) for one in ids]
@@ -415,12 +427,17 @@ def _at(run: Outcome, position: int) -> Tensor:
     return at
 
 
-def _ids(token: int | Sequence[int], run: Outcome, logits: Float[Tensor, "batch vocab"]) -> Tensor:
-    """One id per sequence, in the vocabulary."""
+def _mean_logit(
+    logits: Float[Tensor, "batch vocab"], given: int | Sequence[Sequence[int]], run: Outcome
+) -> Float[Tensor, " batch"]:
+    """The logit of each sequence's answer; the mean of those of several."""
     n, d_vocab = logits.shape
-    ids = torch.tensor([token] * n if isinstance(token, int) else list(token)[run.sequences])
-    if ids.shape != (n,):
-        raise InputError(f"{len(ids)} token ids were given for {n} sequences; need one, or one for each")
-    if bool((ids < 0).any()) or bool((ids >= d_vocab).any()):
-        raise InputError(f"token ids {ids.tolist()} are not all in the vocabulary; need 0 to {d_vocab - 1}")
-    return ids
+    answers = [[given]] * n if isinstance(given, int) else list(given)[run.sequences]
+    ids = [one for own in answers for one in own]
+    if len(answers) != n:
+        raise InputError(f"{len(answers)} token ids were given for {n} sequences; need one, or one for each")
+    if min(ids) < 0 or max(ids) >= d_vocab:
+        raise InputError(f"token ids {ids} are not all in the vocabulary; need 0 to {d_vocab - 1}")
+    if len(ids) == n:
+        return logits[torch.arange(n), torch.tensor(ids)]
+    return torch.stack([logits[row, list(own)].mean() for row, own in enumerate(answers)])

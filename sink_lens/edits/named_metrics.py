@@ -3,10 +3,14 @@
 What makes a metric is imported when one is made, so that a file is read without the libraries of models.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..configuration import check_unread
 from ..errors import InputError
 from ..models.header import Sized
 from .index_notation import values_of
@@ -136,6 +140,75 @@ METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
     "kl": (_kl, (), ()),
 }
 """Name -> how it is made, its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
+
+
+FIELDS: Mapping[str, frozenset[str]] = {
+    "sink_position": frozenset({"sink_position"}),
+    "metric_layers": frozenset({"layers", "layer"}),
+    "correct": frozenset({"correct"}),
+    "incorrect": frozenset({"incorrect"}),
+}
+"""Field of a configuration with a metric -> the options of a metric that it gives."""
+
+
+def check_metric_fields(config: Any, name: str) -> None:
+    """Refuse ``FIELDS`` that were set and that the metric of this name does not read."""
+    for one, options in FIELDS.items():
+        readers = [other for other, (_, known, _) in METRICS.items() if options & set(known)]
+        if name not in readers:
+            check_unread(config, one, reader=f"metric {' and '.join(readers)}")
+
+
+def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
+    """The metric of this name with the options that a configuration's fields give.
+
+    Args:
+        config: has ``FIELDS``, or some of them.
+        name: of the metric.
+        token: gives the text or id of an option's text; without it every text has the id 0.
+
+    Raises:
+        InputError: a layer or token that the metric needs was not given.
+    """
+    layers, known = config.metric_layers, METRICS[name][1]
+    if "layer" in known and (layers is None or len(layers) != 1):
+        raise InputError(f"{name} is read at one layer; give it with --metric-layers N")
+    given: dict[str, Any] = {
+        "sink_position": config.sink_position,
+        "layers": None if layers is None else list(layers),
+        "layer": None if layers is None else layers[0],
+    }
+    for option in ("correct", "incorrect"):
+        if option in known:
+            if (text := getattr(config, option)) is None:
+                raise InputError(f'{name} compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
+            given[option] = token(text, option=option)
+    return MetricSpec(name=name, options={one: given[one] for one in known if given.get(one) is not None})
+
+
+def imported(reference: str) -> Callable[..., Any]:
+    """A function of the user's by MODULE:FUNCTION; modules of the current folder are found last.
+
+    Raises:
+        InputError: the module cannot be imported, or has no such function.
+    """
+    module, _, name = reference.partition(":")
+    here = str(Path.cwd())
+    added = [] if here in sys.path else [here]
+    sys.path.extend(added)
+    try:
+        found = getattr(import_module(module), name, None)
+    except (ImportError, ValueError, SyntaxError) as error:
+        raise InputError(
+            f"the metric {reference} cannot be imported ({type(error).__name__}: {error}); need MODULE:FUNCTION, with "
+            "a module of this folder or an installed one"
+        ) from None
+    finally:
+        for one in added:
+            sys.path.remove(one)
+    if not callable(found):
+        raise InputError(f"{module} has no function {name!r}; need MODULE:FUNCTION, such as my_metrics:margin")
+    return found
 
 
 def whole(options: Mapping[str, Any], name: str, default: int) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..configuration import check_least, check_types, check_unread
 from ..data.described import BosCondition
 from ..edits.named_edits import KINDS
+from ..edits.named_metrics import MetricSpec, check_metric_fields, spec_of
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
@@ -127,6 +128,11 @@ class PatchConfig:
     def at(self) -> dict[str, Any]:
         """The chosen indices of each axis, as ``parts.cells`` takes them."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
+
+    def spec(self, **how: Any) -> MetricSpec:
+        """The metric by its name and options; the arguments are those of ``spec_of``."""
+        check_metric_fields(self, self.metric)
+        return spec_of(self, self.metric, **how)
 
     @property
     def sites(self) -> tuple[str, ...]:

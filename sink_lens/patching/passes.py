@@ -10,7 +10,6 @@ from ..models.header import sizes_of
 from ..models.prompt_tokens import most_tokens
 from ..models.sites import SITES
 from .config import PatchConfig, check_differ, check_lengths
-from .named_metric import spec_of
 from .parts import cells, check_put, drawn_parts, identity_of, indices_of
 
 _BESIDE = 14
@@ -33,7 +32,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     if config.put == "source":
         check_differ(clean != corrupted)
     made, backwards = 0.0, 0
-    read = spec_of(config).last(header)
+    read = config.spec().last(header)
     last = header.n_layers if read is None else read + 1
     for name in config.sites:
         grid = cells(header, name, by=config.by, n_positions=n_positions, **config.at)
@@ -76,7 +75,7 @@ def check_before(config: PatchConfig) -> None:
         longest = most_tokens([*config.clean, *config.corrupted])
         for site in config.sites:
             indices_of(header, site, by=config.by, n_positions=longest, **config.at)
-        spec_of(config).last(header)
+        config.spec().last(header)
     if all(site in SITES for site in config.sites):
         check_put(config)
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -18,7 +19,7 @@ from ..edits.part import Part, Where
 from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.engine import Engine
-from ..engine.forward import run_with
+from ..engine.forward import predictions, run_with
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -26,7 +27,6 @@ from ..models.sites import SITES
 from ..progress import tqdm
 from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
 from .config import PatchConfig, check_differ
-from .named_metric import named_metric
 from .pairs import PromptPair, Sequences, pair_prompts
 from .parts import cells, identity_of, open_whole_axes, put_spec
 from .run_folder import Kept, Measured, Row
@@ -219,6 +219,20 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
     )
 
 
+def _named(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
+    """The metric that a configuration names, on the tokens of a pair."""
+
+    def token(text: str, *, option: str) -> str:
+        """The text that an option gives, which is a token behind the prompts."""
+        if lens.tokenizer is None:
+            raise InputError(
+                f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)"
+            )
+        return text
+
+    return config.spec(token=token).metric(lens, partial(predictions, lens, pair.clean))
+
+
 def patch_config(
     config: PatchConfig | None,
     *,
@@ -259,7 +273,7 @@ def prepare_runs(
     if is_source:
         check_differ(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
+    read = _named(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **config.at)

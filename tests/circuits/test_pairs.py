@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from lenses import speaking
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Prepend, Replace, Sequence
@@ -13,6 +14,7 @@ from transformer_lens.evals import IOIDataset
 from transformers import PreTrainedTokenizerFast
 
 from sink_lens.circuits import pairs
+from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.pairs import read_pairs
 from sink_lens.data.bos import answer_id, text_ids
 from sink_lens.errors import InputError
@@ -42,12 +44,10 @@ def test_the_answer_of_a_year_is_its_next_token():
         known = Tokenizer(WordLevel({"?": 0, **pieces[name]}, unk_token="?"))
         known.pre_tokenizer = Split(Regex(rf"\d{{{width}}}"), "isolated")
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
-        options = {"d_vocab": 200, "generator": np.random.default_rng(0), "file": None, "bos": "without"}
-        found = pairs.pairs_that_fit("greater-than", tokenizer, pairs=4, **options)
-        for clean, _, correct, incorrect, _ in found:
-            right, wrong, year = (
-                tokenizer.decode([one]) for one in (correct, incorrect, clean[3 if width == 1 else 2])
-            )
+        config = CircuitConfig(task="greater-than", pairs=4, bos="without")
+        for one in pairs.pairs_that_fit(config, tokenizer, d_vocab=200, generator=np.random.default_rng(0)):
+            ids = (*one.correct, *one.incorrect, one.clean[3 if width == 1 else 2])
+            right, wrong, year = (tokenizer.decode([each]) for each in ids)
             assert len(right) == width
             assert int(wrong[0]) < int(year[0]) < int(right[0])
 
@@ -62,11 +62,11 @@ def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
     mary = f" {pairs._NAMES[0]}"
     assert len(text_ids(mary, tokenizer)) == 2
     assert tokenizer.convert_ids_to_tokens(answer_id(mary, "a", tokenizer)) == f"▁{pairs._NAMES[0]}"
-    options = {"d_vocab": len(words), "generator": np.random.default_rng(0), "file": None, "bos": "without"}
-    found = pairs.pairs_that_fit("ioi", tokenizer, pairs=4, **options)
+    config = CircuitConfig(task="ioi", pairs=4, bos="without")
+    found = pairs.pairs_that_fit(config, tokenizer, d_vocab=len(words), generator=np.random.default_rng(0))
     assert len(found) == 8
-    for clean, _, correct, incorrect, _ in found:
-        assert {correct, incorrect} <= set(clean)
+    for one in found:
+        assert {*one.correct, *one.incorrect} <= set(one.clean)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,49 @@ def test_a_text_of_a_pair_may_hold_any_line_separator_but_a_new_line(text, tmp_p
     line = json.dumps(row, ensure_ascii=False)
     (tmp_path / "pairs.jsonl").write_text(f"\ufeff{line}\r\n{line}\n", "utf-8")
     assert [one.clean for one in read_pairs(tmp_path / "pairs.jsonl")] == [text, text]
+
+
+ROW = {"clean": [3, 4, 5, 6], "corrupted": [3, 4, 5, 7], "correct": [8, 9], "incorrect": 10, "at": "1-2"}
+
+
+def written(path, *rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
+    rows = [{"clean": "a b", "corrupted": "c b", "correct": [" x", " y"], "incorrect": " z", "at": 1, "end": [-2, -1]}]
+    rows += [rows[0] | {"clean": "a d", "correct": "|", "at": 0}]
+    written(tmp_path / "p.jsonl", *rows)
+    table = pd.DataFrame([one | {"end": "-2,-1"} for one in rows]).assign(correct=[" x| y", "|"])
+    table.to_csv(tmp_path / "p.csv", index=False)
+    spans = {"subject": "at", "last": "end"}
+    found = read_pairs(tmp_path / "p.csv", spans=spans)
+    assert found == read_pairs(tmp_path / "p.jsonl", spans=spans)
+    assert [one.correct for one in found] == [(" x", " y"), "|"]
+    assert [one.spans for one in found] == [{"subject": (1,), "last": (-2, -1)}, {"subject": (0,), "last": (-2, -1)}]
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ({"at": None}, "line 2 of .*: the span subject has no positions; need them in every pair, such as 4 or 4-6"),
+        ({"at": "3"}, "line 2 of .*: the span subject has 1 position, and 2 in the first pair; need as many in every"),
+        ({"at": "x"}, "line 2 of .*: the span subject is 'x'; need positions, such as 4 or 4-6"),
+        ({"at": True}, "line 2 of .*: the span subject is True; need positions"),
+        ({"at": [3, 4]}, r"the span subject has position 4 in a prompt of 4 tokens, .*; need 0 to 3, or from -1"),
+        ({"correct": []}, r"line 2 of .*: correct is \[\]; need a text or a token id, or a list"),
+    ],
+)
+def test_a_span_or_an_answer_that_does_not_fit_is_refused_with_its_pair(second, says, tmp_path):
+    file = written(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second)
+    config = CircuitConfig(task="file", pairs_file=str(file), spans=("subject=at",))
+    with pytest.raises(InputError, match=says):
+        pairs.pairs_that_fit(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+
+
+def test_a_pair_whose_answer_is_both_right_and_wrong_is_left_out(tmp_path):
+    file = written(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
+    config = CircuitConfig(task="file", pairs_file=str(file))
+    found = pairs.pairs_that_fit(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+    assert [(one.correct, one.incorrect) for one in found] == [((8, 9), (10,))]
