@@ -40,6 +40,10 @@ GONE: tuple[Gone, ...] = (
         instead='--format pdf,svg, whose figures take any width, or Circuit.save("c.pdf", style="paper", width=3.25)',
         options=("report --width", "report --font"),
     ),
+    Gone(
+        instead="loss.backward() of your own: it was no part of what marks a sink",
+        options=("tokens --gradient-sequences",),
+    ),
     Gone(instead="the page, which has the tables, or the run folder", options=("trace --verbose", "trace -v")),
     Gone(instead="sink_lens.edits.metrics", names=("metrics",)),
     Gone(instead="sink_lens.models.headnorm.HeadNormConfig", names=("HeadNormConfig",)),

@@ -115,11 +115,11 @@ COMMANDS = {
     ),
     "quantise --dry-run": Asked("RANDOM --controls 1", COST),
     "tokens": Asked(
-        "RANDOM --gradient-sequences 1",
+        "RANDOM",
         f"by attention: 4 of 96.*by norm: .*massive only.*(residual sink|sink token){ENDS}",
-        "run report sentence thresholds agreement dimensions layers maxima token_ids",
+        "run report sentence thresholds agreement dimensions token_ids",
     ),
-    "tokens --dry-run": Asked("RANDOM --gradient-sequences 1", COST),
+    "tokens --dry-run": Asked("RANDOM", COST),
     "patch": Asked(
         "PAIR --layers 0-1 --site z",
         rf"the prompts differ in 1 token.*the strongest of \d+ patches of z, denoising: sink mass at{ENDS}",

@@ -1,99 +1,26 @@
 """Gradients: of the loss for each token's residual stream, and of a metric for a site, from one backward pass each."""
 
-import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
-from ..models.delegation import delegated, hooked
-from ..models.foreign import kernel_of
-from ..models.interfaced import attention_as
 from ..models.lens import LensModel
 from ..models.running import running, turn
 from ..models.sites import SITES, bridge_hook
-from ..models.unembedding import logits_of
-from ..progress import tqdm
 from .forward import sequence_loss
 
 _TOKENS_OF_LOGITS = 256
 """Number of tokens that are unembedded at once."""
-
-
-def position_gradients(
-    lens: LensModel, batch: TokenBatch, *, progress: bool = False
-) -> Float[Tensor, "layer batch position"]:
-    """Norm of the gradient of each sequence's mean next-token loss with respect to the stream after each layer.
-
-    0 or more, in nats per unit of the stream; nan at padding. The gradient at a token has two sources: the token's own
-    prediction, and all later tokens that read it. One forward and one backward pass, a sequence at a time; parameters
-    get no gradient. A sequence of a single token has no loss, and is nan.
-
-    Args:
-        lens: the model; dropout is off during the pass.
-        batch: the sequences.
-        progress: show a progress bar.
-
-    Reference: arXiv 2603.17771 (gradient sinks; the definition is ours).
-    """
-    found = torch.full((lens.n_layers, batch.n_sequences, batch.n_positions), math.nan, dtype=torch.float32)
-    rows = tqdm(range(batch.n_sequences), desc="gradients", unit="seq", disable=not progress, leave=False)
-    for row in rows:
-        length = int(batch.lengths[row])
-        if length < 2:
-            continue
-        for layer, gradient in enumerate(_gradients(lens, batch[row : row + 1].cut(length))):
-            found[layer, row, :length] = gradient[0].float().norm(dim=-1).cpu()
-    return found
-
-
-def _gradients(lens: LensModel, one: TokenBatch) -> tuple[Tensor, ...]:
-    """Return the gradient at the output of each layer, for one sequence without padding."""
-    zeros: dict[tuple[str, int], Tensor] = {}
-    added = [partial(zero_added, into=zeros, key=("resid_post", layer)) for layer in range(lens.n_layers)]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(running(lens))
-        if lens.why_measured_only is None:
-            model = stack.enter_context(delegated(lens))
-            points = [(_hook(lens, "resid_post", layer), function) for layer, function in enumerate(added)]
-            stack.enter_context(hooked(lens, points))
-            stack.enter_context(attention_as(model, kernel_of(lens.plain.config)))
-        else:
-            model = lens.plain
-            for layer, function in zip(lens.layers, added, strict=True):
-                stack.callback(layer.register_forward_hook(partial(_at_module, function=function)).remove)
-        stack.enter_context(torch.enable_grad())
-        tokens = one.tokens.to(lens.device)
-        final = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        gradient = _loss_gradient(lens, final.detach(), tokens)
-        return torch.autograd.grad(final, list(zeros.values()), grad_outputs=gradient)
-
-
-def _at_module(module: nn.Module, args: object, output: Any, *, function: Callable[[Tensor, object], Tensor]) -> Any:
-    """Apply a function of a hook point to a layer's output, which some layers give in a tuple."""
-    return (function(output[0], None), *output[1:]) if isinstance(output, tuple) else function(output, None)
-
-
-def _loss_gradient(lens: LensModel, final: Tensor, tokens: Tensor) -> Tensor:
-    """Gradient of the mean loss with respect to the last norm's output, with the logits of a few tokens at a time."""
-    gradient = torch.zeros_like(final)
-    predicted = tokens.shape[1] - 1
-    for places in torch.arange(predicted, device=final.device).split(_TOKENS_OF_LOGITS):
-        states = final[:, places].requires_grad_()
-        logits = logits_of(lens, states)
-        targets = tokens[:, places + 1].to(logits.device)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / predicted
-        gradient[:, places] = torch.autograd.grad(loss, states)[0]
-    return gradient
 
 
 def metric_gradients(

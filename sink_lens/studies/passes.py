@@ -49,14 +49,13 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         yield estimate(replace(config, model=name, others=()), passes)
 
 
-def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float, backward_sequences: int = 0) -> Passes:
+def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
     """The passes of a run that makes all of them over the same sequences.
 
     Args:
         config: its sequences.
         sizes: of the model.
         forwards: forward passes over all sequences.
-        backward_sequences: sequences of which a gradient is taken.
 
     Raises:
         InputError: sequences that the model cannot take.
@@ -64,9 +63,8 @@ def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float, backward_
     check_fits(sizes.header, config)
     sequences = len(config.prompts) or config.sequences
     tokens = sequences * config.length
-    backwards = min(backward_sequences, sequences) / sequences
     return Passes(
-        parts=(Pass(forwards=forwards, backwards=backwards, tokens=tokens),),
+        parts=(Pass(forwards=forwards, tokens=tokens),),
         sequences=sequences,
         positions=config.length,
         bytes=bytes_of_forward(sizes.header, tokens=tokens),

@@ -44,7 +44,7 @@ def most_passes(config, folder):
 @pytest.mark.parametrize(
     ("config", "count"),
     [
-        (TokensConfig(sequences=8, gradient_sequences=4), 1 + 3 * 4 / 8),
+        (TokensConfig(sequences=8), 1),
         (IsolateConfig(), 4),
         (AmplifyConfig(factors=(2.0, 5.0), centres=("values", "none")), 3 + 4),
         # 1 set of the sinks, 2 of one channel; 4 before them, half a pass for the channels, half of 19 draws

@@ -20,6 +20,6 @@ sink-lens tokens gpt2 --text corpus.txt --length 1024 --out runs/gpt2-tokens
 
 sink-lens tokens ./my-checkpoint --bos without --massive-threshold 10  [dim]your own threshold[/dim]
 
-sink-lens tokens --gradient-sequences 0 --json  [dim]thresholds, rates and dimensions for a program[/dim]
+sink-lens tokens --json  [dim]thresholds, rates and dimensions for a program[/dim]
 """,
 )

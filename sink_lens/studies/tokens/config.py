@@ -40,8 +40,6 @@ class TokensConfig(ReadConfig):
     """A dimension is an outlier on a token if it is above this many times the token's median magnitude."""
     coverage: float = 0.5
     """A residual sink is a dimension that is an outlier on at least this share of the tokens that are not marked."""
-    gradient_sequences: int = 4
-    """Sequences whose gradient by position is taken; 0 for none."""
     kernel: KernelChoice = "auto"
     """Attention kernel of the measuring pass."""
     seed: int = 0
@@ -50,7 +48,6 @@ class TokensConfig(ReadConfig):
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)
         check_least(self, 1, "max_outliers")
-        check_least(self, 0, "gradient_sequences")
         for name in ("energy_frac", "coverage"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; need a share above 0, at most 1")
@@ -61,11 +58,11 @@ class TokensConfig(ReadConfig):
 
 
 def passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.Passes":
-    """Count one pass over all sequences, and one with gradients over a few.
+    """Count one pass over all sequences.
 
     Raises:
         InputError: sequences that the model cannot take.
     """
     from ..passes import study_passes
 
-    return study_passes(config, sizes, forwards=1, backward_sequences=config.gradient_sequences)
+    return study_passes(config, sizes, forwards=1)

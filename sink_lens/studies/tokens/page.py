@@ -13,7 +13,6 @@ from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_ta
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
-    GREEN,
     MARKS,
     ORANGE,
     QUIET,
@@ -109,53 +108,6 @@ def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
     return finished(figure)
 
 
-def kurtosis_by_layer(layers: pd.DataFrame) -> Figure:
-    """Excess kurtosis of a token's dimensions by layer, at marked tokens and at the others.
-
-    Args:
-        layers: layer, kind, kurtosis.
-    """
-    figure = canvas()
-    axes = panel(figure, xlabel="layer", ylabel="excess kurtosis")
-    for kind, colour, mark in _GROUPS:
-        part = layers.loc[layers["kind"] == kind]
-        if np.isfinite(part["kurtosis"].to_numpy(float)).any():
-            axes.plot(part["layer"], part["kurtosis"], color=colour, marker=mark, markersize=3.5, label=kind)
-    axes.set_yscale("symlog", linthresh=1)
-    most = np.nanmax(layers["kurtosis"].to_numpy(float), initial=1.0)
-    ticks = [tick for tick in (0, 1, 10, 100, 1000, 10000) if tick <= 10 * most]
-    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    whole_numbers(axes, y=False)
-    legend(axes, columns=2)
-    return finished(figure)
-
-
-def gradient_by_layer(gradients: pd.DataFrame) -> Figure:
-    """Gradient norm ÷ the sequence's median: median by layer, and by position.
-
-    Args:
-        gradients: layer, position, marked, gradient_ratio.
-    """
-    figure = canvas(width=9.0, height=3.0)
-    left = panel(figure, place=(1, 2, 1), xlabel="layer", ylabel="gradient norm ÷ median")
-    for kind, colour, mark in _GROUPS:
-        part = gradients.loc[gradients["marked"] == (kind == "marked")].groupby("layer")["gradient_ratio"].median()
-        if len(part):
-            left.plot(part.index, part.to_numpy(float), color=colour, marker=mark, markersize=3.5, label=kind)
-    right = panel(figure, place=(1, 2, 2), xlabel="position")
-    layers = sorted(set(gradients["layer"].tolist()))
-    for index, layer in enumerate([layers[0], layers[len(layers) // 2], layers[-1]]):
-        part = gradients.loc[gradients["layer"] == layer].groupby("position")["gradient_ratio"].median()
-        colour = (GREEN, BLUE, QUIET)[index]
-        right.plot(part.index, part.to_numpy(float), color=colour, linewidth=1, label=f"after layer {layer}")
-    for axes in (left, right):
-        axes.axhline(1, color=QUIET, linewidth=0.8, linestyle=":")
-        logarithmic(axes, axis="y")
-        whole_numbers(axes, y=False)
-        legend(axes, columns=3)
-    return finished(figure)
-
-
 def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     """The residual sinks and the dimensions of marked tokens, in sentences.
 
@@ -198,7 +150,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """The thresholds, their agreement, and the gradient at marked tokens in sentences."""
+    """The thresholds, their agreement, and the large dimensions in sentences."""
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
@@ -209,13 +161,6 @@ def _headline(run: Run) -> list[str]:
     dimensions = run.optional("dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"])
     if dimensions is not None:
         sentences += [f"{text[0].upper()}{text[1:]}." for text in dimension_sentences(dimensions)]
-    gradients = run.optional("gradients", columns=["layer", "marked", "gradient_ratio"])
-    if gradients is not None and bool(gradients["marked"].any()):
-        means = gradients.loc[gradients["marked"]].groupby("layer")["gradient_ratio"].median()
-        sentences.append(
-            f"The gradient of the loss at marked tokens is {number(means.min())} to {number(means.max())} times the "
-            f"median of their sequence, by layer (largest after layer {int(means.idxmax())})."
-        )
     return sentences
 
 
@@ -264,21 +209,6 @@ def _coverage(run: Run) -> tuple[str, Figure]:
     return see, dimension_coverage(table, coverage=float(run.config.get("coverage", 0.5)))
 
 
-def _kurtosis(run: Run) -> tuple[str, Figure]:
-    table = run.need("layers", columns=["layer", "kind", "kurtosis"])
-    see = "Kurtosis is 0 if a token's dimensions are Gaussian. A mean over all tokens hides which tokens raise it."
-    return see, kurtosis_by_layer(table)
-
-
-def _gradient(run: Run) -> tuple[str, Figure]:
-    table = run.need("gradients", columns=["layer", "position", "marked", "gradient_ratio"])
-    see = (
-        "Gradient of the mean loss with respect to each token's stream, relative to the median of its sequence; "
-        f"medians over {plural(len(set(table['sequence'].tolist())), 'sequence')}."
-    )
-    return see, gradient_by_layer(table)
-
-
 def _marked_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
@@ -301,26 +231,6 @@ def _ids(run: Run) -> tuple[str, PageTable]:
 def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
     """The table with tokens as they are shown."""
     return table.assign(text=[token(text) for text in table["text"]])
-
-
-def _dimensions(run: Run) -> tuple[str, PageTable]:
-    table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage", "value", "ratio"])
-    best = table.loc[table.groupby(["kind", "dimension"])["coverage"].idxmax()]
-    best = best.sort_values(["kind", "coverage"], ascending=[True, False], kind="stable")
-    heads = {"kind": "at", "dimension": "dimension", "coverage": "coverage", "layer": "largest after layer"}
-    heads |= {"value": "mean magnitude", "ratio": "÷ the median"}
-    see = "Each dimension in the layer of its largest coverage." if len(best) else "No dimension is listed."
-    return see + more(len(best), "dimensions"), shown_table(best, heads)
-
-
-def _maxima(run: Run) -> tuple[str, PageTable]:
-    table = run.need("maxima", columns=["layer", "site", "max_abs", "position", "text"])
-    best = table.loc[table.groupby("site", sort=False)["max_abs"].idxmax()]
-    heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}
-    heads |= {"text": "token", "position": "position", "sink": "sink", "massive": "massive"}
-    return "The layer with the largest value of each site; maxima.parquet has all layers.", shown_table(
-        with_readable_text(best), heads
-    )
 
 
 def _agreement(run: Run) -> tuple[str, PageTable]:
@@ -349,21 +259,11 @@ TOKENS = Page(
         Drawn(key="scores", title="Is there a gap?", make=_histogram, data=whole("histogram")),
         Drawn(key="positions", title="At which positions", make=_positions, data=whole("positions")),
         Drawn(key="dimensions", title="Which dimensions are large", make=_coverage, data=whole("dimensions")),
-        Drawn(key="kurtosis", title="Kurtosis by layer", make=_kurtosis, data=whole("layers")),
-        Drawn(
-            key="gradients",
-            title="Gradient by layer and position",
-            make=_gradient,
-            data=whole("gradients"),
-            when=lambda run: bool(run.config.get("gradient_sequences", 1)),
-        ),
     ),
     tables=(
         Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement),
         Listed(key="sink-tokens", title="Marked tokens", make=_marked_table),
         Listed(key="token-ids", title="By token", make=_ids),
-        Listed(key="dimension-table", title="Dimensions", make=_dimensions),
-        Listed(key="maxima-table", title="Largest activations", make=_maxima),
     ),
 )
 """The page of a run of kind "tokens"."""
@@ -387,6 +287,6 @@ def show(found: Result) -> Iterator[str | PageTable]:
 def answer(found: Result) -> dict[str, Any]:
     """Output of ``--json``: the sentences and the short tables."""
     ids = found.tables["token_ids"]
-    names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
+    names = ("thresholds", "agreement", "dimensions")
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
     return {"sentence": " ".join(found.sentences), **{name: found.tables[name] for name in names}, "token_ids": marked}

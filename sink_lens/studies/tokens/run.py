@@ -1,8 +1,7 @@
 """``sink_tokens``: for every token whether it is a sink or a massive activation, and which dimensions are large.
 
-One pass of the plain model gives the attention that each token receives, its norm, its largest dimensions, the
-dimensions that are large on most tokens, kurtosis and largest activations. A backward pass on a few sequences gives the
-norm of the gradient by position.
+One pass of the plain model gives the attention that each token receives, its norm, its largest dimensions, and the
+dimensions that are large on most tokens.
 """
 
 import dataclasses
@@ -23,25 +22,18 @@ from ...activations.record import stream
 from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_of, gap_text, parts
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, Tokens, decode_tokens
-from ...engine.gradients import position_gradients
 from ...measures import sink_tokens as measures
 from ...measures.sink_tokens import ScoreGap
 from ...models.inputs import provenance_of
 from ...models.lens import LensModel
 from ...models.load import ModelLike
-from ...models.sites import SITES
 from ...progress import tqdm
 from ...records import Result, create_run, default_folder
 from ...text import span
 from ..study import inputs
 from .config import TokensConfig
 
-MAXIMA = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "mlp_out", "resid_post")
-"""Sites whose largest activation is read, in the order of a layer."""
-EXPECTS = (
-    *("tokens", "sink_tokens", "token_ids", "positions", "dimensions", "layers", "maxima", "histogram", "thresholds"),
-    "agreement",
-)
+EXPECTS = ("tokens", "sink_tokens", "token_ids", "positions", "dimensions", "histogram", "thresholds", "agreement")
 _BINS = 60
 
 
@@ -86,7 +78,7 @@ def sink_tokens(
         KernelError: ``kernel="fused"`` was requested but is not exact.
         RunError: the folder is in use, or holds another run.
 
-    Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks), 2603.17771 (gradients).
+    Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks).
     """
     config, lens, batch = inputs(TokensConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
@@ -100,8 +92,6 @@ def sink_tokens(
     ) as writer:
         found = _mark_tokens(lens, batch, config=config, progress=progress)
         frames = _tables(lens, batch, found, config=config)
-        if config.gradient_sequences:
-            frames["gradients"] = _gradients(lens, batch, found, config=config, progress=progress)
         for name, frame in frames.items():
             (writer.write_csv if name in ("thresholds", "agreement") else writer.write_table)(name, frame)
     headline = "\n".join(frames["thresholds"]["statement"])
@@ -120,13 +110,10 @@ class _Found:
     """The same in fair shares."""
     ratios: Float[Tensor, "layer batch position"]
     """Norm of each token over the median norm of the other tokens."""
-    kurtosis: Float[Tensor, "layer batch position"]
     dimensions: Mapping[tuple[int, int], tuple[int, ...]]
     """(sequence, position) -> outlier dimensions where the token's norm ratio is largest."""
     outliers: pd.DataFrame
     """layer, sequence, position, dimension, value, ratio: entries over the factor."""
-    maxima: pd.DataFrame
-    """layer, site, value, sequence, position, dimension."""
     gaps: dict[Rule, ScoreGap | None]
     thresholds: dict[str, float]
     sink: Bool[Tensor, "batch position"]
@@ -144,14 +131,11 @@ class _Pass:
     top: Tensor | None = None
     """Energy of the strongest dimensions of each token in its strongest layer, then their indices, then all energy."""
     outliers: list[pd.DataFrame] = field(default_factory=list)
-    maxima: list[pd.DataFrame] = field(default_factory=list)
 
-    def readings(self, lens: LensModel) -> list[Reading]:
+    def readings(self) -> list[Reading]:
         """The readings of one pass."""
-        sites = [name for name in MAXIMA if SITES[name].address(lens.family) is not None]
         attention = Reading(name="attention", sites=("rows",), function=self._attention)
-        state = Reading(name="state", sites=("resid_post",), function=self._state)
-        return [attention, state, *(self._largest(site) for site in sites)]
+        return [attention, Reading(name="state", sites=("resid_post",), function=self._state)]
 
     def _attention(self, view: LayerView) -> Tensor:
         """Attention that each token receives from the sampled later queries: as it is, and in fair shares."""
@@ -165,7 +149,7 @@ class _Pass:
         return torch.stack(sums, dim=-1)
 
     def _state(self, view: LayerView) -> Tensor:
-        """Norm ratio and kurtosis; keeps the strongest dimensions and the entries over the factor."""
+        """Norm ratio; keeps the strongest dimensions and the entries over the factor."""
         h = view["resid_post"].float()
         ratio = self.norms.add(view)
         self._strongest(h, ratio)
@@ -182,8 +166,7 @@ class _Pass:
             "ratio": (magnitude[at] / median).cpu().numpy().astype(float),
         }
         self.outliers.append(pd.DataFrame(columns))
-        kurtosis = measures.token_kurtosis(h).masked_fill(~view.valid, math.nan)
-        return torch.stack([ratio, kurtosis], dim=-1)
+        return ratio[..., None]
 
     def _strongest(self, h: Tensor, ratio: Tensor) -> None:
         """Keep each token's strongest dimensions in the layer where its norm ratio is largest so far."""
@@ -193,26 +176,6 @@ class _Pass:
         assert self.norms.largest is not None
         better = (ratio >= self.norms.largest)[..., None]
         self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
-
-    def _largest(self, site: str) -> Reading:
-        """A reading of the largest entry of a site."""
-
-        def largest(view: LayerView) -> None:
-            x = view[site]
-            flat = x.flatten(2).abs().masked_fill(~view.valid[..., None], -1.0)
-            value, place = flat.flatten(1).max(1)
-            position, dimension = place // flat.shape[2], place % flat.shape[2]
-            columns = {
-                "layer": view.layer,
-                "site": site,
-                "value": value.float().cpu().numpy().astype(float),
-                "sequence": self.where.numpy(),
-                "position": position.cpu().numpy(),
-                "dimension": dimension.cpu().numpy(),
-            }
-            self.maxima.append(pd.DataFrame(columns))
-
-        return Reading(name=f"largest:{site}", sites=(site,), function=largest)
 
     def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """(sequence, position) -> the fewest dimensions that hold the asked share of the token's energy."""
@@ -235,10 +198,10 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     scores = {by: torch.full(size, math.nan, dtype=torch.float32) for by in LEAST}
     layers = {
         name: torch.full((lens.n_layers, *size), math.nan, dtype=torch.float32)
-        for name in ("received", "shares", "ratios", "kurtosis")
+        for name in ("received", "shares", "ratios")
     }
     dimensions: dict[tuple[int, int], tuple[int, ...]] = {}
-    outliers, maxima = [], []
+    outliers = []
     with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in parts(batch, batch_size=config.batch_size):
             one = _Pass(config=config, where=where, received=Received.of(lens, part), norms=Norms())
@@ -246,7 +209,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
             streamed = stream(
                 lens,
                 part,
-                one.readings(lens),
+                one.readings(),
                 rows=rows,
                 kernel=kernel,
                 batch_size=part.n_sequences,
@@ -256,7 +219,6 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
                 ("received", "attention", 0),
                 ("shares", "attention", 1),
                 ("ratios", "state", 0),
-                ("kurtosis", "state", 1),
             ):
                 for layer, values in streamed.values[reading].items():  # a hybrid's linear layers stay nan
                     layers[name][layer, where, :width] = values[..., place].float()
@@ -264,7 +226,6 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
             scores["norm"][where, :width] = one.norms.scores(part.valid)
             dimensions |= one.outlier_dimensions()
             outliers += one.outliers
-            maxima += one.maxima
             bar.update(part.n_sequences)
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     least = {"attention": config.least_share, "norm": config.least_norm}
@@ -278,7 +239,6 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
         **layers,
         dimensions=dimensions,
         outliers=pd.concat(outliers, ignore_index=True),
-        maxima=pd.concat(maxima, ignore_index=True),
         gaps=gaps,
         thresholds=thresholds,
         sink=scores["attention"] >= thresholds["attention"],
@@ -287,7 +247,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
 
 
 def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
-    """Every table but the gradients."""
+    """Every table."""
     decoded = decode_tokens(batch, lens.tokenizer)
     special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
     at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
@@ -308,8 +268,6 @@ def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: Tokens
         "token_ids": _by_id(every),
         "positions": _by_position(every),
         "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
-        "layers": _layers(found, batch),
-        "maxima": _maxima(found.maxima, every),
         "histogram": _histogram(found),
         "thresholds": _thresholds(found, config),
         "agreement": _agreement(every),
@@ -402,37 +360,6 @@ def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: fl
     return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
-def _layers(found: _Found, batch: TokenBatch) -> pd.DataFrame:
-    """Kurtosis, norm ratio and attention by layer, at marked tokens and at the others."""
-    marked = found.sink | found.massive
-    valid = batch.valid.cpu()
-    frames = []
-    for name, where in (("marked", marked), ("others", valid & ~marked), ("all", valid)):
-        numbers = {
-            column: [float(layer[where].nanmean()) if bool(where.any()) else math.nan for layer in values]
-            for column, values in (
-                ("kurtosis", found.kurtosis),
-                ("norm_ratio", found.ratios),
-                ("received", found.received),
-                ("share", found.shares),
-            )
-        }
-        columns: dict[str, Any] = {"layer": range(len(found.kurtosis)), "kind": name, "tokens": int(where.sum())}
-        frames.append(pd.DataFrame(columns | numbers))
-    return pd.concat(frames, ignore_index=True)
-
-
-def _maxima(maxima: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
-    """The largest magnitude at each layer and site over all sequences, and at which token."""
-    best = maxima.loc[maxima.groupby(["layer", "site"])["value"].idxmax()]
-    columns = ["sequence", "position", "token_id", "text", "kind", "sink", "massive"]
-    joined = best.merge(every[columns], on=["sequence", "position"], how="left", validate="many_to_one")
-    order = joined["site"].map({site: place for place, site in enumerate(MAXIMA)})
-    joined = joined.assign(order=order).sort_values(["layer", "order"], kind="stable")
-    front = ["layer", "site", "value", "dimension", *columns]
-    return joined[front].rename(columns={"value": "max_abs"}).reset_index(drop=True)
-
-
 def _histogram(found: _Found) -> pd.DataFrame:
     """Count tokens by score, in bins of equal ratio."""
     frames = []
@@ -490,29 +417,3 @@ def _agreement(every: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def _gradients(
-    lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig, progress: bool
-) -> pd.DataFrame:
-    """Gradient norm over the median of the sequence, by layer and position, at marked tokens and at the others."""
-    count = min(config.gradient_sequences, batch.n_sequences)
-    some = batch[:count]
-    norms = position_gradients(lens, some, progress=progress)
-    valid = some.valid.cpu()
-    # The last token is never scored after itself: its gradient comes from its own loss alone, which is not there.
-    valid = valid & (torch.arange(valid.shape[1]) < some.lengths.cpu()[:, None] - 1)
-    ratios = torch.stack([measures.norm_ratios(layer, valid=valid) for layer in norms])
-    marked = (found.sink | found.massive)[:count]
-    sequence, position = valid.nonzero(as_tuple=True)
-    frames = []
-    for layer, ratio in enumerate(ratios):
-        columns = {
-            "layer": layer,
-            "sequence": sequence.numpy(),
-            "position": position.numpy(),
-            "marked": marked[sequence, position].numpy(),
-            "gradient_ratio": ratio[sequence, position].numpy().astype(float),
-        }
-        frames.append(pd.DataFrame(columns))
-    return pd.concat(frames, ignore_index=True)
