@@ -4,8 +4,8 @@ EAP-IG's files hold all edges with score and whether they are in the circuit; it
 ``weights_only=True``. A folder such as ``ioi_gpt2`` is what MIB takes as a submission: ``importances.json`` inside.
 
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
-each of them, with equal parts of the score, and read back as their sum. Spans of positions are summed; a set of neurons
-is written as a part of its MLP.
+each of them, with equal parts of the score, and read back as their sum: in the circuit if one of them is, which
+``read`` warns of where others are not. Spans of positions are summed; a set of neurons is written as a part of its MLP.
 
 A run folder, and a ``.parquet`` of every edge, hold a circuit with all of that. A ``.csv`` lists the edges of a circuit
 (a column ``edge``, and ``score`` if it is known), or its nodes (``node``, such as a9.h9 or m5; or ``layer`` and
@@ -15,6 +15,7 @@ A run folder, and a ``.parquet`` of every edge, hold a circuit with all of that.
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from jaxtyping import Bool, Float
 
 from ..errors import InputError, SinkLensError, check_regular
 from ..records import read_run
-from ..text import json_value, visible
+from ..text import json_value, plural, visible
 from .choice import between
 from .graph import Graph
 
@@ -326,6 +327,15 @@ def _share_key_values(
     _, first, second = plain.ends
     np.add.at(total, (first, to_reader[second]), scores)
     np.logical_or.at(inside, (first, to_reader[second]), kept)
+    lacks = np.zeros(shape, dtype=bool)
+    np.logical_or.at(lacks, (first, to_reader[second]), ~kept)
+    if parted := int((inside & lacks).sum()):
+        warnings.warn(
+            f"the file has {plural(parted, 'edge')} to a key or value for some of the heads that share it and not for "
+            "others; a shared key-value head is one here and reads the edge for all, so the circuit is larger than the "
+            "file's, and keeps another share of the metric than EAP-IG's own code says",
+            stacklevel=4,
+        )
     _, first, second = graph.ends
     return SavedCircuit(graph=graph, scores=total[first, second], chosen=inside[first, second])
 

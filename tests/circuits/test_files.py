@@ -50,6 +50,17 @@ def test_what_is_saved_is_read_again(tmp_path):
         found.draw(most=0)
 
 
+def test_a_key_of_which_only_some_heads_have_an_edge_is_said_to_be_read_whole(tmp_path):
+    found = circuit("llama")  # two heads share a key
+    held = json.loads(found.save(tmp_path / "c.json").read_text())
+    assert not held["edges"]["a0.h1->a1.h0<k>"]["in_graph"]
+    held["edges"]["a0.h1->a1.h0<k>"]["in_graph"] = True  # as EAP-IG chooses, which has a key for every head
+    (tmp_path / "c.json").write_text(json.dumps(held))
+    with pytest.warns(UserWarning, match="1 edge to a key or value for some of the heads that share it"):
+        read = circuits.read(tmp_path / "c.json")
+    assert read.n_edges == found.n_edges + 1
+
+
 def found_score(one, name):
     return float(one.scores.mean[one.graph.index[name]])
 
