@@ -366,7 +366,7 @@ class Circuit:
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        from .page import drawable
+        from .picture import drawable
 
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")

@@ -21,6 +21,11 @@ SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's shares of all edges."""
 EDGES, MOST_DRAWN = 200, 60
 """Edges of a circuit whose size nothing says, and of a picture."""
+COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
+"""Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
+LOWERS = "#c0392b"
+CARRIES, AT_MOST = 0.8, 1.2
+"""Faithfulness between which a circuit carries the metric."""
 TOLERANCE = 0.01
 MOST_PAIRS = 10_000
 REST = "rest"

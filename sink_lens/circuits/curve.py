@@ -27,12 +27,9 @@ from jaxtyping import Bool, Float
 from ..stats import Interval, interval
 from .ablated import circuit_values
 from .choice import between, chosen, connected, largest, node_scores, outputs_of, random_like
-from .config import CircuitConfig
+from .config import AT_MOST, CARRIES, CircuitConfig
 from .graph import Graph
 from .runs import Runs
-
-CARRIES, AT_MOST = 0.8, 1.2
-"""Faithfulness between which a circuit carries the metric."""
 
 
 @dataclass(frozen=True, kw_only=True)

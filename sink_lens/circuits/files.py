@@ -30,14 +30,13 @@ from ..errors import InputError, SinkLensError, check_regular
 from ..records import read_run
 from ..text import json_value, plural, visible
 from .choice import between
+from .config import COLOURS, LOWERS
 from .graph import Graph
 
 if TYPE_CHECKING:
     from ..models.lens import LensModel
 
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError)
-
-_COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +378,7 @@ def dot(edges: pd.DataFrame, *, group: int) -> str:
     for row in edges.to_dict("records"):
         node, _, kind = str(row["reader"]).partition("<")
         score = float(row["score"])
-        colour = "#c0392b" if score < 0 else _COLOURS.get(kind.rstrip(">"), "#555555")
+        colour = LOWERS if score < 0 else COLOURS.get(kind.rstrip(">"), "#555555")
         width = 0.5 + 4.5 * abs(score) / (largest or 1.0)
         style = ", style=dashed" if score < 0 else ""
         tip = f"{row['edge']}: {score:.4g}"

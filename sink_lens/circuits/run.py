@@ -331,7 +331,7 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     summary = _summary(found)
     summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
     writer.write_csv("summary", summary)
-    from .page import circuit_told
+    from .told import circuit_told
 
     sentences = [task.sentence] if config.task != "text" else []
     return circuit, (*sentences, *circuit_told(summary, sizes=config.sizes))

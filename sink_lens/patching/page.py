@@ -1,7 +1,7 @@
 """A sweep of patches between two prompts: its heat map and its page."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, in_styles, intervals, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
 from sink_lens.text import capital, listed, number, percent, site_words, token, visible, words
 
@@ -305,19 +305,13 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, ("sequence", "position", "clean", "corrupted"))
 
 
-def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
-    """Return what draws the strongest patches in a style."""
-    return lambda run: ("The strongest patches, one number each.", patch_circuit(run).draw(style))
-
-
 PATCH = Page(
     circuit=patch_circuit,
     title=_title,
     headline=_headline,
     figures=(
         Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),
-        Drawn(key="circuit-talk", title="For a talk", make=_sketched("talk"), data=whole("patches"), on_page=False),
-        Drawn(key="circuit-paper", title="For a paper", make=_sketched("paper"), data=whole("patches"), on_page=False),
+        *in_styles(patch_circuit, see="The strongest patches, one number each.", data=whole("patches")),
     ),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),

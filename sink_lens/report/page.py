@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
@@ -179,6 +179,19 @@ class Drawn:
     """True if it belongs on this run's page: False if what it shows was not asked for."""
     on_page: bool = True
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
+
+
+def in_styles(
+    circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame], title: str = "For a"
+) -> tuple[Drawn, ...]:
+    """A circuit for a talk and for a paper, as files of figures have it."""
+
+    def drawn(style: str) -> Drawn:
+        """The figure in one style."""
+        about: dict[str, Any] = {"data": data, "title": f"{title} {style}", "on_page": False}
+        return Drawn(key=f"circuit-{style}", make=lambda run: (see, cast("Any", circuit(run)).draw(style)), **about)
+
+    return drawn("talk"), drawn("paper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from sink_lens.circuits.command import show
 from sink_lens.circuits.config import CircuitConfig, View
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
-from sink_lens.circuits.page import circuit_told
 from sink_lens.circuits.passes import passes
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.tasks import task_of
+from sink_lens.circuits.told import circuit_told
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes

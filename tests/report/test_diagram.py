@@ -9,7 +9,7 @@ from legible import faults
 from matplotlib.text import Annotation
 
 from sink_lens.chain.page.circuit import ChainCircuit
-from sink_lens.circuits.page import edge_figure
+from sink_lens.circuits.picture import edge_figure
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import circuit_of, diagram, sketches

@@ -20,8 +20,7 @@ from sink_lens.chain.page.story import (
 from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.diagram import Style
-from sink_lens.report.page import Drawn, Page, largest_first, whole
+from sink_lens.report.page import Drawn, Page, in_styles, largest_first, whole
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval, number, plural
 
@@ -251,11 +250,6 @@ def _variance_rows(run: Run) -> pd.DataFrame:
     return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
-def _sketched(style: Style) -> Callable[[Run], tuple[str, Figure]]:
-    """Return what draws the circuit in a style."""
-    return lambda run: ("The circuit, one number per arrow.", circuit.chain_circuit(run).draw(style))
-
-
 def _edges(run: Run) -> pd.DataFrame:
     """The edges of the circuit."""
     return circuit.chain_circuit(run).edges
@@ -263,8 +257,7 @@ def _edges(run: Run) -> pd.DataFrame:
 
 _FIGURES = (
     Drawn(key="circuit", title="The circuit", make=_circuit, data=_edges),
-    Drawn(key="circuit-talk", title="The circuit for a talk", make=_sketched("talk"), data=_edges, on_page=False),
-    Drawn(key="circuit-paper", title="The circuit for a paper", make=_sketched("paper"), data=_edges, on_page=False),
+    *in_styles(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_edges, title="The circuit for a"),
     Drawn(
         key="scores",
         title="Where the sink is",

@@ -1,0 +1,258 @@
+"""A circuit of edges as a picture: nodes by layer, from the input at the bottom to the logits at the top."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.circuits.config import COLOURS, LOWERS, MOST_DRAWN
+from sink_lens.report import diagram, sketches
+from sink_lens.report.diagram import Style
+from sink_lens.report.drawable import Drawable
+from sink_lens.report.explorer import Explorer
+from sink_lens.report.style import FONT, INK, PAPER, canvas, finished
+from sink_lens.text import part_name
+
+_PLAIN = "#6b6b6b"
+_NODE = re.compile(r"[am](\d+)")
+_WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgeCircuit(Drawable):
+    """The edges of a circuit, of a run or in memory."""
+
+    about: dict[str, Any]
+    """Title, what a share is of, layers, heads that share a key-value head, and the readers that the metric reads."""
+    edges: pd.DataFrame = field(repr=False)
+    """The run's table ``circuit``: writer, reader, score and more, the largest first."""
+    make_graph: Callable[[], dict[str, Any]] = field(repr=False)
+    """Gives the largest edges as Neuronpedia's JSON."""
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The largest edges of all as Neuronpedia's JSON.
+
+        Raises:
+            RunError: the run has no table of all edges.
+        """
+        return self.make_graph()
+
+    @property
+    def drawn(self) -> pd.DataFrame:
+        """Its strongest part, which the picture shows; in runs that do not say which, the 60 largest edges."""
+        return self.edges.loc[self.edges["drawn"]] if "drawn" in self.edges else self.edges.head(MOST_DRAWN)
+
+    def explore(self) -> Explorer:
+        """A page to explore the circuit in; ``.save("c.html")`` writes it."""
+        return Explorer(graphs=[self.graph])
+
+    def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
+        """The circuit as a figure: ``page`` with its strongest part, up to 60 edges, ``talk`` and ``paper`` with fewer.
+
+        Raises:
+            InputError: another style, or more than fits into the width.
+        """
+        if style == "page":
+            sizes = {name: self.about[name] for name in ("n_layers", "group")}
+            return edge_figure(self.drawn, **sizes, title=self.about["title"], of=len(self.edges))
+        named = {name: self.about[name] for name in ("group", "title", "unit", "outputs", "end")}
+        return diagram.draw(sketches.of_edges(self.edges, **named), style=style, width=width)
+
+    def to_json(self) -> str:
+        """The circuit as JSON; undefined numbers are null."""
+        rows = json.loads(str(self.edges.to_json(orient="records")))
+        return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
+
+
+def drawable(
+    edges: pd.DataFrame, *, metric: str, make_graph: Callable[[], dict[str, Any]], outputs: list[str], **about: Any
+) -> EdgeCircuit:
+    """A circuit to draw, of a run or in memory.
+
+    Args:
+        edges: the columns writer, reader, score, and drawn if it is known.
+        metric: its name in words.
+        make_graph: gives the largest edges as Neuronpedia's JSON.
+        outputs: the readers that the metric reads.
+        **about: title, n_layers and group (heads that share a key-value head).
+    """
+    about |= {"unit": f"of the {metric}", "outputs": outputs, "end": "logits" if outputs == ["logits"] else metric}
+    return EdgeCircuit(about=about, edges=edges, make_graph=make_graph)
+
+
+def edge_figure(
+    edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None
+) -> Figure:
+    """Edges with their scores; the width of a line is the magnitude of the score.
+
+    Args:
+        edges: the columns writer, reader and score, the largest first.
+        n_layers: layers of the model.
+        group: heads that share a key-value head; an edge into one is divided among those of its heads that are in the
+            picture.
+        title: above the figure.
+        of: edges of the circuit, of which these are the strongest part.
+    """
+    if of is not None and of > len(edges):
+        title = "\n".join([*([title] if title else []), f"The strongest {len(edges)} of {of:,} edges"])
+    ends = _ends(edges, group=group)
+    nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=place_of_node)
+    rows = sorted({place_of_node(one)[:2] for one in nodes})
+    level = {row: at for at, row in enumerate(rows)}
+    by_row: dict[tuple[int, int], list[str]] = {}
+    for node in nodes:
+        by_row.setdefault(place_of_node(node)[:2], []).append(node)
+    widest = max([1, *(len(some) for some in by_row.values())])
+    place = {}
+    for row, some in by_row.items():
+        shift = 0.32 * (level[row] % 3 - 1)  # neighbours of a column are not drawn over each other
+        for at, node in enumerate(some):
+            x = (at - (len(some) - 1) / 2) * max(1.0, 0.75 * widest / len(some)) + (
+                shift if widest > 1 else 0.6 * shift
+            )
+            place[node] = (x, level[row])
+    width, height = min(4.4 + 1.0 * widest, 11.0), min(1.8 + 0.42 * len(rows), 13.0)
+    figure = canvas(width=width, height=height)
+    axes = figure.add_subplot()
+    xs = [x for x, _ in place.values()] or [0.0]
+    left, right = min(xs) - 0.9, max(xs) + 0.9
+    inches = ((width - 1.0) / (right - left), (height - 1.0) / len(rows))  # of one unit; names and legend take the rest
+    largest = max([abs(score) for *_, score in ends], default=1.0) or 1.0
+    shown: dict[str, str] = {}
+    for writer, reader, score in reversed(ends):
+        node, _, kind = reader.partition("<")
+        kind = kind.rstrip(">")
+        (x0, y0), (x1, y1) = place[writer], place[node]
+        colour = LOWERS if score < 0 else COLOURS.get(kind, _PLAIN)
+        shown.setdefault("lowers the metric" if score < 0 else f"into {_WORDS[kind]}", colour)
+        bend = 0.08 * (1 if x1 >= x0 else -1) * min(1.0, abs(y1 - y0) / 6)
+        axes.annotate(
+            "",
+            xy=(x1, y1),
+            xytext=(x0, y0),
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": colour,
+                "linewidth": 0.5 + 3.5 * abs(score) / largest,
+                "linestyle": "--" if score < 0 else "-",
+                "alpha": 0.35 + 0.6 * abs(score) / largest,
+                "shrinkA": _to_border(writer, (x1 - x0, y1 - y0), inches),
+                "shrinkB": _to_border(node, (x1 - x0, y1 - y0), inches) + 2,
+                "connectionstyle": f"arc3,rad={bend:.3f}",
+            },
+        )
+    box = {"boxstyle": "round,pad=0.22", "facecolor": PAPER, "edgecolor": "#999999", "linewidth": 0.7}
+    for node, (x, y) in place.items():
+        axes.text(x, y, part_name(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
+    axes.set_xlim(left, right)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_yticks(range(len(rows)), [_row_name(row, n_layers=n_layers) for row in rows])
+    axes.set_xticks([])
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, labelsize=FONT * 0.8, colors="#777777")
+    for label, colour in sorted(shown.items()):
+        axes.plot([], [], color=colour, linestyle="--" if colour == LOWERS else "-", label=label, linewidth=2)
+    if shown:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False, fontsize=FONT * 0.85)
+    if title:
+        axes.set_title(title, fontsize=FONT, color=INK, loc="left")
+    return finished(figure)
+
+
+def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
+    """Points from the middle of a node's box to its border, in the direction of an edge.
+
+    Args:
+        node: its name is in the box.
+        along: the edge, across and up, in units of the axes.
+        inches: of one unit, across and up.
+    """
+    size = 0.85 * FONT
+    half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
+    across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
+    long = np.hypot(across, up) or 1.0
+    return float(min(half[0] / max(across / long, 1e-6), half[1] / max(up / long, 1e-6)))
+
+
+def _ends(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
+    """Writer, reader and score; an edge into a key-value head is divided among its heads that are in the picture."""
+    rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
+    drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
+    ends = []
+    for writer, reader, score in rows:
+        node, _, kind = reader.partition("<")
+        layer, shared, head = node.partition(".kv")
+        heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else []
+        there = [f"{one}<{kind}" for one in heads if one in drawn]
+        ends += [(writer, one, score / len(there or [reader])) for one in there or [reader]]
+    return ends
+
+
+def curve_figure(curve: pd.DataFrame) -> Figure:
+    """Faithfulness over the share of edges or nodes, on a logarithmic axis, with its intervals and random circuits."""
+    figure = canvas(width=6.4, height=3.6)
+    axes = figure.add_subplot()
+    styles = {"edges": ("#2b6cb0", "o", "edges"), "nodes": ("#2e8b57", "s", "whole nodes")}
+    for by, (colour, marker, label) in styles.items():
+        own = curve.loc[curve["by"].eq(by)].sort_values(by="share")
+        if len(own):
+            share, f = own["share"].to_numpy(float), own["faithfulness"].to_numpy(float)
+            axes.fill_between(share, own["low"].to_numpy(float), own["high"].to_numpy(float), color=colour, alpha=0.15)
+            axes.plot(share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
+    random = curve[curve["by"] == "random"]
+    if len(random):
+        axes.plot(
+            random["share"],
+            random["faithfulness"],
+            "x",
+            color="#888888",
+            markersize=5,
+            label="random, same size and depth",
+        )
+    own = curve[curve["by"] == "circuit"]
+    if len(own):
+        axes.plot(own["share"], own["faithfulness"], "*", color=LOWERS, markersize=13, label="this circuit", zorder=4)
+    axes.axhline(1.0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    axes.axhline(0.0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    axes.set_xlabel("share of all edges, or of all nodes", fontsize=FONT)
+    axes.set_ylabel("faithfulness", fontsize=FONT)
+    values = curve["faithfulness"].to_numpy(float)
+    values = values[np.isfinite(values)]
+    if len(values):
+        ends = curve.loc[curve["by"].isin(list(styles)), ["low", "high"]].to_numpy(float)
+        ends = ends[np.isfinite(ends)].clip(-1, 2)  # wider bands are cut, so that the lines stay apart
+        values = np.concatenate([values, ends])
+        axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
+    axes.legend(frameon=False, fontsize=FONT * 0.85, loc="upper left")
+    return finished(figure)
+
+
+def place_of_node(node: str) -> tuple[int, int, int]:
+    """Layer, sublayer and head of a node: what it is sorted by."""
+    if node == "input":
+        return (-1, 0, 0)
+    if node == "logits":
+        return (10**6, 0, 0)
+    match = _NODE.match(node)
+    layer = int(match.group(1)) if match else 0
+    number = re.search(r"\.(?:h|kv)(\d+)", node)
+    return (layer, 0 if node[0] == "a" else 1, int(number.group(1)) if number else 0)
+
+
+def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
+    """Return what a row of the picture is called: input, a layer's attention or MLP, or logits."""
+    layer, sublayer = row
+    if layer < 0:
+        return "input"
+    if layer > n_layers:
+        return "logits"
+    return f"{layer} {'MLP' if sublayer else 'attn'}"

@@ -1,0 +1,216 @@
+"""The result of a circuit in sentences: how good it is, which rule chose it, and how far it can be believed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.circuits.config import AT_MOST, CARRIES
+from sink_lens.circuits.methods import METHODS
+from sink_lens.text import capital, listed, number, part_name, percent, plural, visible, words
+
+_CARRIED = {
+    "resample": "what they carry in the corrupted prompt",
+    "zero": "nothing",
+    "mean_ordinary": "the mean over ordinary tokens",
+    "mean_all": "the mean over all tokens",
+    "mean_aligned": "the mean at the same position",
+}
+"""Ablation -> what an edge outside of the circuit carries."""
+
+
+def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
+    """The result of a run in sentences: how good the circuit is comes first.
+
+    Args:
+        summary: the run's table of this name.
+        sizes: shares of the edges that were run.
+    """
+    row = summary.to_dict("records")[0]
+    sentences = [_faithful(row), *_rule_told(row), *_sink_told(row)]
+    if np.isfinite(row["rank_correlation"]):
+        sentences.append(
+            f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
+            f"scores miss {percent(row['missed'])} of the summed effect."
+        )
+    if row.get("patched_nodes", -1) > 0:
+        sentences.append(_nodes_told(row))
+    sentences.append(
+        f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
+        f"halves of the pairs have {percent(row['jaccard_halves'])} of all their edges in common."
+    )
+    if row["core_edges"] >= 0:
+        sentences.append(_core_told(row))
+    carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
+    replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
+    method, chosen_on = visible(row["method"]).upper(), row.get("chosen_on", row["pairs"])
+    by = (
+        f"Its edges were chosen by {method} on {chosen_on}"
+        if chosen_on
+        else f"It was given, and scored by {method} on all"
+    )
+    sentences += [
+        f"{by} of {row['pairs']} pairs; other edges carry {carried} instead.",
+        f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
+        f"{number(row['corrupted'])} with {replaced} replaced.",
+    ]
+    if row["method"] in METHODS and METHODS[row["method"]].integrates and METHODS[row["method"]].along == "inputs":
+        sentences.append(
+            f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
+            f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
+            f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} integration points per pair)."
+        )
+    if is_told(row) and np.isfinite(row["cpr"]):
+        sentences.append(_areas_told(row, most=max(sizes)))
+    if np.isfinite(row.get("left_sum", np.nan)):
+        sentences.append(
+            f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
+            f"{plural(int(row['left_pairs']), 'pair')}."
+        )
+    if row.get("outside_sampled", -1) > 0:
+        outside = row["all_edges"] - row["edges"]
+        sentences.append(
+            f"We patched a sample of {plural(row['outside_sampled'], 'edge')} outside the circuit: "
+            f"{row['outside_over']} {'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge "
+            f"({number(row['weakest'])}). So at most {row['outside_at_most']:,} of all {outside:,} edges outside do, "
+            "at 95% confidence."
+        )
+    return tuple(sentences)
+
+
+def _nodes_told(row: Mapping[str, Any]) -> str:
+    """Name the nodes whose edges gradients do not see, and when that is no sign (analysis ``circuit_nodes``)."""
+    unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
+    of_zero = row["ablation"] == "zero"
+    if not unseen:
+        doubt = " Against zero that is no sign of a right circuit: most wrong ones have no such node." * of_zero
+        return (
+            f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no "
+            f"patch does both 5% of what all edges do and ten times the sum of its edges' scores.{doubt}"
+        )
+    if of_zero:
+        doubt = " Against zero that is no sign of a wrong circuit: right ones have such nodes as often."
+    else:
+        doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (row["method"] == "eap")
+    return (
+        f"Do not believe the circuit at {listed(map(part_name, unseen))}: a real patch of the whole node does at "
+        "least 5% of what all edges do, and ten times the sum of its edges' scores. Gradients do not see such edges, "
+        f"for example if two parts cancel before a threshold. Score them with exact.{doubt}"
+    )
+
+
+def _sink_told(row: Mapping[str, Any]) -> list[str]:
+    """Say how much of the scores is the sink's, and warn where faithfulness is too; where prompts differ, nothing."""
+    kept, share = row.get("without_sink_faithfulness", np.nan), row.get("sink_share", np.nan)
+    if not np.isfinite(kept) or share == 0:
+        return []
+    scores = f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest," * (share > 0)
+    said = f"{scores} are at the sink's position. " if scores else ""
+    said += f"All edges but those at the sink's position keep {kept_told(row, 'without_sink_')}."
+    if kept < CARRIES and not str(row["metric"]).startswith("sink mass"):
+        said += (
+            " That is below 80%: much of what a circuit keeps is then the sink, which every text needs, and not the "
+            "task. Resampling leaves the sink as it is, and so does the option freeze."
+        )
+    return [said]
+
+
+def _core_told(row: Mapping[str, Any]) -> str:
+    """Say how many edges are core, and how far real patches of each and of the core as a whole confirm it."""
+    real = alone = ""
+    if "confirmed_edges" in row:
+        real = f" Real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do)"
+    if row.get("together_edges", 0) > 0:
+        real += f", and {row['together_edges']} can go together at no loss, since they cancel"
+    real += "." * bool(real)
+    if np.isfinite(row.get("core_faithfulness", np.nan)):
+        alone = f" The core alone keeps {kept_told(row, 'core_')}."
+    return (
+        f"{_edges(row['core_edges'])} core: in at least 95% of the bootstraps under every ablation and "
+        f"template.{real}{alone} {_edges(row.get('undecided_edges', 0))} undecided: in 95% of the bootstraps under "
+        f"only some of these. {_edges(row['contingent_edges'])} contingent: in some circuit, but in 95% of the "
+        "bootstraps under none of these."
+    )
+
+
+def _edges(n: int) -> str:
+    """A number of edges and the verb."""
+    return f"{plural(n, 'edge')} {'is' if n == 1 else 'are'}"
+
+
+def kept_told(row: Mapping[str, Any], name: str = "") -> str:
+    """A faithfulness with its interval."""
+    f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
+    return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
+
+
+def edges_told(row: Mapping[str, Any]) -> str:
+    """Say which part of all edges the circuit has."""
+    return f"{row['edges']:,} of {row['all_edges']:,} edges ({_size(row['edges'] / row['all_edges'])})"
+
+
+def _faithful(row: Mapping[str, Any]) -> str:
+    """Say how much of the whole model's metric the circuit keeps, on pairs that did not choose it."""
+    gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
+    if not is_told(row):
+        return (
+            f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
+            "from 0."
+        )
+    if "faithfulness" not in row:
+        return f"The run does not say what the circuit of {edges_told(row)} keeps alone; the curve shows other sizes."
+    return (
+        f"The circuit has {edges_told(row)} and keeps {kept_told(row)} of what all edges add to the "
+        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it. All other edges, without it, "
+        f"keep {kept_told(row, 'without_')}."
+    )
+
+
+def _areas_told(row: Mapping[str, Any], *, most: float) -> str:
+    """Give faithfulness over all sizes; ``most`` is the largest share of the edges that was run."""
+    cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
+    if most < 1:  # CPR and CMD are areas from 0 to 1
+        return (
+            f"Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that "
+            f"of its distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and "
+            f"{cmd_log}."
+        )
+    return (
+        f"Averaged over sizes, faithfulness is {cpr} (CPR) and its distance from 1 is {cmd} (CMD); over the logarithm "
+        f"of the size, they are {cpr_log} and {cmd_log}."
+    )
+
+
+def _size(share: float) -> str:
+    """A share of the edges, which may be far below a percent."""
+    return percent(share) if share >= 0.1 else f"{100 * share:.2g}%"
+
+
+def _rule_told(row: Mapping[str, Any]) -> list[str]:
+    """Say which rule chose the circuit, and if faithfulness overshoots at some size."""
+    if not is_told(row) or "faithfulness" not in row:
+        return []
+    carry = "at least 80%, by the lower end of the interval, and at most 120%"
+    share = row["share_at_80"]
+    said = (
+        f"From {_size(share)} of the edges on, circuits keep {carry}"
+        if np.isfinite(share)
+        else f"No size keeps {carry}"
+    )
+    told = {
+        "smallest": f"It is the smallest size from which on every circuit that was run keeps {carry}.",
+        "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
+        f"keeps {carry}.",
+        "asked": f"Its size was asked for. {said}.",
+        "given": f"It was given; as many of the largest scores keep {kept_told(row, 'as_many_')}. {said}.",
+        "threshold": f"It has all scores above the threshold. {said}.",
+    }.get(str(row["rule"]), "")
+    if row["most_kept"] > AT_MOST:
+        told += f" Faithfulness overshoots: circuits of {_size(row['most_kept_at'])} keep {percent(row['most_kept'])}."
+    return [told.strip()] if told else []
+
+
+def is_told(row: Mapping[str, Any]) -> bool:
+    """Check whether the metric of no edges is told from that of all, so that a share of it means something."""
+    return row["gap_low"] > 0 or row["gap_high"] < 0
