@@ -92,19 +92,19 @@ COMMANDS = {
     ),
     "isolate": Asked(
         "RANDOM --target-position 5 --layers 0",
-        rf"isolating position 5: attention there.*loss change, nats *\n5 {ENDS}",
+        rf"Position 5 isolated in layer 0: attention there.*loss change, nats *\n5 {ENDS}",
         "run report sentence rows",
     ),
     "isolate --dry-run": Asked("RANDOM", COST),
     "amplify": Asked(
         "RANDOM --target-position 5 --layers 0 --factors 2 --centre none",
-        f"amplifying position 5.*centre +factor +times{ENDS}",
+        f"Position 5 amplified in layers 0.*centre +factor +times{ENDS}",
         "run report sentence rows",
     ),
     "amplify --dry-run": Asked("RANDOM --factors 2 --centre none", COST),
     "ablate": Asked(
         "RANDOM --bos with --controls 1",
-        rf"L2\.N62 together remove 88% of the sink.*set +2\.62 +zero of outlier entries, sink +88% +\[{ENDS}",
+        rf"L2\.N62\) removes 88% of the sink.*set +2\.62 +zero of outlier entries, sink +88% +\[{ENDS}",
         "run report sentence rows",
     ),
     "ablate --dry-run": Asked("RANDOM --controls 1", COST),

@@ -50,10 +50,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """Table of attention mass, norm and outlier value by layer, at the target and sink positions, before and after.
-
-    Numbers are means over sequences. The outlier dimension of a layer is the one with the most energy at the sink
-    position in the baseline.
+    """Table of attention by layer, at the target and sink positions, before and after; means over sequences.
 
     Raises:
         InputError: a position was not read. The errors of ``effect`` also apply.
@@ -64,15 +61,10 @@ def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sin
             raise InputError(
                 f"position {position} was not read; need one of {list(baseline.positions)}: pass it in positions"
             )
-    dimensions = baseline.state_at(sink_position).double().square().nanmean(1).argmax(-1)
-    columns: dict[str, Tensor] = {"layer": torch.tensor(baseline.layers), "outlier_dimension": dimensions}
+    columns: dict[str, Tensor] = {"layer": torch.tensor(baseline.layers)}
     for where, position in (("target", target_position), ("sink", sink_position)):
         for prefix, run in (("baseline_", baseline), ("", edited)):
-            state = run.state_at(position)
-            values = state.gather(-1, dimensions[:, None, None].expand(-1, state.shape[1], 1))[..., 0]
             columns[f"{prefix}{where}_mass"] = run.mass[..., run.positions.index(position)].nanmean(dim=(1, 2))
-            columns[f"{prefix}{where}_norm"] = state.norm(dim=-1).nanmean(1)
-            columns[f"{prefix}{where}_value"] = values.nanmean(1)
     return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 

@@ -1,14 +1,12 @@
 """``ablate``: which neurons must go together so that the sink goes?"""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..chain.setting import Setting
-from ..schema import LOST_FRAC
-from ..text import named_parts, percent, span
+from ..text import span
 from .config import AblateConfig
 from .neuron_sets import Found, find_sets, names
 from .study import Measured, study
@@ -24,9 +22,11 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
         InputError: a mixture of experts, a model without a growth step, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
+    from .pages.interventions import removed
+
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
-    headline = "\n".join([*map(_set_sentence, summary.to_dict("records")), setting.averaged.words])
+    headline = "\n".join([*removed(summary), setting.averaged.words])
     return Measured(frames={"ablations": table, "summary": summary}, headline=headline)
 
 
@@ -50,18 +50,3 @@ def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
         "random_max": float(random.max()),
         "read_layers": span(found.segment.layers),
     }
-
-
-def _set_sentence(row: Mapping[Any, Any]) -> str:
-    random = f"random sets of the same size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
-    layers, removed = row["read_layers"], percent(row["removed_share"])
-    if not row["removes"]:
-        return (
-            f"growth step {row['step']}: no set of up to {row['size']} neurons removes {LOST_FRAC:.0%} of the sink "
-            f"in layers {layers}; the {row['size']} strongest remove {removed}, {random}"
-        )
-    alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {percent(row['best_single'])}"
-    return (
-        f"growth step {row['step']}: {named_parts(row['neurons'])} together remove {removed} of the sink in layers "
-        f"{layers}{alone}, {random}"
-    )

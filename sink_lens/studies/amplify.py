@@ -5,19 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..chain.page.words import curve_text
 from ..chain.setting import Setting
 from ..edits.amplification import Centre, CentringMeans, centres_of, centring_means
 from ..edits.amplification import amplify as amplifying
 from ..edits.constructors import Edit
-from ..edits.effects import layer_table
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import check_attention
 from ..stats import studentised_interval
 from ..text import span
 from .config import AmplifyConfig
-from .study import Measured, sentence, study, summary_row
+from .study import Measured, study, summary_row
 
 
 @study(AmplifyConfig)
@@ -28,6 +26,8 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
+    from .pages.interventions import amplified
+
     lens, factors, layers = setting.lens, config.factors, config.layers
     centres: list[Centre] = [centre for centre in centres_of(lens) if centre in config.centres]
     if not centres:
@@ -43,29 +43,21 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     means = None
     if any(centre != "none" for centre in centres):
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
-    baseline, by_layer, summary = setting.baseline, [], []
+    baseline, summary = setting.baseline, []
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
     at = {"position": setting.target_position, "layers": chosen, "means": means, "site": lens.family.aggregated}
     edits = [_amplified(factor, centre=centre, **at) for centre, factor in cells]
     runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
     for (centre, factor), some, run in zip(cells, edits, runs, strict=True):
         edited = run if some else baseline
-        table = layer_table(
-            baseline, edited, target_position=setting.target_position, sink_position=setting.sink_position
-        )
-        by_layer.append(table.assign(centre=centre, factor=factor))
         row = summary_row(setting, baseline, edited, target_position=setting.target_position, reads=reads)
         before, mass = row["baseline_target_mass"], row["target_mass"]
         times = mass / before if before else np.nan
         change = _change(baseline, edited, position=setting.target_position, reads=reads, seed=config.seed)
         summary.append({"centre": centre, "factor": factor, "layers": span(chosen), "times": times} | change | row)
-    frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
-    best = max(summary, key=lambda row: row["target_mass"])
-    headline = (
-        f"amplifying position {setting.target_position} in layers {span(chosen)}, strongest at {best['factor']:g} from "
-        f"{best['centre']} ({best['times']:.1f} times): {sentence(best, sink_position=setting.sink_position)}\n"
-        f"{curve_text(frames['summary'])}"
-    )
+    frames = {"summary": pd.DataFrame(summary)}
+    where = f"Position {setting.target_position} amplified in layers {span(chosen)}, at most:"
+    headline = "\n".join([where, *amplified(frames["summary"])])
     options = {
         "target_position": setting.target_position,
         "layers": chosen,

@@ -7,7 +7,7 @@ from ..edits.effects import layer_table
 from ..edits.isolation import isolate as isolating
 from ..text import span
 from .config import IsolateConfig
-from .study import Measured, sentence, study, summary_row
+from .study import Measured, study, summary_row
 
 
 @study(IsolateConfig)
@@ -19,6 +19,8 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
         SiteError: a model whose attention cannot be edited.
         RunError: the folder is in use, or holds another run.
     """
+    from .pages.interventions import isolated
+
     chosen = list(config.target_positions) or [setting.target_position]
     positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
     layers = config.layers
@@ -33,9 +35,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
         row = {"target_position": target, "layers": "all" if layers is None else span(layers)}
         summary.append(row | summary_row(setting, baseline, edited, target_position=target, reads=setting.late_layers))
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
-    headline = "\n".join(
-        f"isolating position {row['target_position']}: {sentence(row, sink_position=sink)}" for row in summary
-    )
+    headline = "\n".join(isolated(frames["summary"]))
     if mixing := setting.lens.mixer_layers:
         headline += f"\nisolation masks attention alone: the mixers of layers {span(mixing)} still bring earlier tokens"
     options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}

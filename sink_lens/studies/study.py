@@ -152,16 +152,6 @@ def summary_row(
     }
 
 
-def sentence(row: Mapping[Any, Any], *, sink_position: int) -> str:
-    """A row of the summary in words."""
-    return (
-        f"attention there {row['baseline_target_mass']:.3f} -> {row['target_mass']:.3f}, at position {sink_position} "
-        f"{row['baseline_sink_mass']:.3f} -> {row['sink_mass']:.3f} (layers {row['read_layers']}): the sink is "
-        f"{row['outcome']}; loss {row['baseline_loss_nats']:.3f} -> {row['loss_nats']:.3f} nats "
-        f"(change {row['loss_change_low']:+.3f} to {row['loss_change_high']:+.3f})"
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The result of a study, before it is written."""

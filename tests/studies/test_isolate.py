@@ -16,13 +16,11 @@ def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):
     assert study.tables["summary"]["target_position"].tolist() == [9, 15]
     layers = study.tables["layers"]
     assert len(layers) == 2 * lens.n_layers
-    assert {"target_mass", "baseline_sink_mass", "target_norm", "sink_value", "outlier_dimension"} <= set(
-        layers.columns
-    )
+    assert {"target_mass", "baseline_sink_mass", "sink_mass"} <= set(layers.columns)
     summary = study.tables["summary"].iloc[0]
     assert summary["loss_change_nats"] == pytest.approx(summary["loss_nats"] - summary["baseline_loss_nats"], abs=1e-5)
     assert summary["outcome"] == "unchanged"  # the planted sink follows its token, not the variance
-    assert "isolating position 9" in study.headline
+    assert "Position 9 isolated in all layers" in study.headline
 
 
 def test_a_configuration_names_its_position_default_a_third(tmp_path):

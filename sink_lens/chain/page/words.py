@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_of
-from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, NORM_ALONE, TELLING_LOSS
+from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, TELLING_LOSS
 from sink_lens.text import capital, listed, percent, plural
 
 MOST_WORDS = 45
@@ -38,7 +38,6 @@ FEWEST = 4
 
 _VIEWS_DIFFER = 0.2
 """The makers and the super neurons differ where they remove shares that differ by more than this."""
-_CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 _BOUND_TO = {
     "positional": "it comes at position 0 with BOS and with an ordinary token there, and BOS inside brings none",
     "positional, not BOS": "an ordinary token at position 0 brings it; BOS brings none, there or inside",
@@ -306,20 +305,4 @@ def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
     text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
     if abs(own - theirs) > _VIEWS_DIFFER:
         text += ": the two methods disagree; believe the ablation"
-    return text
-
-
-def curve_text(curve: pd.DataFrame) -> str:
-    """Sentences on amplification: the largest rise of attention by centre, and whether the norm alone does it too."""
-    tops: dict[str, float] = {}
-    said: dict[str, str] = {}
-    for row in curve.to_dict("records"):
-        centre = str(row["centre"])
-        if centre not in tops or row["times"] > tops[centre]:
-            tops[centre] = float(row["times"])
-            said[centre] = f"{row['change']:+.3f} ({row['change_low']:+.3f} to {row['change_high']:+.3f})"
-    listed = ", ".join(f"{_CENTRES[centre]} {change}" for centre, change in said.items())
-    text = f"Attention that amplification adds, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
-    if tops.get("none", 0.0) >= NORM_ALONE:
-        text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
     return text

@@ -24,9 +24,12 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
+from sink_lens.schema import NORM_ALONE
+from sink_lens.text import interval as bounds
 from sink_lens.text import listed, named_parts, number, percent, plural, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
+_RANDOM = ["random_mean", "random_max"]
 _MOST_STEPS = 24
 _LINES = (
     ("baseline_target_mass", "there, before", BLUE, "--", ""),
@@ -140,18 +143,56 @@ def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
 
 
 def _sentence(row: dict[Any, Any], what: str) -> str:
-    """Say what an edit did to attention at both positions."""
+    """Say what an edit did to attention at both positions, and to the loss."""
+    cost = ""
+    if "loss_change_low" in row:
+        change = f"{row['loss_change_nats']:+.3f} {bounds(row['loss_change_low'], row['loss_change_high'])}".rstrip()
+        cost = f"; the loss changes by {change} nats"
     return (
         f"{what}: attention there {number(row['baseline_target_mass'])} → {number(row['target_mass'])}, at the sink "
         f"position {number(row['baseline_sink_mass'])} → {number(row['sink_mass'])} (layers {row['read_layers']}): "
-        f"the sink is {visible(row['outcome'])}."
+        f"the sink is {visible(row['outcome'])}{cost}."
     )
 
 
-def _isolate_headline(run: Run) -> list[str]:
+def isolated(summary: pd.DataFrame) -> list[str]:
     """Say what isolating each position did."""
-    rows = _summary(run, ["target_position", *_MASSES]).to_dict("records")
-    return [_sentence(row, f"Position {row['target_position']} isolated in {_in(row)}") for row in rows]
+    return [
+        _sentence(row, f"Position {row['target_position']} isolated in {_in(row)}")
+        for row in summary.to_dict("records")
+    ]
+
+
+def amplified(summary: pd.DataFrame) -> list[str]:
+    """Say what the best factor from each centre did."""
+    sentences = []
+    for centre in figures.CENTRES:
+        part = summary.loc[summary["centre"] == centre]
+        if len(part):
+            best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
+            what = f"Factor {best['factor']:g}, {_shift_words(centre)} ({number(best['times'])} times the attention)"
+            sentences.append(_sentence(best, what))
+            if centre == "none" and best["times"] >= NORM_ALONE:
+                sentences.append("So the norm alone raises the attention too, which arXiv 2605.06611 does not expect.")
+    return sentences
+
+
+def removed(summary: pd.DataFrame) -> list[str]:
+    """Say for each growth step what ablating its neurons removes."""
+    sentences = []
+    for row in summary.to_dict("records"):
+        random = f"random sets of that size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
+        enough, short = (
+            ("removes", "is not enough: it removes")
+            if int(row["size"]) == 1
+            else ("together remove", "are not enough: they remove")
+        )
+        removes = enough if row["removes"] else short
+        sentences.append(
+            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({named_parts(row['neurons'])}) "
+            f"{removes} {percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
+        )
+    return sentences
 
 
 def _in(row: dict[Any, Any]) -> str:
@@ -188,39 +229,6 @@ def _layer_curves(run: Run) -> tuple[str, Figure]:
         "A sink that moves leaves its own position; one that is shared leaves part of it."
     )
     return see, mass_by_layer(first)
-
-
-def _strongest(run: Run) -> pd.DataFrame:
-    """The layers of the cell that makes the largest sink."""
-    summary = _summary(run, ["centre", "factor", *_MASSES])
-    layers = run.need("layers", columns=["layer", "centre", "factor", *(name for name, *_ in _LINES)])
-    best = summary.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
-    part = layers.loc[layers["centre"] == str(best["centre"])]
-    return part.loc[np.isclose(part["factor"].to_numpy(float), float(best["factor"]))]
-
-
-def _strongest_curves(run: Run) -> tuple[str, Figure]:
-    layers = _strongest(run)
-    first = layers.iloc[0]
-    centre = figures.NAMES[first["centre"]]
-    see = (
-        f"The cell that makes the largest sink, factor {first['factor']:g} from {centre}, layer "
-        "by layer: dashed without the edit, solid with it."
-    )
-    return see, mass_by_layer(layers)
-
-
-def _amplified(run: Run) -> list[str]:
-    """Say what the best factor from each centre did."""
-    table = _summary(run, ["centre", "factor", "times", *_MASSES])
-    sentences = []
-    for centre in figures.CENTRES:
-        part = table.loc[table["centre"] == centre]
-        if len(part):
-            best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
-            what = f"Factor {best['factor']:g}, {_shift_words(centre)} ({number(best['times'])} times the attention)"
-            sentences.append(_sentence(best, what))
-    return sentences
 
 
 def _most_amplified(run: Run) -> str:
@@ -265,25 +273,6 @@ def _factor_losses(run: Run) -> tuple[str, Figure]:
     columns = ["centre", "factor", "loss_change_nats", "loss_change_low", "loss_change_high"]
     see = "What the same edits do to the loss, with 95% intervals over sequences."
     return see, loss_by_factor(_summary(run, columns))
-
-
-def _removal_sentences(run: Run) -> list[str]:
-    """Say for each growth step what ablating its neurons removes."""
-    table = _summary(run, ["step", "neurons", "size", "removes", "removed_share", "random_mean", "random_max"])
-    sentences = []
-    for row in table.to_dict("records"):
-        random = f"random sets of that size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
-        enough, short = (
-            ("removes", "is not enough: it removes")
-            if int(row["size"]) == 1
-            else ("together remove", "are not enough: they remove")
-        )
-        removes = enough if row["removes"] else short
-        sentences.append(
-            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({named_parts(row['neurons'])}) "
-            f"{removes} {percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
-        )
-    return sentences
 
 
 def _carriers_title(run: Run) -> str:
@@ -332,23 +321,22 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_outcomes,
-    headline=_isolate_headline,
+    headline=lambda run: isolated(_summary(run, ["target_position", *_MASSES])),
     figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=_most_amplified,
-    headline=_amplified,
+    headline=lambda run: amplified(_summary(run, ["centre", "factor", "times", *_MASSES])),
     figures=(
         Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),
         Drawn(key="losses", title="What it costs", make=_factor_losses, data=whole("summary")),
-        Drawn(key="layers", title="Layer by layer", make=_strongest_curves, data=_strongest),
     ),
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
     title=_carriers_title,
-    headline=_removal_sentences,
+    headline=lambda run: removed(_summary(run, ["step", "neurons", "size", "removes", "removed_share", *_RANDOM])),
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )
