@@ -44,6 +44,7 @@ GONE: tuple[Gone, ...] = (
         instead="loss.backward() of your own: it was no part of what marks a sink",
         options=("tokens --gradient-sequences",),
     ),
+    Gone(instead="your own copy of the model, whose down-projection you change", names=("bake",)),
     Gone(instead="the page, which has the tables, or the run folder", options=("trace --verbose", "trace -v")),
     Gone(instead="sink_lens.edits.metrics", names=("metrics",)),
     Gone(instead="sink_lens.models.headnorm.HeadNormConfig", names=("HeadNormConfig",)),

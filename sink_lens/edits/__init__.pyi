@@ -6,7 +6,6 @@ from . import metrics as metrics
 from .amplification import CentringMeans as CentringMeans
 from .amplification import amplify as amplify
 from .amplification import centring_means as centring_means
-from .baking import bake as bake
 from .constructors import At as At
 from .constructors import Edit as Edit
 from .constructors import add as add

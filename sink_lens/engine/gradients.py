@@ -19,9 +19,6 @@ from ..models.running import running, turn
 from ..models.sites import SITES, bridge_hook
 from .forward import sequence_loss
 
-_TOKENS_OF_LOGITS = 256
-"""Number of tokens that are unembedded at once."""
-
 
 def metric_gradients(
     lens: LensModel,

@@ -66,13 +66,6 @@ class Explorer:
         return views.framed(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 
-def explorer_of(graph: dict[str, Any], *, curve: pd.DataFrame | None = None) -> Explorer:
-    """A page of one circuit, with the curve of its faithfulness."""
-    if curve is not None:
-        graph["metadata"]["sink_lens"]["curve"] = curve_rows(curve)
-    return Explorer(graphs=[graph])
-
-
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
     """A curve as a graph holds it."""
     return [{name: _plain(row[name]) for name in CURVE} for row in curve.to_dict("records")]

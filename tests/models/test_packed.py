@@ -6,7 +6,6 @@ from torch import nn
 
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_mask
-from sink_lens.edits.baking import bake
 from sink_lens.edits.constructors import scalar, zero
 from sink_lens.edits.quantisation import quantised_weights
 from sink_lens.engine.forward import run_with
@@ -77,8 +76,6 @@ def test_an_edit_that_reads_weights_has_the_effect_of_the_unpacked_model():
 
 def test_what_changes_a_packed_weight_is_refused():
     lens, _ = both("llama")
-    with pytest.raises(ModelError, match=NEEDED):
-        bake(lens, neurons={0: [1]})
     with pytest.raises(ModelError, match=NEEDED), quantised_weights(lens, "int8_token"):
         pass
 

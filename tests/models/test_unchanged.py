@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sink_lens import Reading, TokenBatch, capture, generate, run_with, stream, sweep, wrap
-from sink_lens.edits import bake, edit, fwd_hooks
+from sink_lens.edits import edit, fwd_hooks
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads
 from sink_lens.errors import InputError, ModelError
@@ -50,7 +50,6 @@ DOORS = {
     "sweep": lambda lens, out: sweep(lens, GRID, tokens=batch(), out=out, progress=False),
     "generate": lambda lens, out: generate(lens, [5, 6, 7], max_new_tokens=2),
     "fwd_hooks": lambda lens, out: fwd_hooks(lens, edit("z", lambda x, at: x, layers=[1])),
-    "bake": lambda lens, out: bake(lens, neurons={1: [0]}),
     "weights_hash": lambda lens, out: weights_hash(lens),
     "attention_weights": lambda lens, out: attention_weights(lens, layer=0),
 }

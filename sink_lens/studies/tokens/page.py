@@ -27,7 +27,6 @@ from sink_lens.text import listed, number, percent, plural, token
 
 _SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
 """Score -> its axis and colour."""
-_GROUPS = (("marked", ORANGE, "o"), ("others", BLUE, "s"))
 _MOST_DIMENSIONS = 6
 
 
