@@ -11,6 +11,7 @@ A configuration is a frozen dataclass with a docstring under each field; a text 
 - ``off``: the option that sets a truth to false, where it is not ``--no-NAME``;
 - ``flag``: the other names, such as ``-v``, of an option that only sets a truth to true;
 - ``file_only``: the field is a table of the file, or an argument of the Python call, and has no option;
+- ``objects``: Python may give something else than a text, such as a function; it is taken as it is;
 - ``imports``: a text with a colon names code of the user's; a file cannot, the command line can;
 - ``table``: the field may be a table of the file: key -> field.
 """
@@ -124,6 +125,8 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
     kind, optional = bare(kind)
     if value is None and optional:
         return None
+    if "objects" in field.metadata and not isinstance(value, str | None):
+        return value
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         if isinstance(value, Mapping) and field.metadata.get("written") == "pairs":

@@ -136,7 +136,7 @@ def test_what_a_type_allows(value, hint, fit):
             lambda: sink_lens.patching.path_patch(
                 tiny("llama"), IDS, IDS, sender=("z", 0), receiver=("z", 1), metric=len, freeze="q"
             ),
-            "freeze of path_patch is 'q'",
+            "freeze is 'q'; need one of all, attention",
         ),
         (lambda: PAIR.run_and_source("sideways"), "direction of run_and_source is 'sideways'"),
         (lambda: analytical(10, shared=3).log10_p(0.1, convention="none"), "convention of log10_p is 'none'"),

@@ -353,7 +353,7 @@ def from_python(command, name, given):
     if command == "trace":
         return _config_of(name, given=None, fields=rest)
     if command == "patch":
-        return patch_config(None, lens=types.SimpleNamespace(name=name), metric=None, fields=rest)
+        return patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
     return config_of_study(kind, name, config=None, tokens=None, fields=rest)
 
 

@@ -12,13 +12,10 @@ run, its gradient there says nothing.
 Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Hanna et al., arXiv 2403.17806 (steps).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..edits.metrics import Metric
-from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from .config import PatchConfig
@@ -33,7 +30,6 @@ def attribution_patch(
     clean: Sequences | None = None,
     corrupted: Sequences | None = None,
     *,
-    metric: Metric | Callable[[Outcome], Any] | str | None = None,
     config: PatchConfig | None = None,
     **fields: Any,
 ) -> AttributionResult:
@@ -47,14 +43,16 @@ def attribution_patch(
         SiteError: as in ``patch``.
     """
     lens = as_lens(lens)
-    settings = patch_config(config, lens=lens, metric=metric, fields=fields)
+    settings = patch_config(config, lens=lens, fields=fields)
+    if settings.edits:
+        raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")
     if settings.put != "source":
         raise InputError(
             f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "
             "leave out one of the two"
         )
     values_then = lens.state.unchanged.values()
-    runs, grid, pair = prepare_runs(lens, clean, corrupted, metric=metric, config=settings)
+    runs, grid, pair = prepare_runs(lens, clean, corrupted, config=settings)
     per_sequence = first_order(runs, grid, steps=settings.steps)
     by_sequence = len(runs.baseline) == runs.run.n_sequences
     frame = grid_frame(grid, settings.by)

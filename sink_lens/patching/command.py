@@ -49,9 +49,9 @@ def _approximated(
     lens: LensModel, *, config: PatchConfig, folder: Path, overwrite: bool, progress: bool
 ) -> AttributionResult:
     """The approximation, with its check against a sample of real patches."""
-    runs, _, pair = prepare_runs(lens, None, None, metric=None, config=config)
-    with open_run(folder, lens, pair, config=config, metric=runs.metric, own={}, overwrite=overwrite) as writer:
-        result = attribution_patch(lens, pair.clean, pair.corrupted, metric=runs.metric, config=config)
+    runs, _, pair = prepare_runs(lens, None, None, config=config)
+    with open_run(folder, lens, pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
+        result = attribution_patch(lens, pair.clean, pair.corrupted, config=config, metric=runs.metric)
         generator = torch.Generator().manual_seed(config.seed)
         check = result.sample(config.check, generator=generator, progress=progress)
         writer.write_table("check", check.frame)

@@ -68,7 +68,7 @@ class PatchConfig:
     """The clean text with something changed, in as many tokens; one for each clean text."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
     """The site that is patched, see sink_lens.SITES; every is resid_pre, attn_out and mlp_out, a run folder each."""
-    metric: MetricName = "sink_mass"
+    metric: MetricName = field(default="sink_mass", metadata={"objects": True})
     """Metric to report; loss is computed on the patched run's own tokens."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
     """Axes of the sweep: some of layer, position, head, key, unit. Other axes are patched whole."""
@@ -94,8 +94,10 @@ class PatchConfig:
     """For logit_difference: the wrong token."""
     bos: BosCondition = "auto"
     """First token of each text: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
-    put: Put = "source"
+    put: Put = field(default="source", metadata={"objects": True})
     """What a patch puts into its part: the other run's values (source), or an edit of the patched run, as in sweep."""
+    edits: tuple[Any, ...] = field(default=(), metadata={"file_only": True, "objects": True})
+    """Edits of ``sink_lens.edits`` that are made in both runs and beside every patch."""
     factor: float | None = None
     """With --put scale: the factor. With --put set: the number that values are set to."""
     controls: int = 5
@@ -120,6 +122,7 @@ class PatchConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        object.__setattr__(self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits))
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen", "controls")

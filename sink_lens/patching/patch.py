@@ -12,7 +12,7 @@ runs have bit-identical values in a cell, nothing is run and the effect is 0.
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,25 +21,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..edits.constructors import Edit
 from ..edits.effect_table import effect_table
-from ..edits.metrics import Metric
-from ..edits.outcome import Outcome
 from ..edits.part import Part
 from ..engine.code_identity import code_of
 from ..engine.measured import metric_config
 from ..engine.plan import Plan
 from ..errors import InputError
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, check_known
 from ..records.shards import check_shard, run_in
-from .cells import MakesEdit
 from .config import ADDED, EVERY, PatchConfig
 from .first_order import first_order
 from .pairs import PromptPair, Sequences
 from .parts import check_put, drawn_parts, identity_of
 from .results import PatchResult, grid_frame, joined, shared_facts, write_result
-from .run_folder import Kept, Measured, label_of, open_run
+from .run_folder import Kept, Measured, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
 
 
@@ -48,9 +45,6 @@ def patch(
     clean: Sequences | None = None,
     corrupted: Sequences | None = None,
     *,
-    metric: Metric | Callable[[Outcome], Any] | str | None = None,
-    put: MakesEdit | str | None = None,
-    edits: Sequence[Edit] | Edit = (),
     config: PatchConfig | None = None,
     out: str | Path | None = None,
     shard: str | None = None,
@@ -67,12 +61,6 @@ def patch(
         lens: the model.
         clean: text, texts, token ids or a token batch; the configuration's texts if None.
         corrupted: the same number of sequences of the same lengths.
-        metric: of ``sink_lens.edits.metrics``, a function of the ``logits`` or of an ``Outcome``, or a name; the
-            configuration's if None.
-        put: what is put into a part: a name, such as ``source`` (the other run's values), ``mean_ordinary`` or
-            ``scale`` (with ``factor=2.0``); or any edit, as a function of the site and the arguments that choose a
-            part, such as ``edits.zero``. The configuration's if None.
-        edits: made in both runs and beside every patch, so that an edited model is patched.
         config: what is patched; the default one if None.
         out: the run folder; None writes none. The same call on a folder that holds a part of it computes the rest.
             Shards have one, where each can read and write.
@@ -82,6 +70,11 @@ def patch(
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``. ``site="every"``
             patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``; each has a run
             folder in ``out``.
+
+    Three fields are more than texts. ``metric`` is a name, one of ``sink_lens.edits.metrics``, or a function of the
+    ``logits`` or of an ``Outcome``. ``put`` is a name, such as ``source`` (the other run's values), ``mean_ordinary``
+    or ``scale`` (with ``factor=2.0``), or any edit, as a function of the site and the arguments that choose a part,
+    such as ``edits.zero``. ``edits`` are made in both runs and beside every patch, so that an edited model is patched.
 
     With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
     largest are patched; the frame then has the column ``approximation``, as a check of it.
@@ -96,31 +89,21 @@ def patch(
         RunError: the folder is in use, or holds another run or another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked: dict[str, Any] = {"metric": metric, "put": put, "edits": edits, "config": config, "progress": progress}
-    asked |= {"shard": shard, "overwrite": overwrite}
-    if (fields.get("site") or (config.site if config is not None else "")) == EVERY:
-        folders = {site: None if out is None else Path(out) / site for site in ADDED}
-        lens = as_lens(lens)
-        own = {site: asked | {"fields": {**fields, "site": site}, "out": folder} for site, folder in folders.items()}
-        return joined({site: _patched(lens, clean, corrupted, reopen=True, **one) for site, one in own.items()})
-    return _patched(lens, clean, corrupted, fields=fields, out=out, reopen=shard is not None, **asked)
+    lens, how = as_lens(lens), {"shard": shard, "overwrite": overwrite, "progress": progress}
+    asked = patch_config(config, lens=lens, fields=fields)
+    if asked.site == EVERY:
+        found = {}
+        for site in ADDED:
+            request = _request(lens, clean, corrupted, config=replace(asked, site=site))
+            found[site] = _patched(request, None if out is None else Path(out) / site, reopen=True, **how)
+        return joined(found)
+    return _patched(_request(lens, clean, corrupted, config=asked), out, reopen=shard is not None, **how)
 
 
 def _patched(
-    lens: ModelLike,
-    clean: Sequences | None,
-    corrupted: Sequences | None,
-    *,
-    fields: Mapping[str, Any],
-    out: str | Path | None,
-    shard: str | None,
-    overwrite: bool,
-    progress: bool,
-    reopen: bool,
-    **asked: Any,
+    request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
 ) -> PatchResult:
     """The patches of one site; ``reopen`` takes a finished run as it is."""
-    request = _request(lens, clean, corrupted, fields=fields, **asked)
     if out is None:
         return request.result(None, progress=progress)
     code = request.code()
@@ -158,32 +141,26 @@ class _Request:
     grid: list[Part]
     pair: PromptPair
     config: PatchConfig
-    put: MakesEdit | str | None
-    given: tuple[Edit, ...]
     controls: list[list[Part]]
     approximations: list[float] | None
-    own_metric: Metric | Callable[[Outcome], Any] | None
-    """The metric that was given, if not by its name."""
 
     def code(self) -> dict[str, Any]:
         """Hashes of the functions that were given: what a run that goes on trusts of them."""
-        found: dict[str, Any] = {"metric": metric_config(self.own_metric)} if self.own_metric is not None else {}
-        found |= {"put": code_of(self.put)} if callable(self.put) else {}
-        return found | ({"edits": [code_of(one) for one in self.given]} if self.given else {})
+        asked = self.config
+        found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
+        found |= {"put": code_of(asked.put)} if callable(asked.put) else {}
+        return found | ({"edits": [code_of(one) for one in asked.edits]} if asked.edits else {})
 
     def open(self, folder: Path, *, code: Mapping[str, Any], **how: Any) -> RunWriter:
         """Open the run folder of the patch, or of a part of it."""
-        own: dict[str, Any] = {"code": code} if code else {}
-        own |= {"put": label_of(self.put)} if callable(self.put) else {}
-        own |= {"edits": [one.label for one in self.given]} if self.given else {}
-        lens, metric = self.runs.lens, self.runs.metric
-        return open_run(folder, lens, self.pair, config=self.config, metric=metric, own=own, **how)
+        runs = self.runs
+        return open_run(folder, runs.lens, self.pair, config=self.config, metric=runs.metric, code=code, **how)
 
     def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
         """Measure all patches, or those that are kept here."""
-        make = self.put if callable(self.put) else self.runs.maker(self.config)
-        every = {identity_of(part): part for parts in (self.grid, *self.controls) for part in parts}
-        return self.runs.measure(every, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
+        make, every = self.runs.maker(self.config), [*self.grid, *(part for some in self.controls for part in some)]
+        named = {identity_of(part): part for part in every}
+        return self.runs.measure(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
     def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
         """Measure all patches that are not kept, and make the table."""
@@ -225,49 +202,25 @@ class _Request:
         return replace(result, folder=writer.folder)
 
 
-def _request(
-    model: ModelLike,
-    clean: Sequences | None,
-    corrupted: Sequences | None,
-    *,
-    metric: Metric | Callable[[Outcome], Any] | str | None,
-    put: MakesEdit | str | None,
-    edits: Sequence[Edit] | Edit,
-    config: PatchConfig | None,
-    fields: Mapping[str, Any],
-) -> _Request:
+def _request(lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig) -> _Request:
     """Collect everything that determines the numbers; both runs are made, and effects are screened."""
-    lens = as_lens(model)
-    named: dict[str, Any] = {"put": put} if isinstance(put, str) else {}
-    settings = patch_config(config, lens=lens, metric=metric, fields={**fields, **named})
-    if settings.approximate:
+    if config.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
-    settings.check_together()
-    if not callable(put):
-        check_put(settings)
-    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    if given and settings.screen:
+    config.check_together()
+    if not callable(config.put):
+        check_put(config)
+    if config.edits and config.screen:
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
-    if settings.screen and (settings.put != "source" or callable(put)):
+    if config.screen and config.put != "source":
         raise InputError("screen approximates patches from the other run; leave out screen, or put")
-    runs, grid, pair = prepare_runs(
-        lens, clean, corrupted, metric=metric, config=settings, edits=given, own_put=callable(put)
-    )
+    runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
     approximations = None
-    if settings.screen:
-        grid, approximations = _screen_cells(runs, grid, most=settings.screen, steps=settings.steps)
+    if config.screen:
+        grid, approximations = _screen_cells(runs, grid, most=config.screen, steps=config.steps)
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
-    return _Request(
-        runs=runs,
-        grid=grid,
-        pair=pair,
-        config=settings,
-        put=put,
-        given=given,
-        controls=[drawn_parts(part, **at, draws=settings.controls, seed=settings.seed) for part in grid],
-        approximations=approximations,
-        own_metric=None if isinstance(metric, str) else metric,
-    )
+    at |= {"draws": config.controls, "seed": config.seed}
+    controls = [drawn_parts(part, **at) for part in grid]
+    return _Request(runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations)
 
 
 def _screen_cells(runs: RunPair, grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:

@@ -20,7 +20,7 @@ Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arX
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -28,12 +28,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ..configuration import with_fields
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import edits_in
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
-from ..edits.outcome import Outcome
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
@@ -69,6 +69,25 @@ Path = Part | tuple[str, int] | tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PathConfig:
+    """Ends of the paths, and the metric."""
+
+    sender: Any = None
+    """The activation to replace: (site, layer), (site, layer, head) or an ``edits.Part`` of one layer; or a list of
+    these, for a sweep over senders."""
+    receiver: Any = None
+    """The only activation that receives the change; it must be computed after every sender."""
+    metric: Any = None
+    """One of ``sink_lens.edits.metrics``, or a function of the ``logits`` or of an ``Outcome``."""
+    direction: Direction = "denoising"
+    """As in ``patch``."""
+    freeze: Frozen = "all"
+    """all freezes attention and MLPs between sender and receiver; attention lets MLPs pass on the change."""
+    bos: BosCondition = "auto"
+    """First token of each text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PathResult:
     """The effect of each sender through the receiver."""
 
@@ -98,13 +117,9 @@ def path_patch(
     clean: Sequences,
     corrupted: Sequences,
     *,
-    sender: Path | list[Path],
-    receiver: Path,
-    metric: Metric | Callable[[Outcome], Any],
-    direction: Direction = "denoising",
-    freeze: Frozen = "all",
-    bos: BosCondition = "auto",
+    config: PathConfig | None = None,
     progress: bool = True,
+    **fields: Any,
 ) -> PathResult:
     """Measure the effect of each sender through the receiver alone, directly or also through MLPs.
 
@@ -115,31 +130,28 @@ def path_patch(
         lens: the model.
         clean: text, texts, token ids or a token batch.
         corrupted: the same number of sequences, with the same lengths.
-        sender: the activation to replace: (site, layer), (site, layer, head) or an ``edits.Part`` of one layer; or a
-            list of these, for a sweep over senders.
-        receiver: the only activation that receives the change; it must be computed after every sender.
-        metric: as in ``patch``.
-        direction: as in ``patch``.
-        freeze: ``all`` freezes attention and MLPs between sender and receiver; ``attention`` lets MLPs pass on the
-            change.
-        bos: BOS condition for texts.
+        config: sender, receiver, metric and what is frozen; made of the fields if None.
         progress: show a progress bar.
+        **fields: fields of ``PathConfig``, such as ``sender=("z", 3, 0)``; they win over those of ``config``.
 
     Raises:
         InputError: as in ``patch``; or the receiver is computed before a sender.
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
     """
-    lens = as_lens(lens)
-    pair = pair_prompts(lens, clean, corrupted, bos=bos)
+    lens, asked = as_lens(lens), with_fields(PathConfig, config, fields, where="path_patch")
+    for name, such in (("sender", "('z', 3, 0)"), ("receiver", "('q', 4, 1)"), ("metric", "metrics.sink_mass(0)")):
+        if getattr(asked, name) is None:
+            raise InputError(f"no {name} was given; need one, such as {such}")
+    pair = pair_prompts(lens, clean, corrupted, bos=asked.bos)
     check_differ(not pair.differences.empty)
-    run, source = pair.run_and_source(direction)
-    metric = on_tokens(metric, pair.clean, pair.corrupted)
+    run, source = pair.run_and_source(asked.direction)
+    metric = on_tokens(asked.metric, pair.clean, pair.corrupted)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
-    given_senders = sender if isinstance(sender, list) else [sender]
+    given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
     senders = [_part(lens, given, n_positions=run.n_positions) for given in given_senders]
     if not senders:
         raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
-    end = _part(lens, receiver, n_positions=run.n_positions)
+    end = _part(lens, asked.receiver, n_positions=run.n_positions)
     for start in senders:
         if _moment(start, lens) >= _moment(end, lens):
             raise InputError(
@@ -153,7 +165,7 @@ def path_patch(
     edits = [
         [
             _put(start, other[_place(start)]),
-            *frozen_edits(lens, sender=start, receiver=end, baseline=own, which=freeze),
+            *frozen_edits(lens, sender=start, receiver=end, baseline=own, which=asked.freeze),
         ]
         for start in senders
     ]
@@ -184,7 +196,7 @@ def path_patch(
         frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
         receiver=end,
         metric=measured.name,
-        direction=direction,
+        direction=asked.direction,
         baseline=float(baseline.nanmean()),
         source=float(wanted.nanmean()),
         differences=pair.differences,

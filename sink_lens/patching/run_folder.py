@@ -1,7 +1,7 @@
 """The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,22 @@ def open_run(
     *,
     config: PatchConfig,
     metric: Metric,
-    own: Mapping[str, Any],
+    code: Mapping[str, Any] | None = None,
     part: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> RunWriter:
-    """Open the folder, which may hold a part of the same run; ``how`` is for ``create_run``."""
+    """Open the folder, which may hold a part of the same run; ``how`` is for ``create_run``.
+
+    Functions and edits are recorded by their names, and by ``code``, the hashes of what they do.
+    """
     provenance = provenance_of(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": holder()} if part else {}
-    asked = asdict(config) | {"metric_name": metric.name, "pair": [pair.clean.hash, pair.corrupted.hash]} | dict(own)
+    asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
+    asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
+    asked |= {"put": label_of(config.put) if callable(config.put) else config.put}
+    asked |= {"edits": [one.label for one in config.edits], "pair": [pair.clean.hash, pair.corrupted.hash]}
+    asked |= {"code": dict(code)} if code else {}
     return create_run(
         Path(out),
         kind="patch",

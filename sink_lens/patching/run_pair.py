@@ -1,7 +1,7 @@
 """The baseline run and the source run of a sweep of patches, and the metric under every patch."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import value_text
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
@@ -118,6 +119,8 @@ class RunPair:
 
     def maker(self, config: PatchConfig) -> MakesEdit | None:
         """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
+        if callable(config.put):
+            return config.put
         if config.put == "source":
             return None
         references = References(self.lens, self.run, known=self.held)
@@ -233,52 +236,37 @@ def _named(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
     return config.spec(token=token).metric(lens, partial(predictions, lens, pair.clean))
 
 
-def patch_config(
-    config: PatchConfig | None,
-    *,
-    lens: LensModel,
-    metric: Metric | Callable[[Outcome], Any] | str | None,
-    fields: Mapping[str, Any],
-) -> PatchConfig:
-    """The configuration of a call, from another one and from fields, which win.
+def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
+    """The configuration of a call, from another one and from fields, which win; None is no value of a field.
 
     Raises:
         InputError: an unknown field, or a value that cannot be used.
     """
-    named = {"metric": metric} if isinstance(metric, str) else {}
-    return with_fields(PatchConfig, config, {**named, **fields, "model": lens.name}, where="patch")
+    given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
+    found = with_fields(PatchConfig, config, given, where="patch")
+    for one in found.edits:
+        if not isinstance(one, Edit):
+            raise InputError(f"edits have {value_text(one)}; need edits of sink_lens.edits, such as edits.zero('z')")
+    return found
 
 
 def prepare_runs(
-    lens: LensModel,
-    clean: Sequences | None,
-    corrupted: Sequences | None,
-    *,
-    metric: Metric | Callable[[Outcome], Any] | str | None,
-    config: PatchConfig,
-    edits: tuple[Edit, ...] = (),
-    own_put: bool = False,
+    lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
-    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``.
-
-    ``own_put`` says that a function makes the edit that is put in, so that the other run's values are not.
-    """
+    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
             raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
-    is_source = config.put == "source" and not own_put
+    is_source = config.put == "source"
     if is_source:
         check_differ(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    read = _named(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
+    read = _named(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **config.at)
-    return (
-        RunPair.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits, is_source=is_source),
-        grid,
-        pair,
-    )
+    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
+    return RunPair.of(lens, run, source, **at, is_source=is_source), grid, pair

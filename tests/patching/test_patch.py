@@ -107,6 +107,19 @@ def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
     assert not found.frame["changed"].any()
 
 
+def test_a_configuration_holds_functions_and_edits_as_the_call_does():
+    lens, given = speaking(), {"metric": DIFFERENCE, "put": zero, "edits": zero("mlp_out", layers=[0])}
+    at = {"site": "z", "by": ("layer",), "controls": 0, "progress": False}
+    called = patch(lens, *pair(), **given, **at)
+    held = patch(lens, *pair(), config=PatchConfig(**given), **at)
+    assert held.frame.equals(called.frame)
+    assert not held.frame.equals(patch(lens, *pair(), **{**given, "edits": ()}, **at).frame)
+    with pytest.raises(InputError, match=r"edits have 3 .*; need edits of sink_lens\.edits"):
+        patch(lens, *pair(), metric=DIFFERENCE, edits=[3])
+    with pytest.raises(InputError, match="approximates patches of the unedited model; leave out edits"):
+        attribution_patch(lens, *pair(), metric=DIFFERENCE, edits=zero("z"))
+
+
 def test_equal_prompts_are_refused_before_the_model_runs(monkeypatch):
     lens, (clean, _) = speaking(), pair()
     assert patch(lens, clean, clean, site="z", put=zero, metric=DIFFERENCE, layers=[0]).frame["changed"].all()
