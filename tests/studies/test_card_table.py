@@ -63,6 +63,7 @@ def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
     assert trace["sink_positions"].shown == "0, 2"
     assert trace["sink_rate"].shown == "0.827 [0.816, 0.837]"
     assert card["super_weights"].shown == "2 [29, 62]"
+    assert card["bos_needed"].shown == ""
 
 
 def test_one_outlier_dimension_is_no_number(tmp_path):
