@@ -539,10 +539,10 @@ def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
 
 def keys_from(config: Any, *, layer: int) -> int:
     """The layer whose keys and values a layer of a family with ``shared_keys`` attends to: its own, or an earlier."""
-    modes, types = config.kv_sharing_modes, config.layer_types
-    if modes[layer] != "reuse":
+    n_own, types = config.num_hidden_layers - config.num_kv_shared_layers, config.layer_types
+    if layer < n_own:
         return layer
-    return next(at for at, mode in enumerate(modes) if mode == "store" and types[at] == types[layer])
+    return max(at for at in range(n_own) if types[at] == types[layer])
 
 
 def reach_of(config: Any, *, layer: int) -> int | None:
