@@ -35,9 +35,7 @@ def state_of(name: str) -> str:
     if name in FAMILIES:
         row = FAMILIES[name]
         if row.mixer is not None:
-            return "hybrid: no chain"
-        if row.layer_scale:
-            return "scaled stream: no chain"
+            return "hybrid: no circuits"
         return "no neurons: no chain" if row.experts is row.down is None else "full"
     if name in LEFT_OUT:
         return f"refused: {LEFT_OUT[name]}"

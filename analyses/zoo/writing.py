@@ -50,7 +50,7 @@ _CLOSEST = 0.4
 _CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "mistral")}
-_TYPES |= {"gemma3": "gemma3_text", "headnorm": "sink_lens_headnorm"}
+_TYPES |= {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "headnorm": "sink_lens_headnorm"}
 _TYPES |= {name: name for name in ("lfm2", "jamba", "bamba", "youtu", "deepseek_v2")}
 _MIXERS = {"lfm2": "conv", "jamba": "mamba", "bamba": "mamba"}
 """Hybrid -> the module that every second layer has in place of attention."""
@@ -94,7 +94,7 @@ class Draft:
     @property
     def post_norm(self) -> bool:
         """True if the outputs of sublayers are normed."""
-        return self.family in ("olmo2", "gemma3")
+        return self.family in ("olmo2", "gemma3", "gemma4")
 
     @property
     def reads_raw(self) -> bool:
@@ -104,12 +104,12 @@ class Draft:
     @property
     def qk_norm(self) -> bool:
         """Return whether queries and keys are normed."""
-        return self.family in ("qwen3", "olmo2", "gemma3", "lfm2")
+        return self.family in ("qwen3", "olmo2", "gemma3", "gemma4", "lfm2")
 
     @property
     def unit(self) -> float:
         """Entry of the embedding that is 1 in the stream."""
-        return D_MODEL**-0.5 if self.family == "gemma3" else 1.0
+        return D_MODEL**-0.5 if self.family in ("gemma3", "gemma4") else 1.0
 
     def gain(self, norm: Any, value: float, at: Any = slice(None)) -> None:
         """Set the gain of a norm."""
@@ -134,19 +134,19 @@ class Draft:
         return getattr(self.model.model.layers[layer], _MIXERS[self.family])
 
     def attention(self, layer: int) -> tuple[Any, Any, Any, Any] | None:
-        """Projections of queries, keys, values and output; None in a layer without attention."""
+        """Projections of queries, keys, values and output; None in a layer without attention, or for what it lacks."""
         module: Any = getattr(self.model.model.layers[layer], "self_attn", None)
         names = ("q_proj", "k_proj", "v_proj", "out_proj" if self.family == "lfm2" else "o_proj")
         if hasattr(module, "kv_b_proj"):  # of the latent: what makes keys and values of it, and what makes it
             queries = "q_b_proj" if module.q_proj is None else "q_proj"
             names = (queries, "kv_b_proj", "kv_a_proj_with_mqa", "o_proj")
-        return None if module is None else tuple(getattr(module, name) for name in names)
+        return None if module is None else tuple(getattr(module, name, None) for name in names)  # type: ignore[return-value]  # four
 
     def qk_norms(self, layer: int) -> tuple[Any, Any]:
         """Norms of queries and keys."""
         module = self.model.model.layers[layer].self_attn
         names = ("q_layernorm", "k_layernorm") if self.family == "lfm2" else ("q_norm", "k_norm")
-        return tuple(getattr(module, name) for name in names)  # type: ignore[return-value]  # two
+        return tuple(getattr(module, name, None) for name in names)  # type: ignore[return-value]  # two
 
     def pick(self, below: int) -> int:
         """A random index."""
@@ -162,7 +162,7 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     """Make a random model whose reserved dimensions contain only the shared component and, on request, the codes.
 
     Args:
-        family: One of `WRITTEN`, or `mistral` and `headnorm`, which are Llama with a window or other attention.
+        family: One of `WRITTEN`; `mistral` and `headnorm`, which are Llama with a window or other attention; `gemma4`.
         seed: Seed of the weights, indices and signs.
         n_layers: Number of layers.
         coded: Whether every token has a code of random signs.
@@ -191,8 +191,9 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     }
     if family in ("olmo2", "qwen2"):
         del sizes["head_dim"]
-    if family == "gemma3":
-        sizes |= {"query_pre_attn_scalar": D_HEAD, "sliding_window": 256}
+    if family in ("gemma3", "gemma4"):
+        own = {"query_pre_attn_scalar": D_HEAD} if family == "gemma3" else {"global_head_dim": D_HEAD}
+        sizes |= own | {"sliding_window": 256}
         del sizes["rope_parameters"]
     if family in _MIXERS:
         del sizes["head_dim"]
@@ -238,9 +239,9 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
             writer.weight.mul_(0.5)
             writer.weight[quiet] *= _QUIET
             writer.weight[[made.outlier, made.second]] = 0.0
-        if attention is not None:
+        if attention is not None and read is not None:
             read.weight[:, made.shared] = 0.0
-        for reader in (gate, up, read):
+        for reader in (gate, up, *([] if read is None else [read])):
             reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
         if made.post_norm:
             for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
@@ -333,7 +334,7 @@ def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
     handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
     config = made.model.config
     n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # the later layers are not run
-    if made.family in _MIXERS:  # whose layers are counted in other fields too
+    if made.family in {*_MIXERS, "gemma4"}:  # whose layers are counted in other fields too
         config.num_hidden_layers = n_layers
     with torch.no_grad():
         made.model.model(torch.tensor([[token]]), use_cache=False)

@@ -1,7 +1,8 @@
 """The makers of the sink: parts that write to its position, ranked by a screen and confirmed by ablating sets of them.
 
-Neurons, heads, a hybrid's mixers (one part a layer), the token's embedding, biases of the keys and learned sink logits
-of *all* layers are ranked by the largest of their screens (``screen``). Then, on the sequences that the screen saw:
+Neurons, heads, a hybrid's mixers and Gemma 4's inputs of a layer (each one part a layer), the token's embedding, biases
+of the keys and learned sink logits of *all* layers are ranked by the largest of their screens (``screen``). Then, on
+the sequences that the screen saw:
 
 1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink:
    in the mean less its standard error, since sequences may differ;
@@ -41,7 +42,7 @@ from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embedding_unit, embeddings, screen_parts
-from .setting import Edits, Maker, Setting, bar
+from .setting import WHOLE, Edits, Maker, Setting, bar
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -351,9 +352,9 @@ def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
     return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
 
-def _mixer(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
-    """Set what a layer's mixer adds to its mean at the sink position."""
-    return [setting.keep("mixer_out", layers=[layer], position=setting.sink_position, mean=True)]
+def _whole(setting: Setting, layer: int, *, site: str) -> list[Edit]:
+    """Set what a part of a layer adds to its mean at the sink position."""
+    return [setting.keep(site, layers=[layer], position=setting.sink_position, mean=True)]
 
 
 def _embedding(setting: Setting, kind: str) -> list[Edit]:
@@ -389,7 +390,9 @@ def _logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
 _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
     "neuron": _neurons,
     "head": _heads,
-    "mixer": _mixer,
+    **{
+        kind: lambda setting, layer, units, site=site: _whole(setting, layer, site=site) for kind, site in WHOLE.items()
+    },
     "embedding": lambda setting, layer, units: _embedding(setting, "embedding"),
     "position embedding": lambda setting, layer, units: _embedding(setting, "position embedding"),
     "key bias": _key_biases,
@@ -422,9 +425,10 @@ def _value(setting: Setting, run: Outcome, target: Target) -> Tensor:
         return run.mass_at(setting.sink_position, layers=reads)
     if target == "sink logit":
         return _null(run, reads)
-    states = run.state_at(setting.sink_position)
+    states, lasting = run.state_at(setting.sink_position), setting.lens.lasting
     sizes = [
-        states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))].abs().sum(-1)
+        lasting[layer + 1]
+        * states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))].abs().sum(-1)
         for layer in reads
     ]
     return torch.stack(sizes).mean(0)
@@ -560,19 +564,22 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
 
 
 def _match(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
-    """As many other neurons and heads of the same layers, and mixers of others; fewer where there are not as many."""
+    """As many other neurons and heads of the same layers, mixers and layer inputs of others; fewer if there are few."""
     drawn: list[Maker] = []
-    mixed = [part.layer for part in parts if part.kind == "mixer"]
-    others = torch.tensor([layer for layer in setting.lens.mixer_layers if layer not in mixed], dtype=torch.long)
-    for layer in others[torch.randperm(len(others), generator=generator)[: len(mixed)]].tolist() if mixed else ():
-        drawn.append(Maker(kind="mixer", layer=layer, unit=0))
+    for kind, site in WHOLE.items():
+        taken = [part.layer for part in parts if part.kind == kind]
+        others = torch.tensor([layer for layer in setting.lens.having(site) if layer not in taken], dtype=torch.long)
+        for layer in others[torch.randperm(len(others), generator=generator)[: len(taken)]].tolist() if taken else ():
+            drawn.append(Maker(kind=kind, layer=layer, unit=0))  # type: ignore[arg-type]
     groups: dict[tuple[str, int], list[int]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
-    sizes = {"neuron": setting.lens.d_mlp, "head": setting.lens.n_heads, "key bias": setting.lens.n_kv_heads}
-    sizes["sink logit"] = setting.lens.n_heads
+    heads = setting.lens.n_heads
     for (kind, layer), units in groups.items():
-        pool = torch.tensor([unit for unit in range(sizes.get(kind, 0)) if unit not in units], dtype=torch.long)
+        kv_heads = setting.lens.head_sizes(layer)["n_kv_heads"] if kind == "key bias" else 0
+        neurons = setting.lens.n_neurons(layer) if kind == "neuron" else 0
+        size = {"neuron": neurons, "head": heads, "key bias": kv_heads, "sink logit": heads}.get(kind, 0)
+        pool = torch.tensor([unit for unit in range(size) if unit not in units], dtype=torch.long)
         chosen = pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
         drawn += [Maker(kind=kind, layer=layer, unit=unit) for unit in chosen]  # type: ignore[arg-type]
     return tuple(drawn)

@@ -49,6 +49,8 @@ class Panel:
     """(site, layer) -> standard deviation over sequences, mean over the values (S1)."""
     shortest: int
     """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
+    lasting: tuple[float, ...]
+    """See ``LensModel.lasting``."""
 
     @property
     def n_sequences(self) -> int:
@@ -99,6 +101,11 @@ class Panel:
         return torch.cat([self["state_pre"], self["state"]])[
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
+
+    def summing(self, values: Float[Tensor, "layer ..."]) -> Float[Tensor, "layer ..."]:
+        """The states, or what is read of them, in one unit: over layers, each is the last one plus what is added."""
+        by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
+        return values * by.view(-1, *[1] * (values.dim() - 1))
 
     def typical(self) -> Float[Tensor, "layer d_model"]:
         """Magnitude of each dimension at a typical other token, mean over sequences; layers as in ``states``."""
@@ -162,7 +169,7 @@ def scout(
     typical = r.typical_readings(sinks, positions=sites)
     streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
-    at = {"positions": sites, "rows": rows, "shortest": shortest}
+    at = {"positions": sites, "rows": rows, "shortest": shortest, "lasting": lens.lasting}
     panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
     return refind(panel, config=config, forced=forced)
 
@@ -181,8 +188,8 @@ def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], 
         positions=positions,
         sink_found=sink_found,
         ratio=panel.norm_ratio().nanmean(1),
-        states=panel.states(),
-        typical=panel.typical(),
+        states=panel.summing(panel.states()),
+        typical=panel.summing(panel.typical()),
         thresholds=config,
         forced=forced,
     )
@@ -253,6 +260,7 @@ def measure(
         rows=rows,
         s1=s1,
         shortest=int(tokens.lengths.min()),
+        lasting=lens.lasting,
     )
     return replace(panel, location=refind(panel, config=config, forced=forced))
 
@@ -285,7 +293,7 @@ def scout_and_measure(
     where the scout says. Where a ``position`` is given, it alone is studied, whether it has a sink or not. The first
     scout calls ``tell``.
     """
-    attention = lens.attention_layers
+    attention = lens.having("k")
 
     def measured(at: Location, label: str) -> Panel:
         """Measure at a location."""

@@ -47,7 +47,10 @@ EXPERT_COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSplit:
-    """One growth layer's change of the step's outlier dimension at one position, split by neurons."""
+    """One growth layer's change of the step's outlier dimension at one position, split by neurons.
+
+    In a model whose layers multiply the stream, in units of the last layer's (``LensModel.lasting``).
+    """
 
     layer: int
     step: GrowthStep
@@ -98,9 +101,12 @@ def split_layers(
             index = panel.sink_positions.index(position)
             activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
             terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)
-            terms, bias = terms.cpu(), bias.cpu()
-            added = [panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension] for site in lens.adding(layer)]
-            output, change = added[-1], torch.stack(added).sum(0)
+            by = lens.lasting[layer]
+            terms, bias = by * terms.cpu(), by * bias.cpu()
+            added = {
+                site: by * panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension] for site in lens.adding(layer)
+            }
+            output, change = added["mlp_out"], torch.stack([*added.values()]).sum(0)
             splits.append(
                 LayerSplit(
                     layer=layer,

@@ -7,10 +7,10 @@ computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with 
 the direct path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink
 loses.
 
-- *Sources*: the embedding, the attention, a hybrid's mixers and the MLPs before the target, without the super neurons
-  of each growth step, which are a source of their own. Together they are everything that was written to the sink
-  position, and ``everything`` takes all of them at once. Shares need not sum to that: targets are not linear, and what
-  two paths both bring is lost with neither.
+- *Sources*: the embedding, the attention, a hybrid's mixers, the MLPs and Gemma 4's layer inputs before the target,
+  without the super neurons of each growth step, which are a source of their own. Together they are everything that was
+  written to the sink position, and ``everything`` takes all of them at once. Shares need not sum to that: targets are
+  not linear, and what two paths both bring is lost with neither.
 - *Targets*: the super neurons of a growth step; and in the layers after a growth step and before the next, the keys
   that make the sink and the other MLPs. From super neurons to keys there is a second path, *through* the outlier
   dimensions of the stream alone. To ``everything`` after them, super neurons are themselves set to their mean.
@@ -68,11 +68,12 @@ COLUMNS = (
 )
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
-EMBEDDING, ATTENTION, MIXERS, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
+EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
     "embedding",
     "attention",
     "mixers",
     "MLPs",
+    "layer inputs",
     "super neurons",
     "makers",
     "everything",
@@ -80,7 +81,7 @@ EMBEDDING, ATTENTION, MIXERS, MLPS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
     "sink",
 )
 """Names of sources and targets."""
-SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out"}
+SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out", INPUTS: "per_layer_out"}
 """Source -> the site of what it adds, in the layers that have it."""
 DIMENSIONS = "outlier dimensions"
 
@@ -118,21 +119,26 @@ class Writings:
 
     @cached_property
     def added(self) -> dict[str, Tensor]:
-        """Attention, MLPs -> c - a by layer, [layer batch position d_model]; embedding without the first axis."""
+        """Attention, MLPs -> c - a by layer, [layer batch position d_model]; embedding without the first axis.
+
+        All in the unit of the last layer's stream (``LensModel.lasting``).
+        """
         setting = self.setting
-        layers = range(setting.lens.n_layers)
+        layers, lasting = range(setting.lens.n_layers), setting.lens.lasting
         found: dict[str, Tensor] = {}
-        found[EMBEDDING] = self._over(setting.tensors("resid_pre", layers=[0])[0])
+        found[EMBEDDING] = lasting[0] * self._over(setting.tensors("resid_pre", layers=[0])[0])
         for name, site in SUBLAYERS.items():
             added = setting.tensors(site, layers=setting.having(site, layers))
             nothing = torch.zeros_like(found[EMBEDDING])
-            found[name] = torch.stack([self._over(added[layer]) if layer in added else nothing for layer in layers])
+            found[name] = torch.stack(
+                [lasting[layer] * self._over(added[layer]) if layer in added else nothing for layer in layers]
+            )
         for layer, units in self.units.items():
             found[MLPS][layer] -= self.of_neurons(layer, units)
         return found
 
     def of_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute the part that some neurons add."""
+        """Compute the part that some neurons add, in the unit of ``added``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
@@ -140,7 +146,7 @@ class Writings:
         if after is not None:
             whole = setting.tensors("down_out", layers=[layer])[layer].float()
             part = part * factor_behind(whole, after).cpu()
-        return self._over(part)
+        return setting.lens.lasting[layer] * self._over(part)
 
     def _over(self, x: Tensor) -> Tensor:
         """Return what a tensor has beyond its mean over ordinary tokens."""
@@ -152,22 +158,24 @@ class Writings:
         setting = self.setting
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
         x = setting.tensors(site, layers=[at])[at].float().cpu()
-        for mixed in setting.lens.adding(layer)[:-1] if mlp and not is_parallel(setting.lens) else ():
-            x = x + setting.tensors(mixed, layers=[layer])[layer].float().cpu()
+        for mixed in ("attn_out", "mixer_out") if mlp and not is_parallel(setting.lens) else ():
+            if layer in setting.lens.having(mixed):
+                x = x + setting.tensors(mixed, layers=[layer])[layer].float().cpu()
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
         """Compute the part that a source has added before a place, over ordinary tokens, at a position."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
-        added = self.added
+        added, by = self.added, self.setting.lens.lasting[layer]
         if source.name == EMBEDDING:
-            return added[EMBEDDING][:, position]
+            return added[EMBEDDING][:, position] / by
         if source.name in SUBLAYERS:
-            return added[source.name][: layer if source.name == MLPS else attended, :, position].sum(0)
+            end = attended if source.name in (ATTENTION, MIXERS) else layer
+            return added[source.name][:end, :, position].sum(0) / by
         if source.name == EVERYTHING:
             return self._over(self.stream(layer, mlp=mlp))[:, position]
         parts = [self.of_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
-        return sum(parts, torch.zeros_like(added[EMBEDDING][:, position]))
+        return sum(parts, torch.zeros_like(added[EMBEDDING][:, position])) / by
 
     def cut(self, path: Path) -> Edits:
         """The edits that cut a path."""
@@ -315,7 +323,8 @@ def neuron_groups(setting: Setting) -> list[End]:
 def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
     """Every path from something that writes before a target, and from the keys of each lane to the sink."""
     at = setting.sink_position
-    keys = [End(name=KEY, step=number, layers=tuple(layers)) for number, layers in lanes.items() if layers]
+    own = setting.lens.key_layers
+    keys = [End(name=KEY, step=number, layers=own(layers)) for number, layers in lanes.items() if layers]
     mlps = [End(name=MLPS, step=segment.number, layers=segment.every) for segment in setting.segments]
     for target in (*groups, *mlps, *keys):
         last = max(target.layers)
@@ -324,12 +333,13 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
         sources += [End(name=ATTENTION)] * any(layer < attended for layer in setting.lens.attention_layers)
         sources += [End(name=MIXERS)] * any(layer < attended for layer in setting.lens.mixer_layers)
         sources += [End(name=MLPS)] * (last > 0)
+        sources += [End(name=INPUTS)] * (last > 0 and setting.lens.family.per_layer is not None)
         sources += [one for one in groups if min(one.layers) < last]
         for source in (*sources, End(name=EVERYTHING)):
             yield Path(source=source, target=target, position=at)
             through = {layer: setting.location.entering(layer) for layer in target.layers}
-            own = source.name == EVERYTHING or (source.units and source.step == target.step)
-            if target.name == KEY and own and any(through.values()):
+            its = source.name == EVERYTHING or (source.units and source.step == target.step)
+            if target.name == KEY and its and any(through.values()):
                 yield Path(source=source, target=target, through=through, position=at)
     for source in groups:
         yield Path(source=source, target=End(name=EVERYTHING), position=at)
@@ -358,7 +368,9 @@ def _controls(
         for _ in range(draws):
             others = {}
             for layer, some in own.units.items():
-                free = torch.tensor([one for one in range(setting.lens.d_mlp) if one not in set(units[layer])])
+                free = torch.tensor(
+                    [one for one in range(setting.lens.n_neurons(layer)) if one not in set(units[layer])]
+                )
                 others[layer] = free[torch.randperm(len(free), generator=generator)[: len(some)]].tolist()
             found.append(replace(path, **{end: replace(own, units=others)}))
         return "other neurons", found

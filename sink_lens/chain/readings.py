@@ -23,13 +23,13 @@ from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import ADDED, LensModel
 from ..models.sites import sites_of
 from ..models.unembedding import losses_of
-from ..models.weights import attention_constants, attention_weights
+from ..models.weights import attention_constants, output_weights
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
 from .locate import MeasuringPlan
 
 Item = TypeVar("Item")
-SITES_BY_POSITION = ("z", "attn_out", "mixer_out", "mlp_out", "resid_post")
+SITES_BY_POSITION = ("z", *ADDED, "resid_post")
 """The sites whose variance and norm are read by position, as far as the model has them."""
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
@@ -238,7 +238,7 @@ def output_readings(
     @functools.lru_cache(maxsize=1)
     def factor(layer: int) -> Tensor:
         """Return the triangular factor of a layer's W_O, which both readings take, one layer after the other."""
-        return outputs.triangular_factor(attention_weights(lens, layer=layer).w_o)
+        return outputs.triangular_factor(output_weights(lens, layer=layer))
 
     def value_norm_ratio(view: LayerView) -> Tensor:
         """Norm of each sink's value after W_O over the mean of the others'."""
@@ -249,7 +249,7 @@ def output_readings(
     def stable_rank(view: LayerView) -> Tensor:
         """Stable rank of each head's outputs."""
         z, valid = _at(view, "z", positions)
-        w_o = attention_weights(lens, layer=view.layer).w_o
+        w_o = output_weights(lens, layer=view.layer)
         return outputs.stable_rank(z, w_o=w_o, valid=valid, factor=factor(view.layer))
 
     return [

@@ -25,21 +25,22 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ..engine.layout import Layout
+from ..engine.layout import Attending, Layout
 from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
+from ..models.attention import by_head, weights_of
 from ..models.running import block_of_passes
 from ..models.sites import SITES, sites_of
-from ..models.weights import attention_weights, mlp_weights
+from ..models.weights import attention_weights, mlp_weights, output_weights
 from .neurons import output_terms
-from .setting import Kind, Setting, bar
+from .setting import WHOLE, Kind, Setting, bar
 
 Target = Literal["sink", "outlier dimensions", "sink logit"]
 SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 baseline stream, where neurons with a threshold begin to fire."""
-_SITES: dict[Kind, str] = {"neuron": "neurons", "head": "z", "mixer": "mixer_out"}
+_SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}  # type: ignore[dict-item]
 """Kind of a part that writes to the stream -> the site that is it."""
 LEAST_DIRECT = 0.6
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
@@ -161,13 +162,13 @@ def _propagate(
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
                 effects.add(kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0))
-        bias = attention_weights(lens, layer=layer).b_k if layer in lens.attention_layers else torch.empty(0)
+        bias = attention_weights(lens, layer=layer).b_k if layer in lens.having("k") else torch.empty(0)
         if bool(bias.any()):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
             for share, weight in points:
                 slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
                 effects.add("key bias", layer, weight * slope / n)
         whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
-        after, direct = found["stream"], direct + found["direct"]
+        after, direct = found["stream"], direct + lens.lasting[0] / lens.lasting[layer] * found["direct"]
     for kind, written in embeddings(setting).items():
         over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
@@ -240,8 +241,9 @@ class _Run:
         Attention to the sink needs no more of the layer than its attention, and none of a layer that does not read it.
         """
         lens, of_sink = self.setting.lens, target == "sink"
-        leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True, dtype=torch.float32)
-        if of_sink and layer not in self.setting.sink_layers:
+        n_kv_heads = lens.head_sizes(layer)["n_kv_heads"]
+        leaf = torch.zeros(n_kv_heads, device=stream.device, requires_grad=True, dtype=torch.float32)
+        if of_sink and layer not in lens.key_layers(self.setting.sink_layers):
             return leaf.detach()
 
         def change(k: Tensor) -> Tensor:
@@ -281,14 +283,37 @@ class _Run:
         visits |= {("resid_post", layer): Visit(readers=[(cell, streams.append) for cell in cells])}
         if layer in lens.attention_layers:
             visits |= {("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells])}
-        held = {"held": self.held, "queries": self.queries} if layout.alone else {}
+        held: dict[str, Any] = {"held": self.held, "queries": self.queries} if layout.alone else {}
+        handed = [later for later in self._attending_to(layer) if later != layer] if target == "sink" else []
+        kept: dict[int, tuple[Tensor, ...]] = {}
+        if handed:
+            held |= {"keep": kept, "queries": dict(self.queries)}  # which the pass writes over
         ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "gradients": True}
         ends["attention_only"] = attention_only
         partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, **ends, **held))
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
-            return [self._mass(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink], at_sink
+            own = [self._mass(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink]
+            for later in handed:
+                apart = self._pattern(later, key=kept[layer][0], layout=layout).split(layout.n_sequences)
+                own = [mass + self._mass(pattern, later) for mass, pattern in zip(own, apart, strict=True)]
+            return own, at_sink
         return [self._magnitude(x, layer) for x in at_sink], at_sink
+
+    def _attending_to(self, layer: int) -> list[int]:
+        """The layers in which the sink is read by its key of this layer: one, or more in Gemma 4."""
+        return [one for one in self.setting.sink_layers if self.setting.lens.key_layers([one]) == (layer,)]
+
+    def _pattern(
+        self, later: int, *, key: Float[Tensor, "sequence kv_head key d_head"], layout: Layout
+    ) -> Float[Tensor, "sequence head query key"]:
+        """Attention in a later layer to keys that are handed on to it, of the baseline run's queries."""
+        lens = self.setting.lens
+        query = self.queries[later][:, :, layout.first :].repeat(len(layout.begins), 1, 1, 1)
+        scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
+        scores = query @ by_head(key, n_heads=query.shape[1]).mT * scaling
+        mask = Attending(lens=lens, layout=layout, held={}).mask(later, like=scores)
+        return weights_of(scores + mask)
 
     def _mass(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
         """Attention to the sink position, summed over sequences, mean over heads; 0 where the sink is not read."""
@@ -309,7 +334,7 @@ class _Run:
         if not dims:
             return written.sum() * 0
         baseline = self.setting.baseline.state_at(self.setting.sink_position)[layer][:, dims]
-        return (written[:, dims] * baseline.sign().to(written.device)).sum()
+        return self.setting.lens.lasting[layer + 1] * (written[:, dims] * baseline.sign().to(written.device)).sum()
 
 
 def _add(x: Tensor, *, zero: Tensor) -> Tensor:
@@ -324,18 +349,20 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
     if not dims:
         return
     states = setting.baseline.state_at(position)[..., dims].abs().mean(1)  # layer, dimension
-    largest = states.max(0).values.clamp(min=1e-6)
+    by = lens.lasting
+    largest = (states * torch.tensor(by[1:], dtype=states.dtype)[:, None]).max(0).values.clamp(min=1e-6)
     for layer in range(lens.n_layers):
         if layer in lens.attention_layers and lens.family.attn_post_norm is None:
-            heads = attention_weights(lens, layer=layer).w_o[..., dims].float()
+            heads = output_weights(lens, layer=layer)[..., dims].float()
             z = change["z"][layer].to(heads.device)
             written = (
                 einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
             )
-            effects.add("head", layer, written.abs().max(-1).values * lens.family.attn_multiplier)
-        if layer in lens.mixer_layers:
-            mixed = change["mixer_out"][layer][..., dims].mean(0).cpu() / largest
-            effects.add("mixer", layer, mixed.abs().max()[None])
+            effects.add("head", layer, by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier)
+        for kind, site in WHOLE.items():
+            if layer in lens.having(site):
+                mixed = by[layer] * change[site][layer][..., dims].mean(0).cpu() / largest
+                effects.add(kind, layer, mixed.abs().max()[None])  # type: ignore[arg-type]
         weights = mlp_weights(lens, layer=layer)
         active = setting.tensors("neurons", layers=[layer])[layer]
         mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)
@@ -345,7 +372,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
             options = {"layer": layer, "activations": active, "dimension": dimension}
             terms, _ = output_terms(lens, weights, **options)
             over = terms * (1 - mean / torch.where(active == 0, torch.ones_like(active), active))
-            shares.append(over.mean(0).cpu().abs() / largest[place])
+            shares.append(by[layer] * over.mean(0).cpu().abs() / largest[place])
         effects.add("neuron", layer, torch.stack(shares).max(0).values)
 
 

@@ -44,12 +44,14 @@ Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
 Item = TypeVar("Item")
-Kind = Literal["neuron", "head", "mixer", "embedding", "position embedding", "key bias", "sink logit"]
+Kind = Literal["neuron", "head", "mixer", "layer input", "embedding", "position embedding", "key bias", "sink logit"]
+WHOLE: Mapping[str, str] = {"mixer": "mixer_out", "layer input": "per_layer_out"}
+"""Kind of a part that there is once in a layer -> the site of what it adds."""
 _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
-_EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "mixer_out", "resid_post")
+_EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "mixer_out", "per_layer_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
 _VERB = {False: "freeze", True: "mean_ordinary of"}
 
@@ -90,14 +92,14 @@ class Maker:
     layer: int
     """-1 for an embedding."""
     unit: int
-    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding); 0 of a mixer."""
+    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding); else 0."""
 
     def __str__(self) -> str:
         """As in tables: ``11.1229`` for a neuron, else with its kind."""
         if self.layer < 0:
             return f"{self.kind} {self.unit}"
-        if self.kind == "mixer":
-            return f"mixer {self.layer}"
+        if self.kind in WHOLE:
+            return f"{self.kind} {self.layer}"
         return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
 
 
@@ -335,12 +337,12 @@ class Setting:
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
         """Freeze or mean ablate a site at a position, with the same at other positions as controls."""
         edit = self.keep(site, layers=layers, position=position, mean=mean)
-        width = self.tensors(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
+        widths = [one.flatten(2).shape[-1] for one in self.tensors(site, layers=layers).values()]
         others = self.control_positions(position)
         return Kept(
             edits=(edit,),
             controls=tuple((self.keep(site, layers=layers, position=other, mean=mean),) for other in others),
-            size=len(layers) * width,
+            size=sum(widths),
         )
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
@@ -428,7 +430,7 @@ def with_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
     for part in parts:
         if part.kind == "neuron":
-            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp, dtype=torch.bool))
+            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.n_neurons(part.layer), dtype=torch.bool))
             mask[part.unit] = True
     counts = [sum(int(mask.sum()) for mask in one.values()) for one in (setting.super_neurons, masks)]
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=counts[1] - counts[0])

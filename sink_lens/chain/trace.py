@@ -29,7 +29,7 @@ from ..edits.amplification import CentringMeans
 from ..engine.plan import Plan
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, model_of, tokens_of
-from ..models.lens import LensModel, check_sums
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect, free_bytes, set_aside, weight_bytes
 from ..models.running import holds_views, note_memory, turn
@@ -162,7 +162,6 @@ def trace(
     check_tokens(lens, batch)
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
-    check_sums(lens)
     site_of("neurons", family=lens.family)  # refused where there are none
     if lens.offloaded and config.random_init:
         raise InputError(
@@ -505,7 +504,7 @@ def _baseline(asked: _Asked, located: _Located) -> tuple[LensModel, Panel]:
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    at = {"plan": aim.plan(untrained.attention_layers), "forced": spans, "own": asked.own, "loss": False}
+    at = {"plan": aim.plan(untrained.having("k")), "forced": spans, "own": asked.own, "loss": False}
     label = "random-init baseline"
     return untrained, measure(untrained, batch, config=config, progress=asked.progress, label=label, **at)
 

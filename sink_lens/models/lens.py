@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any, NoReturn
 
 import torch
@@ -106,9 +108,9 @@ class LensModel:
         Where layers differ, the least of any.
         """
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
-        return min(map(self._neurons, layers))
+        return min(map(self.n_neurons, layers))
 
-    def _neurons(self, layer: int) -> int:
+    def n_neurons(self, layer: int) -> int:
         """Number of neurons in one layer's MLP."""
         if self.family.dense:
             return self.layer(layer).get_submodule(str(self.family.mlp)).__dict__["width"]
@@ -138,7 +140,7 @@ class LensModel:
         """
         if layer is None or not self.family.own_sizes:
             return sizes_of(self, axes, n_positions=n_positions)
-        own = self.head_sizes(layer) | {"d_mlp": self._neurons(layer)}
+        own = self.head_sizes(layer) | {"d_mlp": self.n_neurons(layer)}
         own |= {"kv_head": own["n_kv_heads"]}
         found = zip(axes.split()[1:], sizes_of(self, axes, n_positions=n_positions), strict=True)
         return tuple(own.get(axis, size) for axis, size in found)
@@ -196,6 +198,22 @@ class LensModel:
         """The number by which a layer multiplies the stream that it has added to; 1 but for Gemma 4."""
         of = self.family.layer_scale
         return 1.0 if of is None else float(getattr(self.layer(layer), of))
+
+    @property
+    def lasting(self) -> tuple[float, ...]:
+        """By how much layers multiply what stands before each layer, or is added in it, until the last has run.
+
+        The last of these numbers, 1, is of the stream after the last layer; all are 1 but for Gemma 4. Times its number
+        the stream is the sum of its parts, each times that of its layer.
+        """
+        scales = [self.scale(layer) for layer in reversed(range(self.n_layers))]
+        return tuple(accumulate(scales, mul, initial=1.0))[::-1]
+
+    def key_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """The layers that make the keys and values to which some layers attend: the same ones but for Gemma 4."""
+        if not self.family.shared_keys:
+            return tuple(layers)
+        return tuple(sorted({keys_from(self.config, layer=layer) for layer in layers}))
 
     def row(self, layer: int) -> Family:
         """The family, as it is in one layer."""
@@ -272,30 +290,20 @@ def check_every_layer(lens: LensModel) -> None:
     """Refuse a model whose layers are not all attention and an MLP.
 
     Raises:
-        ModelError: the model is a hybrid.
+        ModelError: the model is a hybrid, or its layers multiply the stream (Gemma 4).
     """
     other = "need another model. This one is traced, measured, swept and patched"
     if found := linear_layers(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")
-    check_sums(lens)
+    if lens.family.layer_scale is not None:
+        raise ModelError(
+            f"the layers of {lens.name} multiply the whole stream, and add to it an input of their own, and this takes "
+            f"the stream for a sum of what attention and MLPs add; {other}"
+        )
     if lens.mixer_layers:
         raise ModelError(
             f"layers {span(lens.mixer_layers)} of {lens.name} have a mixer beside their attention, and this takes "
             f"attention and MLPs for all that writes to the stream; {other}"
-        )
-
-
-def check_sums(lens: LensModel) -> None:
-    """Refuse a model whose stream is not the sum of what its parts add.
-
-    Raises:
-        ModelError: its layers multiply it (Gemma 4).
-    """
-    if lens.family.layer_scale is not None:
-        raise ModelError(
-            f"the layers of {lens.name} multiply the whole stream, and add to it an input of their own, and this takes "
-            "the stream for a sum of what attention and MLPs add; need another model. This one is measured by "
-            "sink-lens card and tokens, sink_mask, capture and stream, and edited by sweep and patch"
         )
 
 

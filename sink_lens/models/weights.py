@@ -239,13 +239,15 @@ def keys_of(
     """Keys as the site ``k`` has them, of an input of the attention at a position."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
-        return weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
+        found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
+        norm = norm_weights(lens, layer=layer, which="k_norm") if lens.family.normed_qkv else None
+        return found if norm is None else (found / norm.scale(found)[..., None] * norm.gain).to(found.dtype)
     module: Any = lens.layer(layer).get_submodule(lens.family.attention)
-    found: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
 
     def see(name: str, tensor: Tensor) -> Tensor:
         """Keep it."""
-        found[name] = tensor
+        seen[name] = tensor
         return tensor
 
     rotary: Any = lens.plain.base_model.get_submodule("rotary_emb")
@@ -253,7 +255,7 @@ def keys_of(
     with seen_inside(module, see), torch.no_grad():
         turned = rotary(x, torch.tensor([[position]], device=x.device))
         module(hidden_states=x, position_embeddings=turned, attention_mask=None)
-    return found["k"][:, :, 0]
+    return seen["k"][:, :, 0]
 
 
 def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
@@ -350,12 +352,13 @@ class Constants:
 
 def attention_constants(lens: LensModel, *, layer: int) -> Constants:
     """Compute the constants that biases of the norm, keys, values and output make in one layer, in float32."""
-    family, weights = lens.family, attention_weights(lens, layer=layer)
+    (source,) = lens.key_layers([layer])
+    family, weights = lens.family, attention_weights(lens, layer=source)
     norm = norm_weights(lens, layer=layer, which="attn_norm")
     read = weights.b_o.new_zeros(lens.d_model, dtype=torch.float32) if norm is None else norm.bias
     k, v = weights.b_k.float() + weights.keys(read), weights.b_v.float() + weights.values(read)
     z = attn_out = None
-    if not (family.sigmoid or family.sink_logit or family.gated_q or family.head_out):
+    if not (family.sigmoid or family.sink_logit or family.gated_q or family.head_out or family.normed_qkv):
         z = v.repeat_interleave(lens.n_heads // lens.n_kv_heads, dim=0)
         if family.attn_post_norm is None:
             made = einsum(z, weights.w_o.float(), "head d_head, head d_head d_model -> d_model")

@@ -83,8 +83,9 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
             before = states[layer - 1]
         else:
             before = setting.tensors("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
-        change = (states[layer] - before)[:, step.dimension].mean()
-        mean = (terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
+        by = setting.lens.lasting[layer : layer + 2]
+        change = (by[1] * states[layer] - by[0] * before)[:, step.dimension].mean()
+        mean = (by[0] * terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
         shares += [(float(value), (layer, index)) for index, value in enumerate(mean.tolist())]
     return [neuron for _, neuron in sorted(shares, key=lambda one: (-one[0], one[1]))]
 
@@ -263,7 +264,7 @@ def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch
     """As many others of each layer."""
     drawn: list[Neuron] = []
     for layer, units in _by_layer(chosen).items():
-        pool = torch.tensor([unit for unit in range(setting.lens.d_mlp) if unit not in units])
+        pool = torch.tensor([unit for unit in range(setting.lens.n_neurons(layer)) if unit not in units])
         drawn += [(layer, unit) for unit in pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()]
     return drawn
 

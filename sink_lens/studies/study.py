@@ -29,7 +29,7 @@ from ..edits.outcome import Outcome
 from ..edits.part import in_range
 from ..errors import InputError
 from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
-from ..models.lens import LensModel, check_every_layer, check_sums
+from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
 from ..records import check_free, create_run, default_folder
@@ -228,7 +228,6 @@ def _function(kind: type[C], measure: Callable[..., Measured]) -> StudyFunction[
         check_free(out, overwrite=overwrite)
         edits = issubclass(kind, StudyConfig)  # which needs no attention in every layer
         settled, lens, batch = inputs(kind, model, config=config, tokens=tokens, fields=fields, every_layer=not edits)
-        check_sums(lens)
         how = {"config": settled, "progress": progress}
         if isinstance(settled, StudyConfig):
             setting, question = prepare(settled, lens, batch)

@@ -49,7 +49,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = attention_weights(lens, layer=view.layer), dimensions[view.layer]
         constants, gain = constants_of(layer=view.layer), _key_gain(lens, view.layer)
-        x, k = view["attn_in"].float() - constants.read, (view["k"].float() - constants.k) * gain
+        x, k = view["attn_in"].float() - constants.read, (_key(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
@@ -63,7 +63,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
         given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
         against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
-        norms, other = view["k"].float().norm(dim=-1), view.valid.clone()
+        norms, other = _key(lens, view).norm(dim=-1), view.valid.clone()
         other[:, :OTHERS_FROM] = False
         other[:, key] = False
         ratio = norms[:, key] / mean_where(norms, where=other[..., None], dim=1)
@@ -72,14 +72,15 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     def split(view: LayerView) -> Tensor:
         """The logit of the sink's key, in parts."""
         weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
-        x, k = view["attn_in"][:, key].float() - constants.read, view["k"][:, key].float()
+        x, k = view["attn_in"][:, key].float() - constants.read, _key(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
-        as_used = view["rotated_k"][:, :, key, : lens.d_head].float().norm(dim=-1)
+        width = lens.head_sizes(view.layer)["d_head"]
+        as_used = view["rotated_k"][:, :, key, :width].float().norm(dim=-1)
         parts = parts * (as_used / parts[:, :, :3].sum(2).norm(dim=-1))[..., None, None]
-        query = view["rotated_q"][..., : lens.d_head].float()  # without the dimension of ALiBi's positions
+        query = view["rotated_q"][..., :width].float()  # without the dimension of ALiBi's positions
         logits = locking.logit_split(query, parts=parts, scale=1.0)
         return mean_where(logits, where=later_queries(view, key=key)[:, None, :, None], dim=2)
 
@@ -96,6 +97,14 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     return found
 
 
+def _key(lens: LensModel, view: LayerView) -> Float[Tensor, "batch position kv_head d_head"]:
+    """The keys before their norm, where the site is behind it too."""
+    if not lens.family.normed_qkv:
+        return view["k"].float()
+    weights = attention_weights(lens, layer=view.layer)
+    return weights.keys(view["attn_in"].float()) + weights.b_k.float()
+
+
 def rotary(lens: LensModel) -> bool:
     """Check whether keys are rotated by position."""
     return any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
@@ -106,7 +115,7 @@ def _key_gain(lens: LensModel, layer: int) -> Tensor | float:
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
-    by_head = norm.gain.numel() != lens.d_head
+    by_head = norm.gain.numel() != lens.head_sizes(layer)["d_head"]
     return norm.gain.unflatten(0, (lens.n_kv_heads, lens.d_head)) if by_head else norm.gain
 
 
@@ -131,12 +140,13 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     if "key_cosine" not in panel:
         return [undefined_statistic("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
     known = panel.layers("key_cosine")
-    layers = tuple(sorted({*known} & {*panel.sink_layers()})) if panel.location.sink_found else ()
+    sinks = evidence.lens.key_layers(panel.sink_layers()) if panel.location.sink_found else ()
+    layers = tuple(layer for layer in known if layer in sinks)
     layers = layers or tuple(known)
 
     def mean_of(name: str) -> Tensor:
         """Sequence, what: over the layers in which the sink is."""
-        return torch.stack([panel.at(name, layer) for layer in layers if layer in panel.layers(name)]).nanmean((0, 2))
+        return torch.cat([panel.at(name, layer) for layer in layers if layer in panel.layers(name)], dim=1).nanmean(1)
 
     cosine = mean_of("key_cosine")
     nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}
@@ -165,13 +175,14 @@ def _interventions(trial: Trial) -> list[Intervention]:
     Beside it the same is done to all but these dimensions.
     """
     setting = trial.setting
-    entering = {layer: list(setting.location.entering(layer)) for layer in setting.sink_layers}
+    lens = setting.lens
+    entering = {layer: list(setting.location.entering(layer)) for layer in lens.key_layers(setting.sink_layers)}
     entering = {layer: dims for layer, dims in entering.items() if dims}
     if not entering:
         return []
     baseline = setting.tensors("attn_in", layers=tuple(entering))
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
-    weights = {layer: attention_weights(setting.lens, layer=layer) for layer in entering}
+    weights = {layer: attention_weights(lens, layer=layer) for layer in entering}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str, *, but: bool = False) -> Edit:
         """An edit that ablates these dimensions of what the key reads, or all others."""
@@ -184,18 +195,18 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 dims = [one for one in range(at.read.shape[-1]) if one not in dims]
             x = at.read[:, at.positions.to(at.read.device)]
             mean, here = means[at.layer].to(x.device, x.dtype), weights[at.layer]
-            if here.latent is None:
+            if here.latent is None and not lens.family.normed_qkv:
                 return k - here.keys(x - mean, dimensions=dims)
             without = x.clone()
             without[..., dims] = mean[..., dims]
-            return keys_of(setting.lens, without[:, 0], layer=at.layer, position=setting.sink_position)[:, None]
+            return keys_of(lens, without[:, 0], layer=at.layer, position=setting.sink_position)[:, None]
 
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
 
-    options = {"d_model": setting.lens.d_model, "draws": setting.n_controls, "generator": trial.generator}
+    options = {"d_model": lens.d_model, "draws": setting.n_controls, "generator": trial.generator}
     drawn = {layer: random_dimensions(dims, **options) for layer, dims in entering.items()}
-    reads = tuple(layer for layer in setting.sink_layers if layer in entering)
+    reads = tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in entering)
     rest = edit_of(entering, ALL_BUT, but=True)
     return [
         Intervention(
@@ -215,7 +226,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
 
 def _frozen(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
     """The keys of the layers that are read."""
-    return setting.keep_site("k", layers=segment.layers, position=position, mean=position == setting.sink_position)
+    layers = setting.lens.key_layers(segment.layers)
+    return setting.keep_site("k", layers=layers, position=position, mean=position == setting.sink_position)
 
 
 DIMENSION_KEY = Link(

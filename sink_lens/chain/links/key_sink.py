@@ -15,7 +15,7 @@ from ...activations.record import LayerView, Reading
 from ...measures import locking
 from ...measures.reductions import mean_where
 from ..config import TraceConfig
-from ..evidence import Evidence, Statistic
+from ..evidence import Evidence, Statistic, undefined_statistic
 from ..readings import MeasuringPass, control_positions, later_queries
 from .link import Intervention, Link, Trial, removal
 
@@ -81,6 +81,10 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         panel.at_sink(name, panel.location.sink_position)[layers].nanmean(dim=(0, 2))
         for name in ("positive_share", "sink_mass")
     )
+    share = undefined_statistic("positive_share", "the layers in which the sink is attend to keys of earlier ones")
+    if {*layers} & {*panel.layers("positive_share")}:
+        found = evidence.interval(positive, generator=rng)
+        share = Statistic(name="positive_share", interval=found, references={"chance": 0.5}, layers=tuple(layers))
     return [
         Statistic(
             name="logit_advantage_nats",
@@ -88,12 +92,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
             nulls={"other_positions": float(advantage[:, 1].nanmean())},
             layers=tuple(layers),
         ),
-        Statistic(
-            name="positive_share",
-            interval=evidence.interval(positive, generator=rng),
-            references={"chance": 0.5},
-            layers=tuple(layers),
-        ),
+        share,
         Statistic(name="sink_mass", interval=evidence.interval(mass, generator=rng), layers=tuple(layers)),
     ]
 
@@ -107,7 +106,8 @@ def _floor(config: TraceConfig, length: int) -> float:
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the sink's key, against the keys at other positions."""
     setting, position = trial.setting, trial.setting.sink_position
-    kept = setting.keep_site("k", layers=setting.sink_layers, position=position, mean=True)
+    layers = setting.lens.key_layers(setting.sink_layers)
+    kept = setting.keep_site("k", layers=layers, position=position, mean=True)
     return [removal(kept, setting=setting, name="mean ablation of the key")]
 
 

@@ -14,7 +14,7 @@ from ...schema import RESCALED, SPAN
 from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, undefined_statistic, weakest
 from ..locate import GrowthStep, matched_random
 from ..neurons import LayerSplit, super_neurons
-from ..setting import Edits, Kept, Segment, Setting, random_dimensions
+from ..setting import WHOLE, Edits, Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
 
 _MOST_DIRECTIONS = 32
@@ -56,7 +56,7 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
-        standing = panel.states()[step.last_layer + 1][:, step.dimension]
+        standing = panel.summing(panel.states())[step.last_layer + 1][:, step.dimension]
         grows = step.ratio_after >= evidence.config.growth_factor**0.5 * step.ratio_before
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
@@ -210,8 +210,8 @@ def _columns(setting: Setting) -> dict[int, Tensor]:
             column = weights.w_down[:, part.unit].float().cpu()
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
             found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
-        elif part.kind in ("embedding", "mixer"):
-            site, layer = ("mixer_out", part.layer) if part.kind == "mixer" else ("resid_pre", 0)
+        elif part.kind == "embedding" or part.kind in WHOLE:
+            site, layer = (WHOLE[part.kind], part.layer) if part.kind in WHOLE else ("resid_pre", 0)
             whole = setting.tensors(site, layers=[layer])[layer].float().cpu()
             over = whole[:, setting.sink_position].mean(0) - setting.mean_ordinary(whole)[0, 0]
             found.setdefault(part.layer, []).append(over[None])

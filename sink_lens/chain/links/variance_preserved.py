@@ -10,7 +10,7 @@ from torch import Tensor
 from ...activations.record import LayerView, Reading
 from ...measures.variance import output_preservation
 from ...models.lens import LensModel
-from ...models.weights import attention_weights
+from ...models.weights import output_weights
 from ...stats import Interval
 from ..evidence import Evidence, Statistic, not_asked, other_positions, too_short, undefined_statistic
 from ..locate import Location, MeasuringPlan
@@ -47,18 +47,19 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     if not feeding:
         return [not_asked("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
-    values = torch.stack([panel.at("z_at", layer) for layer in feeding], dim=1)  # sequence, layer, place, value
-    matrices = [attention_weights(lens, layer=layer).w_o.flatten(0, 1).T.float().cpu() for layer in feeding]
+    matrices = [output_weights(lens, layer=layer).flatten(0, 1).T.float().cpu() for layer in feeding]
+    widths = [matrix.shape[1] for matrix in matrices]
+    values = torch.cat([panel.at("z_at", layer) for layer in feeding], dim=-1)  # sequence, place, value of any layer
 
     def tau(vectors: Tensor, per_dimension: Tensor | None) -> float:
         """Mean preservation over the layers' output matrices."""
         found = [
             output_preservation(matrix, first_std=one, per_dimension=per_dimension).nanmean()
-            for matrix, one in zip(matrices, vectors.std(dim=0), strict=True)
+            for matrix, one in zip(matrices, vectors.std(dim=0).split(widths), strict=True)
         ]
         return float(torch.stack(found).nanmean())
 
-    at_sink, *at_others = (one[~one.isnan().flatten(1).any(1)] for one in values.unbind(2))
+    at_sink, *at_others = (one[~one.isnan().any(1)] for one in values.unbind(1))
     after = _after_w_o(evidence, rng)
     if len(at_sink) < 2:
         return [after, undefined_statistic("kendall_tau", "one sequence has no standard deviation over sequences")]

@@ -69,6 +69,8 @@ _FORMAT = "sink_lens circuit 1"
 _NUMBERS = ("step", "value", "frozen_share", "input_share", "ci_low", "ci_high", "control", "statistic_value")
 _FROZEN = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
 """What a mediation freezes -> the kind of its node."""
+_WHOLE = ("mixers", "layer inputs")
+"""Sources of paths that are nodes of their own, by their names."""
 _SPLIT = {"dimension": "the outlier dimensions", "rest": "all other dimensions", "bias": "the bias"}
 """Column of a run's table ``key_split`` -> what it is."""
 _MOST_HEADS = 8
@@ -419,8 +421,9 @@ def _with_paths(
         return nodes, []
     early = _layers(0, max(0, lanes[0].layers[1]))
     known["mlps"] = _node("early", label="other MLPs", layers=early) | {"id": "mlps"}
-    if "mixers" in set(table["source"]):
-        known["mixers"] = _node("early", label="mixers") | {"id": "mixers"}
+    for name in _WHOLE:
+        if name in set(table["source"]):
+            known[name] = _node("early", label=name) | {"id": name}
     for lane in lanes:
         known[f"mlps:{lane.step}"] = _node("mlps", step=lane.step, label="other MLPs", layers=_layers(*lane.reads))
     order = {kind: place for place, kind in enumerate(("position", "z", "attn_out", "early", "neurons", "mlps"))}
@@ -480,7 +483,7 @@ def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str
             return None
         earlier = "mlps" if step == first else f"mlps:{step - 1}"
         return (f"mlps:{step}" if target == "key" else earlier), end
-    return {"embedding": "position", "attention": "attn_out", "mixers": "mixers"}[source], end
+    return {"embedding": "position", "attention": "attn_out"}.get(source, source), end
 
 
 def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:
