@@ -186,7 +186,8 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
                 said = visible(repr(fields[name]), limit=200)
                 raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id, or a list")
             fields[name] = tuple(several) if isinstance(fields[name], list) else fields[name]
-        own = {name: _span(row.get(column), name, where=f"line {number} of {path}") for name, column in named.items()}
+        where = f"line {number} of {path}"
+        own = {name: _span(row.get(column), f"{name} ({column})", where=where) for name, column in named.items()}
         for name, positions in own.items() if found else ():
             if len(positions) != (before := len(found[0].spans[name])):
                 raise InputError(

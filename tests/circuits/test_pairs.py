@@ -119,10 +119,13 @@ def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("second", "says"),
     [
-        ({"at": None}, "line 2 of .*: the span subject has no positions; need them in every pair, such as 4 or 4-6"),
+        (
+            {"at": None},
+            r"line 2 of .*: the span subject \(at\) has no positions; need them in every pair, such as 4 or 4-6",
+        ),
         ({"at": "3"}, "line 2 of .*: the span subject has 1 position, and 2 in the first pair; need as many in every"),
-        ({"at": "x"}, "line 2 of .*: the span subject is 'x'; need positions, such as 4 or 4-6"),
-        ({"at": True}, "line 2 of .*: the span subject is True; need positions"),
+        ({"at": "x"}, r"line 2 of .*: the span subject \(at\) is 'x'; need positions, such as 4 or 4-6"),
+        ({"at": True}, r"line 2 of .*: the span subject \(at\) is True; need positions"),
         ({"at": [3, 4]}, r"the span subject has position 4 in a prompt of 4 tokens, .*; need 0 to 3, or from -1"),
         ({"correct": []}, r"line 2 of .*: correct is \[\]; need a text or a token id, or a list"),
     ],
