@@ -5,7 +5,8 @@ exists.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -23,23 +24,42 @@ from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
 from .measure import Panel
-from .page.words import ANY_TOKEN, bound_to, first_parts, views_text
+from .page.words import ANY_TOKEN, FEWEST, bound_to, first_parts, views_text
 from .placement import kind_of
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """The sequences that are studied, whose sink is at one position, and what was read of them."""
+
+    batch: TokenBatch
+    panel: Panel
+    there: Occurrences | None
+    """Where the token stands that the configuration names."""
+    aligned: bool
+    """Each sequence was cut so that its sink stands at the same position."""
+    elsewhere: tuple[int, ...]
+    """Positions of the sink in the sequences that were left out."""
+    lacking: int
+    """Number of sequences that were left out since they have no sink."""
+    n_asked: int
+    """Sequences before some were left out."""
+
+    @property
+    def too_few(self) -> bool:
+        """Check whether only so few sequences have the sink that nothing is tested on them."""
+        return self.lacking > 0 and self.batch.n_sequences < FEWEST
+
+
 def summary_table(
-    panel: Panel,
+    located: Located,
     frames: Mapping[str, pd.DataFrame],
     *,
     config: TraceConfig,
-    rounded: Rounding | None = None,
-    aligned: bool = False,
-    there: Occurrences | None = None,
-    elsewhere: Sequence[int] = (),
-    lacking: int = 0,
-    n_asked: int | None = None,
+    rounded: Rounding | None,
 ) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
+    panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers = {str(name): column.to_numpy(dtype=float) for name, column in frames["layers"].items()}
     neurons = frames["neurons"]
@@ -56,7 +76,7 @@ def summary_table(
         "" if location.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
     )
     add("sink_position", location.sink_position, "position", found)
-    if aligned:
+    if located.aligned:
         note = "each sequence has its sink at another position; each was cut so that its sink stands here"
         add("aligned_position", location.sink_position, "position", note)
     if there is not None:
@@ -64,7 +84,7 @@ def summary_table(
         add("at_token", there.text, "token", note)
     if elsewhere:
         at = listed(f"position {place}" for place in dict.fromkeys(sorted(elsewhere)))
-        note = f"of {n_asked} sequences; their sink is at {at}, and they are left out of everything else"
+        note = f"of {located.n_asked} sequences; their sink is at {at}, and they are left out of everything else"
         add("sequences_elsewhere", len(elsewhere), "sequences", note)
     rates = panel["rate_by_key"].nanmean(dim=(0, 1))[: panel.shortest].nan_to_num(0.0)
     if not location.sink_found and float(rates.max()) > 0:
@@ -77,10 +97,10 @@ def summary_table(
         highest = float(rates[list(location.sink_positions[1:])].max())
         add("other_sink_rate", highest, "share of layers and heads", "the highest of those positions")
     rates = panel.sink_rate(config.threshold)
-    if lacking:
+    if located.lacking:
         note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"
         add("sequences_with_sink", panel.n_sequences, "sequences", note)
-        add("sequences_asked", n_asked, "sequences")
+        add("sequences_asked", located.n_asked, "sequences")
     rate = interval(rates.numpy(), generator=rng)
     add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
     add(
@@ -140,7 +160,7 @@ def summary_table(
         add("rounding_elsewhere", rounded.elsewhere, "share of the logits' spread", "the same at other positions")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
     return pd.DataFrame(
-        [*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames, some=lacking > 0)])]
+        [*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames, some=located.lacking > 0)])]
     )
 
 

@@ -54,7 +54,6 @@ from .neurons import (
     selectivity_table,
     super_neurons,
 )
-from .page.words import FEWEST
 from .passes import bytes_beside, check_room
 from .setting import check_interior, why_no_interventions
 
@@ -268,27 +267,6 @@ class _Asked:
         return scout_and_measure(self.lens, batch, **asked | how)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Located:
-    """The sequences that are studied, whose sink is at one position, and what was read of them."""
-
-    batch: TokenBatch
-    panel: Panel
-    aligned: bool
-    """Each sequence was cut so that its sink stands at the same position."""
-    elsewhere: tuple[int, ...]
-    """Positions of the sink in the sequences that were left out."""
-    lacking: int
-    """Number of sequences that were left out since they have no sink."""
-    n_asked: int
-    """Sequences before some were left out."""
-
-    @property
-    def too_few(self) -> bool:
-        """Check whether only so few sequences have the sink that nothing is tested on them."""
-        return self.lacking > 0 and self.batch.n_sequences < FEWEST
-
-
 class _Kept:
     """The tables of a trace: each is written when it is made, and read if an earlier start has written it."""
 
@@ -341,22 +319,12 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
         causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
     kept.keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    kept.frames["summary"] = summary.summary_table(
-        panel,
-        kept.frames,
-        config=config,
-        rounded=rounded,
-        aligned=located.aligned,
-        there=asked.there,
-        elsewhere=located.elsewhere,
-        lacking=located.lacking,
-        n_asked=located.n_asked,
-    )
+    kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, rounded=rounded)
     writer.write_csv("summary", kept.frames["summary"])
     return kept.frames, panel
 
 
-def _located(asked: _Asked) -> _Located:
+def _located(asked: _Asked) -> summary.Located:
     """Measure where the sink is; again on sequences that are aligned, or without those whose sink is not there."""
     batch, config, there = asked.batch, asked.config, asked.there
     given = None if there is None else there.position
@@ -385,7 +353,7 @@ def _located(asked: _Asked) -> _Located:
     n_with_other = batch.n_sequences
     batch, panel = _where_there_is_one(asked, batch, panel)
     about = {"elsewhere": tuple(others.values()), "lacking": n_with_other - batch.n_sequences, "n_asked": n_asked}
-    return _Located(batch=batch, panel=panel, aligned=moved is not None, **about)
+    return summary.Located(batch=batch, panel=panel, aligned=moved is not None, there=there, **about)
 
 
 def _where_there_is_one(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
@@ -426,7 +394,7 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
     yield "key_split", tables.key_table(panel, links=links)
 
 
-def _baseline_tables(asked: _Asked, located: _Located, kept: _Kept) -> None:
+def _baseline_tables(asked: _Asked, located: summary.Located, kept: _Kept) -> None:
     """The tables of the random-init baseline, which is measured once for both."""
     config, measured = asked.config, functools.cache(lambda: _baseline(asked, located))
     with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
@@ -482,7 +450,7 @@ class _Stages:
             self._bar.set_description_str(_STAGES[name][0])
 
 
-def _conditions(asked: _Asked, located: _Located) -> pd.DataFrame:
+def _conditions(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     """The chosen BOS condition, and the other one if it is read: not of sequences that were aligned."""
 
     def name(condition: TokenBatch) -> str:
@@ -497,7 +465,7 @@ def _conditions(asked: _Asked, located: _Located) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _baseline(asked: _Asked, located: _Located) -> tuple[LensModel, Panel]:
+def _baseline(asked: _Asked, located: summary.Located) -> tuple[LensModel, Panel]:
     """The random-init baseline, read at the same position and layers, with its own strongest dimensions there."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
