@@ -23,11 +23,11 @@ _VARIANCE, _OUTPUT, _NEURONS, _WRITES, _KEY, _MEETS = (
 
 
 def bound_of(zoo: ZooModel) -> str | None:
-    """Name what the model's sink is bound to, in the words of the table of placements; None if BOS plays no part."""
+    """Name what the model's sink is bound to, in the words of the table of placements; None if there is none."""
     truth = zoo.truth
     if truth.sink == "behind":
         return "own position or token" if truth.alone else "own position"
-    if zoo.late_every == 1:
+    if zoo.late_every == 1 or (truth.sink == "token" and BOS_ID not in truth.tokens):
         return "own token"
     if truth.sink == "first":
         return "positional, not BOS" if BOS_ID in truth.spares else "positional"

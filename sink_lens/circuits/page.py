@@ -114,8 +114,10 @@ def _title(run: Run) -> str:
     row = table.to_dict("records")[0]
     if not is_told(row):
         return f"The circuit of {what}: what it carries is undefined"
-    kept = f" keep {kept_told(row)} of the {words(str(row['metric']))}" if "faithfulness" in row else ""
-    return f"The circuit of {what}: {edges_told(row)}{kept}"
+    if "faithfulness" not in row:
+        return f"The circuit of {what}: {edges_told(row)}"
+    kept = f"keep {kept_told(row)} of what all edges add to the {words(str(row['metric']))}"
+    return f"The circuit of {what}: {edges_told(row)} {kept}"
 
 
 def _headline(run: Run) -> list[str]:
@@ -126,11 +128,9 @@ def _headline(run: Run) -> list[str]:
         )
     )
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
-    if nodes is not None and len(nodes):
-        heads = nodes.loc[nodes["kind"].eq("head")].head(4)
-        named = ", ".join(
-            f"{part_name(str(row['node']))} ({number(float(row['score']))})" for row in heads.to_dict("records")
-        )
+    heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
+    if heads:
+        named = ", ".join(f"{part_name(str(row['node']))} ({number(float(row['score']))})" for row in heads)
         sentences.insert(1, f"Heads with the largest scores: {named}.")
     return sentences
 
@@ -138,11 +138,12 @@ def _headline(run: Run) -> list[str]:
 def _picture(run: Run) -> tuple[str, Figure]:
     """Draw the circuit's strongest part, and say what it keeps alone."""
     circuit, alone = edge_circuit(run), ""
-    summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness"])
+    summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness", "gap_low", "gap_high"])
     if summary is not None and len(summary):
         row = summary.to_dict("records")[0]
         part = "All" if row["picture_edges"] == row["edges"] else f"The strongest {row['picture_edges']:,} of the"
-        alone = f"{part} {row['edges']:,} edges of the circuit; alone they keep {kept_told(row, 'picture_')}. "
+        kept = f"; alone they keep {kept_told(row, 'picture_')}" if is_told(row) else ""
+        alone = f"{part} {row['edges']:,} edges of the circuit{kept}. "
     see = (
         f"{alone}Read upwards: what a node writes is read by the nodes above it, as a query (purple), a key (green), a "
         "value (blue) or by an MLP (grey); red and dashed lowers the metric. Width is the score's magnitude; an edge "

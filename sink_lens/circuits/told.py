@@ -87,7 +87,7 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
         doubt = " Against zero that is no sign of a right circuit: most wrong ones have no such node." * of_zero
         return (
             f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no "
-            f"patch does both 5% of what all edges do and ten times the sum of its edges' scores.{doubt}"
+            f"patch does both 5% of what all edges do and ten times the summed magnitude of its edges' scores.{doubt}"
         )
     if of_zero:
         doubt = " Against zero that is no sign of a wrong circuit: right ones have such nodes as often."
@@ -95,8 +95,8 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
         doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (row["method"] == "eap")
     return (
         f"Do not believe the circuit at {listed(map(part_name, unseen))}: a real patch of the whole node does at "
-        "least 5% of what all edges do, and ten times the sum of its edges' scores. Gradients do not see such edges, "
-        f"for example if two parts cancel before a threshold. Score them with exact.{doubt}"
+        "least 5% of what all edges do, and ten times the summed magnitude of its edges' scores. Gradients do not see "
+        f"such edges, for example if two parts cancel before a threshold. Score them with exact.{doubt}"
     )
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
 from sink_lens.schema import LEAST_PATH
-from sink_lens.text import part_name, percent, site_words, token, visible
+from sink_lens.text import part_name, percent, plural, site_words, token, visible
 
 MOST_NODES = 9
 """Nodes of a picture of edges, the logits among them."""
@@ -110,24 +110,21 @@ def _node_words(nodes: pd.DataFrame) -> str:
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     layers = _layers(nodes["layers"].tolist())
-    total = "" if np.isnan(counts).any() else f"{counts.sum():.0f} "
+    supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
     names = {
         "z": "averaged values z",
         "attn_out": "attention output after W_O",
-        "neurons": f"{total}super neurons{layers}",
+        "neurons": f"{supers}{layers}",
         "dimension": _all(nodes["label"].tolist()),
-        "heads": f"sink in {_heads(nodes)}heads",
+        "heads": f"sink in {_heads(nodes)}",
     }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
     return " ".join(names.split()[:MOST_WORDS])
 
 
 def _heads(nodes: pd.DataFrame) -> str:
-    """Count the heads above the threshold, out of how many; empty if that was not measured."""
-    counts = [re.match(r"(\d+) of (\d+)\n", detail) for detail in nodes["detail"]]
-    if not all(counts):
-        return ""
-    over, every = (sum(int(one[n]) for one in counts if one) for n in (1, 2))
-    return f"{over} of {every} "
+    """Count the heads above the threshold, if that was measured; not out of how many, since the title is of all."""
+    counts = [re.match(r"(\d+) of ", detail) for detail in nodes["detail"]]
+    return plural(sum(int(one[1]) for one in counts if one), "head") if all(counts) else "heads"
 
 
 def _all(labels: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     found = opened(report)
     page = found.page
     title = page.locator("h1").inner_text()
-    assert title.startswith("Position 0 is the attention sink (83% of heads). So is position 2.")
+    assert title.startswith("Position 0 is the attention sink (83% of heads). So is position 2, not studied here.")
     assert "It does not matter which token comes first." in title
     assert "Its key carries it" in title
     assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6

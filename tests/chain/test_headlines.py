@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from said import listed
 
 from sink_lens.chain.links.words import MEANINGS, WORDS
 from sink_lens.chain.page.first_screen import meanings
@@ -13,8 +14,7 @@ from sink_lens.chain.summary import causal_rows
 from sink_lens.schema import RESCALED, SPAN
 
 DOCS = Path(__file__).parents[2] / "docs"
-ROW = re.compile(r"^\| `(.+?)` \| (.+?) \| (.+?) \| (.+?) \|$", flags=re.M)
-LISTED = {key: text for key, text, *_ in ROW.findall((DOCS / "headlines.md").read_text(encoding="utf-8"))}
+LISTED = listed("trace")
 YES = ("yes", "yes", "yes")
 ALL = dict.fromkeys(WORDS, ("no", "undecided", "undecided"))
 
@@ -142,6 +142,12 @@ def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_fir
     tables |= {name: pd.DataFrame(columns=["centre"]) for name in ("amplification", "mediation")}
     for some, kind in ((False, "positional"), (True, "some tokens")):
         assert causal_rows(tables, some=some)[0]["value"] == kind
+
+
+def test_sequences_that_have_a_sink_each_of_its_own_have_no_other_positions():
+    aligned = {"aligned_position": 8, "other_sink_positions": "11, 15", "other_sink_rate": 0.09}
+    found = said({"summary": summary(**aligned, sink_bound_to="own token")}, is_sink=True)
+    assert list(found.values()) == ["Each sequence has its own attention sink (61% of heads)", BOUND["own token"]]
 
 
 def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():

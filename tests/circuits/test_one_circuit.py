@@ -106,7 +106,8 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     assert "can go together at no loss, since they cancel. The core alone keeps" in "".join(run.sentences)
     read = read_run(tmp_path / "run")
     low, high = (f"{summary[f'faithfulness_{end}']:.0%}" for end in ("low", "high"))
-    assert CIRCUIT.title(read).endswith(f"9 of 110 edges (8.2%) keep 100% [{low}, {high}] of the logit difference")
+    of = "of what all edges add to the logit difference"
+    assert CIRCUIT.title(read).endswith(f"9 of 110 edges (8.2%) keep 100% [{low}, {high}] {of}")
     assert len(edge_circuit(read).drawn) == 9
     held = circuits.read(tmp_path / "run")
     assert (held.chosen == run.circuit.chosen).all()

@@ -209,6 +209,6 @@ def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     assert drawn.title == "What was measured at position 0 of toy, which has no attention sink"
     assert drawn.says == "No position is an attention sink, so no link was intervened on."
     text = page_text(folder)
-    assert "It is no attention sink, so nothing was intervened on" in text
+    assert "It is no attention sink, so no link was intervened on" in text
     for claim in ("What makes position", "without --no-interventions", "as wide as the share of the sink"):
         assert claim not in text, claim

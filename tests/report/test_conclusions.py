@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from sink_lens.chain.page import story
 from sink_lens.chain.page import tables as trace_tables
 from sink_lens.errors import InputError
 from sink_lens.identity.pages import contraction, fingerprint
@@ -50,6 +51,17 @@ def test_a_page_says_whether_the_makers_were_chosen_on_other_sequences(tmp_path,
     run = a_run(tmp_path / "run", "trace", config=config, provenance={"sequences": 32}, **tables)
     see, _ = trace_tables._maker_table(run)
     assert said in see
+
+
+def test_one_part_is_ablated_and_two_are(tmp_path):
+    sets = {"set": ["half"], "control_of": "", "removed": 0.6, "target": "sink"}
+    for parts, said in (("1.2", "L1.N2 is ablated"), ("1.2, 1.3", "L1.N2 and L1.N3 are ablated")):
+        frame = sets | {"size": parts.count(",") + 1, "parts": parts}
+        run = a_run(tmp_path / parts, "trace", maker_sets=frame)
+        assert ("60%", f"of the sink is lost if {said}") in story.first_numbers(run)
+    neurons = {"layer": [1], "neuron": [52], "sink_position": 0, "contribution": 0.9, "is_super": True}
+    run = a_run(tmp_path / "untested", "trace", neurons=neurons)
+    assert ("1", "super neuron, L1.N52") in story.first_numbers(run)
 
 
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
@@ -174,6 +186,7 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
     assert patch._prompts(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
 
 
+_OF = "of what all edges add to the logit diff"  # not of the metric: replaced runs have some of it too
 _ASKED = {"rule": "asked", "share_at_80": 0.05}
 _NONE = {"rule": "none", "share_at_80": np.nan, "faithfulness": 0.231, "faithfulness_low": 0.16}
 
@@ -181,24 +194,12 @@ _NONE = {"rule": "none", "share_at_80": np.nan, "faithfulness": 0.231, "faithful
 @pytest.mark.parametrize(
     ("change", "title", "said"),
     [
-        (
-            {},
-            "152 of 70,512 edges (0.22%) keep 94% [81%, 110%] of the logit diff",
-            "It is the smallest size from which",
-        ),
-        (_ASKED, "keep 94% [81%, 110%] of the logit diff", "Its size was asked for. From 5% of the edges on, circuits"),
-        (_NONE, "keep 23% [16%, 110%] of the logit diff", "there is no size below all edges from which on"),
-        (
-            {"rule": "given", "chosen_on": 0},
-            "of the logit diff",
-            "It was given; as many of the largest scores keep 10%",
-        ),
-        (
-            {"edges": 70512},
-            "70,512 of 70,512 edges (100%) keep 94% [81%, 110%] of the logit diff",
-            "It is the smallest",
-        ),
-        ({"most_kept": 1.976}, "keep 94% [81%, 110%] of the logit diff", "overshoots: circuits of 1% keep 198%."),
+        ({}, f"152 of 70,512 edges (0.22%) keep 94% [81%, 110%] {_OF}", "It is the smallest size from which"),
+        (_ASKED, f"keep 94% [81%, 110%] {_OF}", "Its size was asked for. From 5% of the edges on, circuits"),
+        (_NONE, f"keep 23% [16%, 110%] {_OF}", "there is no size below all edges from which on"),
+        ({"rule": "given", "chosen_on": 0}, _OF, "It was given; as many of the largest scores keep 10%"),
+        ({"edges": 70512}, f"70,512 of 70,512 edges (100%) keep 94% [81%, 110%] {_OF}", "It is the smallest"),
+        ({"most_kept": 1.976}, f"keep 94% [81%, 110%] {_OF}", "overshoots: circuits of 1% keep 198%."),
         ({"gap_low": -0.5}, "what it carries is undefined", "Faithfulness is undefined"),
     ],
 )

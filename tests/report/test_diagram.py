@@ -144,10 +144,17 @@ def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
     texts = [box.text for box in pooled.boxes]
     assert texts == [
         "position 0", "averaged values z", "attention output after W_O",
-        "6 super neurons, layers 1–2, 7", "dimensions 40, 41", "the sink's key", "sink in 28 of 32 heads",
+        "6 super neurons, layers 1–2, 7", "dimensions 40, 41", "the sink's key", "sink in 28 heads",
     ]  # fmt: skip
     assert len(parted.boxes) == 3 + 2 * 4
     assert ("neurons:0", "neurons:1", "33%") in {(one.source, one.target, one.label) for one in parted.arrows}
+
+
+def test_boxes_count_one_neuron_as_one_and_do_not_give_another_share_of_heads_than_the_title():
+    one = pd.DataFrame({"kind": ["neurons"], "label": "super neurons", "layers": "layer 1", "value": 1.0, "detail": ""})
+    assert sketches._node_words(one) == "1 super neuron, layer 1"
+    heads = one.assign(kind="heads", label="heads", layers="layers 2–4", value=12.0, detail="12 of 12\nabove 0.3")
+    assert sketches._node_words(heads) == "sink in 12 heads"
 
 
 def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):

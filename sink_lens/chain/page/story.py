@@ -153,10 +153,11 @@ def first_numbers(run: Run) -> list[tuple[str, str]]:
     makers = run.optional("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "target"])
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
-            parts = listed(named_parts(row["parts"]).split(", "), most=3)
-            found.append((percent(row["removed"]), f"of the {row['target']} is lost if {parts} are ablated"))
+            parts, are = listed(named_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
+            found.append((percent(row["removed"]), f"of the {row['target']} is lost if {parts} {are} ablated"))
     elif story.super_neurons:
-        found.append((str(len(story.super_neurons)), f"super neurons, {listed(story.super_neurons, most=3)}"))
+        number, _, noun = plural(len(story.super_neurons), "super neuron").partition(" ")
+        found.append((number, f"{noun}, {listed(story.super_neurons, most=3)}"))
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
@@ -280,6 +281,7 @@ def find_story(run: Run) -> Story:
     bounds = having = None
     if summary is not None:
         values = dict(zip(summary["quantity"], summary["value"], strict=True))
+        others = () if "aligned_position" in values else others  # there they are positions of cut sequences
         if "sequences_with_sink" in values:
             having = (int(float(values["sequences_with_sink"])), int(float(values["sequences_asked"])))
     if summary is not None and rate is not None:

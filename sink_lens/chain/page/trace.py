@@ -207,7 +207,7 @@ def _circuit(run: Run) -> tuple[str, Figure]:
     causal = drawn.edges.loc[drawn.edges["quantity"].isin(["path_share", "intervention_share"]), "value"]
     if not drawn.about["is_sink"]:
         at = f"position {drawn.about['sink_position']}"
-        see = f"What was measured at {at}. It is no attention sink, so nothing was intervened on."
+        see = f"What was measured at {at}. It is no attention sink, so no link was intervened on."
     elif causal.isna().all():
         see = "What was measured at the sink. No link was intervened on: no arrow says that one thing causes another."
     else:
@@ -260,7 +260,7 @@ _FIGURES = (
     *in_styles(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_edges, title="The circuit for a"),
     Drawn(
         key="scores",
-        title="Where the sink is",
+        title="Where heads attend",
         make=_sink_scores,
         data=_rows("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
     ),

@@ -106,12 +106,13 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
         few = ", too few to test" if count < FEWEST else ""
         text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
         found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",)))
-    if "other_sink_positions" in values:
+    if "other_sink_positions" in values and "aligned_position" not in values:  # else they are of cut sequences
         rest = [str(_whole(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {listed(rest, most=4)}"
         if "other_sink_rate" in values:  # not in runs of before
             most = "at most " if len(rest) > 1 else ""
             text += f" ({most}{percent(float(values['other_sink_rate']))} of heads)"
+        text += ", not studied here"
         found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)))
     if "sequences_elsewhere" in values:
         count = plural(_whole(values["sequences_elsewhere"]), "sequence")

@@ -1,0 +1,167 @@
+"""Every sentence that a circuit can have is in docs/headlines.md, is said if what it stands on holds, and else not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from said import listed, normalised
+
+from sink_lens.circuits.given import Comparison
+from sink_lens.circuits.page import CIRCUIT
+from sink_lens.circuits.tasks import Task
+from sink_lens.circuits.told import circuit_told
+from sink_lens.data.tokens import from_tensor
+from sink_lens.records import create_run, read_run
+
+LISTED = listed("circuit")
+ROW = {
+    "metric": "logit_diff", "method": "eap-ig", "ablation": "resample", "pairs": 16, "chosen_on": 8, "rule": "smallest",
+    "edges": 152, "all_edges": 70512, "gap": 4.0, "gap_low": 3.5, "gap_high": 4.5, "clean": 3.0, "corrupted": -1.0,
+    "completeness": 0.99, "completeness_error_median": 0.01, "completeness_error_largest": 0.1, "steps_mean": 9.0,
+    "cpr": 0.8, "cmd": 0.2, "cpr_log": 0.6, "cmd_log": 0.4, "share_at_80": 0.002, "most_kept": 1.0, "most_kept_at": 0.1,
+    "jaccard_halves": 0.4, "stable_edges": 90, "rank_correlation": 0.9, "missed": 0.05, "weakest": 0.01,
+    "outside_over": 2, "outside_sampled": 40, "outside_at_most": 900, "patched_nodes": 301, "unseen_nodes": "",
+    "core_edges": 30, "confirmed_edges": 20, "together_edges": 4, "undecided_edges": 50, "contingent_edges": 70,
+    "left_sum": 1.2, "left_pairs": 8, "sink_share": 0.3, "sink_share_top": 0.5,
+    **{f"{name}faithfulness{end}": 0.9 for name in ("", "without_", "as_many_", "core_", "without_sink_")
+       for end in ("", "_low", "_high")},
+}  # fmt: skip
+UNDEFINED = {"gap_low": -1.0, "core_faithfulness": np.nan, "without_sink_faithfulness": np.nan}
+ALIKE = {"sink_share": 0.0, "without_sink_faithfulness": 1.0}
+MEAN = {"ablation": "mean_ordinary"}
+ASKED, MISSED = {"rule": "asked"}, {"unseen_nodes": "a1.h2"}
+NO_SIZE = {"share_at_80": np.nan}
+NONE_OUTSIDE = {"outside_sampled": -1}
+CASES = {
+    "kept": ({}, UNDEFINED),
+    "rest": ({}, UNDEFINED),
+    "undefined": (UNDEFINED, {}),
+    "smallest": ({}, NO_SIZE | {"rule": "none"}),
+    "largest": (NO_SIZE | {"rule": "none"}, {}),
+    "asked": (ASKED, {}),
+    "given": ({"rule": "given"}, {}),
+    "threshold": ({"rule": "threshold"}, {}),
+    "from": (ASKED, ASKED | NO_SIZE),
+    "no size": (ASKED | NO_SIZE, ASKED),
+    "overshoots": ({"most_kept": 1.3}, {}),
+    "sink's scores": ({}, ALIKE),
+    "without the sink": ({}, ALIKE),
+    "sink carries": ({"without_sink_faithfulness": 0.7}, {}),
+    "ranks": ({}, {"rank_correlation": np.nan}),
+    "nodes seen": ({}, MISSED),
+    "nodes seen, zero": ({"ablation": "zero"}, {}),
+    "nodes missed": (MISSED, {}),
+    "nodes missed, zero": (MISSED | {"ablation": "zero"}, MISSED),
+    "nodes missed, eap": (MISSED | {"method": "eap"}, MISSED),
+    "stable": ({}, {"stable_edges": 89}),
+    "core": ({}, {"core_edges": -1}),
+    "confirmed": ({}, {"confirmed_edges": 19}),
+    "cancel": ({}, {"together_edges": 0}),
+    "core alone": ({}, UNDEFINED),
+    "undecided": ({}, {"undecided_edges": 49}),
+    "contingent": ({}, {"contingent_edges": 69}),
+    "chosen by": ({}, {"chosen_on": 0}),
+    "scored by": ({"chosen_on": 0}, {}),
+    "resample": ({}, MEAN),
+    "zero": ({"ablation": "zero"}, {}),
+    "mean_ordinary": (MEAN, {}),
+    "mean_all": ({"ablation": "mean_all"}, {}),
+    "mean_aligned": ({"ablation": "mean_aligned"}, {}),
+    "metric": ({}, MEAN),
+    "metric, input": (MEAN, {}),
+    "complete": ({}, {"method": "gim"}),
+    "areas": ({}, UNDEFINED),
+    "left sum": ({}, {"left_sum": np.nan}),
+    "outside": ({}, NONE_OUTSIDE),
+}
+COUNTED = ("stable", "confirmed", "undecided", "contingent")
+"""Sentences that count: false is another count, and not their absence."""
+ELSEWHERE = (
+    "title", "title: undefined", "title: of the sink", "title: of pairs", "answered", "not judged", "heads",
+    "areas, part", "two: edges", "two: scores",
+)  # fmt: skip
+
+
+def told(change, **options):
+    return " ".join(circuit_told(pd.DataFrame([ROW | change]), **options))
+
+
+def is_said(key, text):
+    sentence = LISTED[key].replace("METRIC", "logit diff").replace("METHOD", "EAP-IG").removesuffix("METRIC")
+    return sentence.lower() in normalised(text).lower()
+
+
+def test_the_table_has_every_sentence_of_a_circuit_and_each_has_its_test():
+    assert set(LISTED) == {*CASES, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
+    true, false = CASES[key]
+    assert is_said(key, told(true))
+    if key in COUNTED:
+        assert told(true) != told(false)
+    else:
+        assert not is_said(key, told(false))
+
+
+def test_areas_of_a_curve_that_ends_early_are_not_cpr():
+    assert is_said("areas, part", told({}, sizes=(0.1,)))
+    assert not is_said("areas, part", told({}))
+    assert not is_said("areas", told({}, sizes=(0.1,)))
+
+
+def test_a_run_that_judged_no_circuit_says_so():
+    judged = ("faithfulness", "without_", "as_many_")
+    before = {name: value for name, value in ROW.items() if not name.startswith(judged)}
+    said = " ".join(circuit_told(pd.DataFrame([before])))
+    assert is_said("not judged", said)
+    assert not is_said("kept", said)
+    assert not is_said("not judged", told({}))
+
+
+def page_of(folder, *, config, change=None, heads=True):
+    names = ["a0.h1", "m0"] if heads else ["m0"]
+    nodes = pd.DataFrame({"node": names, "kind": ["head", "mlp"][-len(names) :], "score": 0.5})
+    with create_run(folder, kind="circuit", config=config, provenance={}, expects=("nodes",)) as writer:
+        writer.write_table("nodes", nodes)
+        writer.write_csv("summary", pd.DataFrame([ROW | (change or {})]))
+    run = read_run(folder)
+    return CIRCUIT.title(run), " ".join(CIRCUIT.headline(run))
+
+
+def test_the_title_says_of_what_it_is_and_the_page_which_heads_score_most(tmp_path):
+    task = {"task": "ioi"}
+    title, said = page_of(tmp_path / "one", config=task)
+    assert normalised(title) == LISTED["title"].replace("TASK", "ioi").replace("METRIC", "logit diff")
+    assert is_said("heads", said)
+    title, said = page_of(tmp_path / "two", config=task, change=UNDEFINED, heads=False)
+    assert title == LISTED["title: undefined"].replace("TASK", "ioi")
+    assert "Heads with" not in said
+    for name, config in (("title: of the sink", {"task": "text"}), ("title: of pairs", {"task": "file"})):
+        assert page_of(tmp_path / name[-5:], config=config)[0].startswith(f"{LISTED[name]}:")
+        assert not page_of(tmp_path / f"{name[-5:]}-not", config=task)[0].startswith(f"{LISTED[name]}:")
+
+
+def test_how_often_the_model_answers_right_is_counted():
+    tokens = from_tensor(torch.tensor([[1, 2], [1, 3]]))
+    task = Task(
+        name="ioi", clean=tokens, corrupted=tokens, correct=(4, 5), incorrect=(5, 4), templates=("", ""), n_tried=9,
+        n_answered=8,
+    )  # fmt: skip
+    assert normalised(task.sentence) == LISTED["answered"].replace("TASK", "ioi")
+    assert "8 of 9 prompts" in task.sentence
+    assert "7 of 9 prompts" in replace(task, n_answered=7).sentence
+
+
+def test_two_circuits_are_compared_by_their_edges_and_scores():
+    edges = pd.DataFrame({"edge": ["a", "b"], "one": True, "other": [True, False]})
+    found = Comparison(frame=edges, jaccard=0.5, rank_correlation=0.8)
+    one, other = map(normalised, found.sentences)
+    assert (one, other) == (f"{LISTED['two: edges']}.", f"{LISTED['two: scores']}.")
+    assert "1 are in both" in found.sentences[0]
+    without = Comparison(frame=edges.assign(other=False), jaccard=0.0, rank_correlation=np.nan)
+    assert "0 are in both" in without.sentences[0]
+    assert len(without.sentences) == 1
