@@ -44,7 +44,7 @@ class AttentionWeights:
 
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
-    ) -> Float[Tensor, "*batch kv_head d_head"]:
+    ) -> Float[Tensor, "*value kv_head d_head"]:
         """The keys that an input makes, without their bias; of some of its dimensions, or of all.
 
         Several sets of dimensions, of one size, are the rows of a tensor, and the first axis of the result. In latent

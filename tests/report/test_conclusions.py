@@ -54,11 +54,12 @@ def test_a_page_says_whether_the_makers_were_chosen_on_other_sequences(tmp_path,
 
 
 def test_one_part_is_ablated_and_two_are(tmp_path):
-    sets = {"set": ["half"], "control_of": "", "removed": 0.6, "target": "sink"}
+    sets = {"set": ["half"], "control_of": "", "removed": 0.6, "target": "sink", "ci_low": 0.5, "ci_high": 0.7, "n": 8}
     for parts, said in (("1.2", "L1.N2 is ablated"), ("1.2, 1.3", "L1.N2 and L1.N3 are ablated")):
-        frame = sets | {"size": parts.count(",") + 1, "parts": parts}
+        frame = sets | {"size": parts.count(",") + 1, "parts": parts, "control_largest": 0.02}
         run = a_run(tmp_path / parts, "trace", maker_sets=frame)
-        assert ("60%", f"of the sink is lost if {said}") in story.first_numbers(run)
+        beside = "([50%, 70%], 8 sequences; random parts: at most 2%)"
+        assert ("60%", f"of the sink is lost if {said} {beside}") in story.first_numbers(run)
     neurons = {"layer": [1], "neuron": [52], "sink_position": 0, "contribution": 0.9, "is_super": True}
     run = a_run(tmp_path / "untested", "trace", neurons=neurons)
     assert ("1", "super neuron, L1.N52") in story.first_numbers(run)

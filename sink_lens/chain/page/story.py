@@ -148,13 +148,19 @@ def first_numbers(run: Run) -> list[tuple[str, str]]:
     story, found = find_story(run), []
     if story.sink_rate is not None:
         over = "" if story.threshold is None else f", at threshold {story.threshold:g}"
-        where = "" if story.having is None else ", in {} of {} sequences".format(*story.having)
+        n = run.provenance.get("sequences")
+        where = "" if n is None else f", in {plural(n, 'sequence')}"
+        where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
         found.append((f"{story.sink_rate:.0%}", f"of heads have the sink at position {story.position}{over}{where}"))
-    makers = run.optional("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "target"])
+    columns = ["set", "control_of", "size", "parts", "removed", "target", "ci_low", "ci_high", "control_largest", "n"]
+    makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts, are = listed(named_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
-            found.append((percent(row["removed"]), f"of the {row['target']} is lost if {parts} {are} ablated"))
+            bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
+            random = "" if np.isnan(row["control_largest"]) else f"; random parts: at most {row['control_largest']:.0%}"
+            what = f"of the {row['target']} is lost if {parts} {are} ablated"
+            found.append((percent(row["removed"]), f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})"))
     elif story.super_neurons:
         number, _, noun = plural(len(story.super_neurons), "super neuron").partition(" ")
         found.append((number, f"{noun}, {listed(story.super_neurons, most=3)}"))
