@@ -13,7 +13,7 @@ from tiers import first
 
 from analyses.__main__ import claims, coverage_page, list_page
 from analyses.claims import run_claim
-from analyses.verdicts import Covered, coverage, read_claim, read_coverage, read_result, with_table
+from analyses.verdicts import read_claim, read_coverage, read_result, with_table
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.methods import METHODS
 from sink_lens.configuration import field_docs
@@ -145,11 +145,8 @@ def test_an_analysis_is_named_without_the_folder_of_its_paper():
         claims(["nowhere"])
 
 
-def test_the_overview_is_that_of_the_result_files():
+def test_overview_and_coverage_page_are_those_of_their_rows_and_the_result_files():
     assert (ROOT / "README.md").read_text(encoding="utf-8") == list_page()
-
-
-def test_the_coverage_page_is_that_of_its_rows_and_the_result_files():
     assert (ROOT.parent / "docs/coverage.md").read_text(encoding="utf-8") == coverage_page()
     assert "docs/coverage.md" in (ROOT.parent / "README.md").read_text(encoding="utf-8")
 
@@ -180,11 +177,6 @@ def test_a_row_without_a_folder_or_a_reason_is_refused(row, message, tmp_path):
     path.write_text(f'[[row]]\nwhere = "A, figure 99"\nshows = "it"\n{row}\n')
     with pytest.raises(InputError, match=message):
         read_coverage(path, claims=[read_claim(folder) for folder in FOLDERS])
-
-
-def test_what_was_not_attempted_says_why_in_the_table():
-    table = coverage([Covered(where="A, figure 99", shows="it", reason="too large")], claims=[])
-    assert table.splitlines()[-1] == "| A, figure 99 | it | not attempted |  |  | too large |"
 
 
 def test_the_table_of_the_zoo_is_that_of_its_rows():

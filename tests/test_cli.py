@@ -66,17 +66,6 @@ def failing(monkeypatch, error):
 # --- help
 
 
-def test_help_loads_nothing_heavy():
-    code = (
-        "import sys\nsys.argv = ['sink-lens', 'trace', '--help']\nfrom sink_lens.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "heavy = {'torch', 'transformers', 'transformer_lens', 'pandas', 'numpy', 'matplotlib', 'gguf'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_version_is_shown(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3" if name == "sink-lens" else "")
     assert run("--version").stdout == "sink-lens 1.2.3\n"
@@ -272,10 +261,16 @@ def test_an_empty_cache_says_where_it_is(tmp_path):
     assert run("cache", "--clear").exit_code == 0
 
 
-def test_cache_shows_names_sizes_and_states(models):
+def test_cache_shows_and_clears_what_it_holds_and_refuses_other_names(models):
     lines = run("cache").stdout.splitlines()
     assert any("whole.gguf" in line and "1.0 MB" in line and " whole " in line for line in lines)
     assert any("cut.gguf" in line and "unfinished or damaged" in line for line in lines)
+    result = run("cache", "--clear", "--yes", "--name", "../outside")
+    assert result.exit_code == 2
+    assert "it holds cut.gguf, whole.gguf" in result.stderr
+    assert run("cache", "--yes").exit_code == 2
+    assert run("cache", "--clear", "--yes", "--name", "whole.gguf").stdout == "freed 1.0 MB\n"
+    assert [entry.name for entry in cache_entries()] == ["cut.gguf"]
 
 
 def test_cache_asks_before_it_clears(models):
@@ -283,18 +278,6 @@ def test_cache_asks_before_it_clears(models):
     assert len(cache_entries()) == 2
     assert run("cache", "--clear", input="y\n").exit_code == 0
     assert cache_entries() == []
-
-
-def test_cache_clears_one_by_name_without_asking(models):
-    assert run("cache", "--clear", "--yes", "--name", "whole.gguf").stdout == "freed 1.0 MB\n"
-    assert [entry.name for entry in cache_entries()] == ["cut.gguf"]
-
-
-def test_cache_refuses_a_name_that_it_does_not_hold(models):
-    result = run("cache", "--clear", "--yes", "--name", "../outside")
-    assert result.exit_code == 2
-    assert "it holds cut.gguf, whole.gguf" in result.stderr
-    assert run("cache", "--yes").exit_code == 2
 
 
 def test_the_package_is_the_command():

@@ -42,6 +42,15 @@ FILES = {
     "empty.toml": "[tokens]\nlength = 9\n",
     "broken.toml": "[[edits]\n",
     "short.toml": '[tokens]\nlength = 1\n[[edits]]\nsite = "z"\n',
+    **{
+        f"{name}.toml": f'[tokens]\nkind = "random"\nlength = 10\n[[metrics]]\nname = "norm"\n{rest}\n'
+        for name, rest in {
+            "site": 'layer = 0\n[[edits]]\nsite = "heart"',
+            "layer": 'layer = 0\n[[edits]]\nsite = "z"\nlayers = 9',
+            "position": 'layer = 0\n[[edits]]\nsite = "z"\npositions = 10',
+            "metric": 'layer = 9\n[[edits]]\nsite = "z"',
+        }.items()
+    },
 }
 SMALL = "gpt2,n_layers=1,d_model=16,n_heads=2,vocab_size=64,n_context=64"
 WORDS = {
@@ -242,7 +251,6 @@ def meant(line):
 
 
 def words_of(name):
-    """The command line of a row."""
     command, *options = name.split()
     words = [command, *(one for one in options if one.startswith("--")), *meant(COMMANDS[name].words)]
     return words + (["--out", name] if COMMANDS[name].writes and "--dry-run" not in options else [])
@@ -309,7 +317,6 @@ def files(folder):
 
 
 def named(group, before=""):
-    """Every command and subcommand."""
     for name, command in group.commands.items():
         yield from named(command, f"{name} ") if hasattr(command, "commands") else [f"{before}{name}"]
 
@@ -405,7 +412,6 @@ def full(path, *given, **options):
 
 
 def tables(folder):
-    """The files of a run but its page, with the time at which each was written."""
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".html"}
 
 
@@ -497,6 +503,7 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
 
 # --- what is refused
 
+LONG = "a" * 5000
 REFUSED = {
     "trace RANDOM --threshold 1.5": "threshold is 1.5",
     "trace RANDOM --threshold 0": "threshold is 0",
@@ -507,11 +514,8 @@ REFUSED = {
     "trace MODEL --text away.txt": "away.txt",
     "trace RANDOM --prompt a": "prompts",
     "trace RANDOM --sequnces 3": "--sequnces",
-    "trace RANDOM --target-position 30": "30",
     "trace ~no-such-user/model": "no-such-user",
-    "isolate RANDOM --target-position 99": "99",
     f"isolate RANDOM --target-position {10**30}": "target",
-    "isolate RANDOM --layers 9": "9",
     "isolate RANDOM --layers 3-1": "--layers is '3-1'",
     "isolate RANDOM --tokens noise": "tokens is 'noise'",
     "amplify RANDOM --layers 0-4": "layer",
@@ -530,9 +534,7 @@ REFUSED = {
     "patch PAIR --metric logit_difference --correct giraffe --incorrect a": "tokens behind 'a b c'; need one",
     "patch PAIR --metric norm": "give it with --metric-layers N",
     "patch PAIR --layers 2-0": "--layers is '2-0'; need numbers and ranges such as 0-3,7",
-    "patch PAIR --layers 0-9": "layers: 5 does not exist; need 0 to 4",
     "patch PAIR --site resid_mid": "there is no site 'resid_mid'",
-    "patch PAIR --by layer,head": "by head is not possible",
     "patch PAIR --direction up": "direction is 'up'; need one of denoising, noising",
     "patch PAIR --sink-position 99": "reads position 99",
     "patch PAIR --metric loss --sink-position 1": "it is for metric sink_mass and norm and dominance",
@@ -586,8 +588,36 @@ REFUSED = {
     "card RANDOM --by taste": "by is 'taste'; need one of weights, dtype, bos",
     "card RANDOM --most-loss 0": "most_loss is 0.0; need nats above 0",
     "origin MODEL missing": "origin",
+    f"trace {LONG}": "too long",
+    f"trace --text {LONG}": "too long",
+    f"sweep {LONG}": "too long",
+    f"train {LONG}": "too long",
+    f"compare {LONG} {LONG}": "too long",
+    f"preference {LONG}": "too long",
 }
 """What is asked of each command and cannot be done -> what the error says."""
+BEFORE_WEIGHTS = {
+    "trace MODEL --sequences 1000000": "the text has 300,000 bytes",
+    "trace RANDOM --floor nope=1": "nope",
+    "trace RANDOM --target-position 30": "need one from 1 to 22",
+    "isolate RANDOM --target-position 99": "need one from 1 to 22",
+    "isolate RANDOM --layers 9": "layer 9 does not exist; need 0 to 4",
+    "amplify RANDOM --layers 9": "layer 9 does not exist; need 0 to 4",
+    "ablate MODEL --tokens random --length 5000": "takes at most",
+    "card MODEL --tokens random --length 5000": "takes at most",
+    "sweep site.toml --model MODEL": "heart",
+    "sweep layer.toml --model MODEL": "9",
+    "sweep position.toml --model MODEL": "10",
+    "sweep metric.toml --model MODEL": "9",
+    "patch PAIR --site heart": "heart",
+    "patch PAIR --layers 0-9": "layers: 5 does not exist; need 0 to 4",
+    "patch PAIR --positions 99": "99 does not exist",
+    "patch PAIR --by layer,head": "by head is not possible",
+    "patch MODEL --clean 'a b c' --corrupted 'a b c'": "have the same tokens",
+    "circuit MODEL --task file --pairs-file site.toml": "is no pair",
+}
+"""What the headers of the files say, so that no weight is read for it."""
+REFUSED |= BEFORE_WEIGHTS
 
 
 @pytest.fixture
@@ -612,10 +642,15 @@ def is_refused(line, *options):
     assert "Traceback" not in done.stderr
     assert "\u202e" not in done.output
     assert not any(one.startswith("error: not ours") for one in done.output.splitlines())
+    assert LONG not in line or len(done.stderr.strip().splitlines()[-1]) < 500
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_is_refused_says_why_and_leaves_no_folder(line):
+def test_what_is_refused_says_why_and_leaves_no_folder(line, monkeypatch):
+    if line in BEFORE_WEIGHTS:
+        for module in ("models.inputs", "models.load", "patching.command"):
+            refuses = lambda *args, **options: pytest.fail("the weights were read")  # noqa: E731
+            monkeypatch.setattr(import_module(f"sink_lens.{module}"), "load", refuses)
     is_refused(line, "--out", "deep/run")
     assert not Path("deep").exists()
 

@@ -146,7 +146,6 @@ def test_every_link_leads_to_a_file_of_the_repository():
 
 
 def _is_built(path):
-    """True for a page that docs/conf.py writes."""
     made = {DOCS / "commands", DOCS / "notebooks"} & {*path.resolve().parents}
     return bool(made) or path.resolve() in (DOCS / "gallery.md", DOCS / "api" / "tables.md")
 

@@ -50,12 +50,10 @@ def said_in(script):
 
 
 def words(line):
-    """Return the words of a line before its first number."""
     return " ".join(re.split(r"\d", line, maxsplit=1)[0].split())
 
 
 def run(path, *arguments):
-    """What ``python examples/FILE ARGUMENTS`` does."""
     spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -63,7 +61,6 @@ def run(path, *arguments):
 
 
 def read(path):
-    """A notebook."""
     import nbformat
 
     return nbformat.read(path, as_version=4)

@@ -29,19 +29,7 @@ MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
 LINKS = {link.name for link in chain.LINKS}
 WRITES_OF_OTHERS = "sink_lens/circuits/files.py"
 """The one file that calls torch.save: EAP-IG's own format, read back as weights."""
-JAXTYPING = {
-    "Bool",
-    "Complex",
-    "Float",
-    "Inexact",
-    "Int",
-    "Integer",
-    "Num",
-    "Real",
-    "Shaped",
-    "UInt",
-    "UInt8",
-}
+JAXTYPING = {"Bool", "Complex", "Float", "Inexact", "Int", "Integer", "Num", "Real", "Shaped", "UInt", "UInt8"}
 
 
 def name(path):
@@ -148,19 +136,13 @@ def test_every_make_command_in_the_readme_exists():
     assert asked <= targets
 
 
-def test_every_public_name_resolves():
+def test_every_public_name_resolves_and_the_root_has_few():
     for public in sink_lens.__all__:
         assert getattr(sink_lens, public) is not None
         assert public in dir(sink_lens)
-
-
-def test_names_that_differ_from_those_of_their_module_stay_public():
     for room, names in (("edits", {"calibrate", "normalise", "quantise", "set"}), ("circuits", {"task"})):
         assert names <= set(getattr(sink_lens, room).__all__)
     assert "views" in sink_lens.__all__
-
-
-def test_the_root_has_at_most_30_names():
     assert len(sink_lens.__all__) <= 30
 
 
@@ -185,32 +167,18 @@ def said_after_imports():
     return python(code).splitlines()
 
 
-def test_a_public_name_is_not_hidden_by_the_module_of_its_name(said_after_imports):
-    assert said_after_imports[1] == "True True"
-
-
 def test_an_unknown_public_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no attribute 'lode'; it has .*load"):
         sink_lens.lode  # noqa: B018
 
 
-def test_the_library_leaves_the_loudness_of_others_alone(said_after_imports):
-    assert said_after_imports[0] == "None"  # the command quiets them: tests/test_cli.py
-
-
-def test_no_room_bears_the_name_of_a_function():
-    functions = [public for public in sink_lens.__all__ if names_of(sink_lens.__file__).get(public) != f"{public}:"]
-    assert [public for public in functions if (ROOT / "sink_lens" / public).exists()] == []
-
-
-def test_importing_the_package_loads_neither_torch_nor_numpy():
+def test_importing_the_package_and_reading_a_run_load_nothing_heavy(said_after_imports):
     code = "import sys, sink_lens; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     assert python(code) == "[]\n"
-
-
-def test_a_run_is_read_without_torch():
     code = "import sys, sink_lens; sink_lens.read_run; print('torch' in sys.modules)"
     assert python(code) == "False\n"
+    assert said_after_imports[1] == "True True"
+    assert said_after_imports[0] == "None"  # the command quiets them: tests/test_cli.py
 
 
 def test_the_page_of_every_kind_resolves_without_torch():
@@ -235,15 +203,18 @@ def test_help_answers_without_torch(words):
     code = (
         f"import sys\nfrom sink_lens.cli import main\nsys.argv = ['sink-lens', *{words.split()}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+        "heavy = {'torch', 'transformers', 'transformer_lens', 'pandas', 'numpy', 'matplotlib', 'gguf'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     shown = python(code)
     assert "sink-lens" in shown
-    assert shown.splitlines()[-1] == "False False"
+    assert shown.splitlines()[-1] == "[]"
 
 
-def test_a_module_is_named_after_an_idea():
+def test_a_module_is_named_after_an_idea_and_no_room_after_a_function():
     assert {path.stem for path in MODULES} & {"util", "utils", "helper", "helpers", "common", "misc"} == set()
+    functions = [public for public in sink_lens.__all__ if names_of(sink_lens.__file__).get(public) != f"{public}:"]
+    assert [public for public in functions if (ROOT / "sink_lens" / public).exists()] == []
 
 
 def test_only_the_command_line_prints():
@@ -388,12 +359,9 @@ def docstrings():
                 yield path, node.value.value.strip()
 
 
-def test_no_docstring_and_no_sentence_of_one_opens_with_of():
+def test_no_sentence_opens_with_of():
     found = [(path.name, one) for path, text in docstrings() for one in sentences_that_open_with_of(text)]
     assert found == []
-
-
-def test_no_sentence_of_the_documentation_opens_with_of():
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         if "api" not in page.parts:
             assert sentences_that_open_with_of(page.read_text(encoding="utf-8")) == [], page.name

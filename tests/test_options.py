@@ -13,15 +13,13 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
-from sink_lens.circuits.config import CircuitConfig
 from sink_lens.cli.options import build_config, configured, off_of, option_of
 from sink_lens.configuration import choices_of, field_docs, with_fields
 from sink_lens.data.config import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
-from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
 from sink_lens.identity.surveys import survey
-from sink_lens.patching.config import PatchConfig
+from sink_lens.kinds import imported, kinds
 from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
@@ -29,39 +27,19 @@ from sink_lens.studies.config import (
     AblateConfig,
     AmplifyConfig,
     CardConfig,
-    IsolateConfig,
-    QuantiseConfig,
 )
 from sink_lens.studies.study import config_of_study
-from sink_lens.studies.tokens.config import TokensConfig
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
-from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
+from sink_lens.training.config import TrainConfig, WatchConfig
 from sink_lens.training.config import config_of_call as asked_training
 
-COMMANDS = {
-    "trace": TraceConfig,
-    "isolate": IsolateConfig,
-    "amplify": AmplifyConfig,
-    "ablate": AblateConfig,
-    "patch": PatchConfig,
-    "circuit": CircuitConfig,
-    "tokens": TokensConfig,
-    "quantise": QuantiseConfig,
-    "card": CardConfig,
-    "sweep": SweepConfig,
-    "train": TrainConfig,
-    "watch": WatchConfig,
-    "compare": CompareConfig,
-    "preference": PreferenceConfig,
-    "contraction": ContractionConfig,
-    "fingerprint": FingerprintConfig,
-    "report": ReportConfig,
-    "cache": CacheConfig,
-}
+COMMANDS = {kind.name: imported(kind.config) for kind in kinds().values() if kind.config}
+COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
 WITHOUT = ("status",)
 """Commands that are asked a folder alone."""
+OF_A_MODEL = ("trace", "isolate", "amplify", "ablate", "patch")
 FROM_PYTHON = {
     "watch": lambda given: watch("m", **given),
     "compare": lambda given: compare(["m"], **given),
@@ -73,7 +51,7 @@ FROM_PYTHON = {
     "card": lambda given: card("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
-} | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}
+} | {name: lambda given, name=name: from_python(name, "m", given) for name in OF_A_MODEL}
 """Command -> its Python call with some fields."""
 EDITS = [{"site": "z", "heads": "each"}]
 NEEDED = {WatchConfig: {"run": "a"}, TrainConfig: {"seed": 0}}
@@ -279,7 +257,6 @@ def another(one):
 
 
 def options(kind):
-    """The fields that the command line has."""
     return [one for one in fields(kind) if "file_only" not in one.metadata]
 
 
@@ -298,7 +275,6 @@ def default(kind):
 
 
 def misspelt(kind):
-    """A field, and its name with another last letter."""
     name = options(kind)[-1].name
     return name, f"{name[:-1]}_"
 
@@ -358,7 +334,6 @@ def from_python(command, name, given):
 
 
 def click_command(command):
-    """What typer made of a command."""
     found = typer.main.get_command(cli.app)
     for word in command.split():
         found = found.commands[word]
@@ -393,7 +368,7 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
     assert made == (sweep_config(more, **given) if more else kind(**given))
     (tmp_path / "all.json").write_text(json.dumps(given | more))
     assert read(command, file=tmp_path / "all.json") == made
-    if command in list(COMMANDS)[:5]:
+    if command in OF_A_MODEL:
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
     at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]

@@ -29,12 +29,6 @@ from sink_lens.report.html import render
 from sink_lens.report.style import save_figure
 from sink_lens.report.views import save_page
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig
-from sink_lens.training import SinkMonitorCallback
-
-
-def test_an_option_that_the_monitor_has_not():
-    with pytest.raises(InputError, match=r"SinkMonitor has no option nope; need some of every, tokens"):
-        SinkMonitorCallback(nope=1)
 
 
 @pytest.mark.parametrize("axis", ["layers", "heads", "positions"])
@@ -169,27 +163,3 @@ def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_p
 def test_a_setting_of_many_parts_is_a_text():
     assert setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
     assert setting("x=" + "[" * 50_000)[0] == "x"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"model": 3},
-        {"model": [3]},
-        {"condition": [1]},
-        {"tolerance": {"absolute": "a"}},
-        {"tolerance": {"relative": True}},
-        {"value": 10**400},
-        {"source": 3},
-        {"quantity": ["sink_rate"]},
-    ],
-)
-def test_a_fact_that_cannot_be_used_is_refused(wrong, tmp_path):
-    fact = {"id": "a", "model": ["m"], "quantity": "sink_rate", "value": 0.5}
-    path = tmp_path / "facts.json"
-    path.write_text(json.dumps({"schema": "sink_lens.facts/1", "facts": [fact | {"condition": False}]}))
-    (read,) = facts_of(path)
-    assert (read.condition, read.room) == ({}, 0.05)
-    path.write_text(json.dumps({"schema": "sink_lens.facts/1", "facts": [fact | wrong]}))
-    with pytest.raises(InputError, match="fact 0 of"):
-        facts_of(path)

@@ -202,23 +202,6 @@ def test_a_finished_run_that_is_gone_on_with_and_stopped_keeps_its_files(tmp_pat
     pd.testing.assert_frame_equal(run.tables["heads"], HEADS)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"config": CONFIG | {"sequences": 8}}, "sequences: 32 there, 8 here"),
-        ({"kind": "sweep"}, "kind: trace there, sweep here"),
-        ({"provenance": PROVENANCE | {"weights_sha256": "cc"}}, "weights_sha256: aa there, cc here"),
-        ({"provenance": PROVENANCE | {"device": "cuda"}}, "device: cpu there, cuda here"),
-    ],
-)
-def test_a_finished_run_is_not_gone_on_with_by_another(tmp_path, changes, text):
-    finished(tmp_path)
-    record = (tmp_path / RUN_FILE).read_text()
-    with pytest.raises(RunError, match=text):
-        start(tmp_path, reopen=True, **changes)
-    assert (tmp_path / RUN_FILE).read_text() == record
-
-
 def test_a_run_that_is_cleared_holds_none_of_its_files_and_leaves_those_of_others(tmp_path):
     finished(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
@@ -230,14 +213,11 @@ def test_a_run_that_is_cleared_holds_none_of_its_files_and_leaves_those_of_other
     assert set(read_run(tmp_path).tables) == {"neurons"}
 
 
-def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path):
+def test_what_is_no_run_in_the_place_of_the_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     with pytest.raises(RunError, match=r"thesis\.tex"):
         start(tmp_path, overwrite=True)
     assert names(tmp_path) == ["thesis.tex"]
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"file cannot be written \(File exists\)"):
         start(tmp_path / "file")
@@ -262,14 +242,17 @@ def test_an_interrupted_run_keeps_its_tables_and_is_continued(tmp_path):
         ({"config": CONFIG | {"seed": 1}}, "seed: None there, 1 here"),
         ({"kind": "sweep"}, "kind: trace there, sweep here"),
         ({"provenance": PROVENANCE | {"tokens_sha256": "cc"}}, "tokens_sha256: bb there, cc here"),
+        ({"provenance": PROVENANCE | {"device": "cuda"}}, "device: cpu there, cuda here"),
         ({"provenance": PROVENANCE | {"versions": {"torch": "3"}}}, "versions"),
     ],
 )
-def test_an_interrupted_run_is_not_continued_by_another(tmp_path, changes, text):
-    interrupted(tmp_path)
-    with pytest.raises(RunError, match=text):
-        start(tmp_path, **changes)
-    assert read_run(tmp_path).status == "interrupted"
+def test_a_run_is_not_gone_on_with_by_another(tmp_path, changes, text):
+    for folder, made, options in (("whole", finished, {"reopen": True}), ("part", interrupted, {})):
+        made(tmp_path / folder)
+        record = (tmp_path / folder / RUN_FILE).read_text()
+        with pytest.raises(RunError, match=text):
+            start(tmp_path / folder, **options, **changes)
+        assert (tmp_path / folder / RUN_FILE).read_text() == record
 
 
 def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path):
@@ -305,18 +288,13 @@ def test_a_failed_run_says_what_failed(tmp_path):
     assert (run.status, run.error) == ("failed", "ValueError: no sink")
 
 
-def test_an_error_before_the_first_table_leaves_nothing_behind(tmp_path):
-    with pytest.raises(ValueError, match="unknown model"), start(tmp_path / "deep" / "run"):
-        raise ValueError("unknown model")
-    assert names(tmp_path) == []
-
-
-def test_an_empty_folder_of_the_user_stays(tmp_path):
-    (tmp_path / "run").mkdir()
-    with pytest.raises(ValueError, match="unknown model"), start(tmp_path / "run"):
-        raise ValueError("unknown model")
-    assert names(tmp_path) == ["run"]
-    assert names(tmp_path / "run") == []
+def test_an_error_before_the_first_table_leaves_nothing_behind_but_a_folder_of_the_user(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "mine", tmp_path / "deep" / "run"):
+        with pytest.raises(ValueError, match="unknown model"), start(folder):
+            raise ValueError("unknown model")
+    assert names(tmp_path) == ["mine"]
+    assert names(tmp_path / "mine") == []
 
 
 def test_a_full_disk_names_what_is_complete_and_leaves_no_part(tmp_path, monkeypatch):
@@ -349,6 +327,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path, monkeypat
         ("[]", "it holds no table"),
         ('{"kind": "trace"}', "it lacks config"),
         ("7", "damaged"),
+        ('{"kind":' + "[" * 100_000, "is damaged"),
     ],
 )
 def test_a_damaged_run_json_is_named(tmp_path, text, says):
@@ -395,12 +374,6 @@ def test_a_run_json_of_the_wrong_shape_is_refused_and_nothing_is_deleted(tmp_pat
     assert names(tmp_path) == before
 
 
-def test_a_run_json_that_is_nested_without_end_is_damaged(tmp_path):
-    (tmp_path / RUN_FILE).write_text('{"kind":' + "[" * 100_000)
-    with pytest.raises(RunError, match="is damaged"):
-        read_run(tmp_path)
-
-
 def test_a_run_that_cannot_be_replaced_is_back_at_once(tmp_path, monkeypatch):
     finished(tmp_path)
     before = names(tmp_path)
@@ -445,14 +418,11 @@ def test_a_table_that_is_gone_is_missing(tmp_path):
         run.tables["heads"]
 
 
-def test_tensors_that_are_not_there_are_named(tmp_path):
+def test_tensors_or_runs_that_are_not_there_are_named(tmp_path):
     with pytest.raises(RunError, match=r"patterns\.safetensors"):
         finished(tmp_path).tensors("patterns")
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"has no run\.json"):
-        read_run(tmp_path)
+        read_run(tmp_path / "nothing")
 
 
 def test_versions_name_what_decides_numbers():

@@ -23,18 +23,12 @@ def of_neuron(**changed):
     return pd.DataFrame({name: value for name, value in (right | changed).items() if value is not None})
 
 
-def test_every_meaning_is_a_sentence():
+def test_meanings_and_units_are_sentences_and_of_the_list():
     # "Share of sequences ..." or "argmax ..." (a value of the column), to a full stop, and no second thought after it.
     wrong = [(where, one.meaning) for where, one in COLUMNS if not re.fullmatch(r"[\w-].{3,}[\w)`]\.", one.meaning)]
     assert wrong == []
-
-
-def test_every_unit_is_in_the_list_and_every_unit_of_the_list_is_used():
     used = {column.unit for _, column in COLUMNS}
     assert used == set(UNITS)
-
-
-def test_a_unit_of_the_row_stands_in_the_row():
     for kind, table in EVERY:
         if any(column.unit == "of the row" for column in table.columns):
             assert "unit" in [column.name for column in table.columns], (kind, table.name)

@@ -56,14 +56,11 @@ def test_a_statistic_of_two_columns_sees_paired_rows():
     assert (found.estimate, found.low, found.high) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
 
 
-def test_a_statistic_without_an_axis_agrees_with_one_that_has_it():
+def test_a_statistic_without_an_axis_agrees_with_one_that_has_it_and_nan_units_are_dropped():
     values = generator(5).normal(size=20)
     fast = interval(values, generator=generator(), statistic=np.median, n_resamples=300)
     slow = interval(values, generator=generator(), statistic=lambda rows: np.median(rows), n_resamples=300)
     assert fast == slow
-
-
-def test_nan_units_are_dropped_and_counted():
     found = interval([[1.0, 3.0], [np.nan, 5.0], [3.0, 5.0]], generator=generator())
     assert (found.estimate, found.n) == (3.0, 2)  # means 2 and 4 of the two whole rows
 
@@ -77,12 +74,9 @@ def test_fewer_than_two_units_have_no_bounds(values, n):
     assert np.isnan(found.estimate) == (n == 0)
 
 
-def test_constant_units_have_an_interval_of_width_zero():
+def test_constant_and_infinite_units_stay_what_they_are():
     found = interval([0.1] * 7, generator=generator())
     assert found.low == found.high == found.estimate == pytest.approx(0.1)
-
-
-def test_infinite_units_stay_infinite():
     assert interval([1.0, np.inf, 2.0, np.inf], generator=generator()).estimate == np.inf
 
 
@@ -95,23 +89,20 @@ def test_bounds_lie_within_the_values_and_in_order(values, statistic):
     assert min(values) - slack <= found.low <= found.high <= max(values) + slack
 
 
-def test_the_same_generator_gives_the_same_interval():
+def test_the_same_generator_gives_the_same_numbers():
     values = generator(6).normal(size=12)
     assert interval(values, generator=generator(7)) == interval(values, generator=generator(7))
     assert interval(values, generator=generator(7)) != interval(values, generator=generator(8))
+    rows = generator(14).normal(size=(4, 6))
+    first, second = (paired_differences(rows, rows[:1] * 0, generator=generator(5)) for _ in range(2))
+    assert first == second
 
 
-def test_pairing_removes_what_the_units_share():
+def test_pairing_removes_what_the_units_share_and_drops_half_pairs():
     # b = a + 1 in every unit: the difference is -1 exactly, however much the units differ.
     a = generator(9).normal(scale=100, size=16).round()
     assert paired_difference(a, a + 1, generator=generator()) == Interval(estimate=-1.0, low=-1.0, high=-1.0, n=16)
-
-
-def test_a_unit_that_is_nan_in_one_of_a_pair_is_dropped():
     assert paired_difference([1.0, 2.0, np.nan], [0.0, np.nan, 1.0], generator=generator()).n == 1
-
-
-def test_units_that_are_no_pairs_are_refused():
     with pytest.raises(InputError, match=r"shapes \(3,\) and \(2,\)"):
         paired_difference([1, 2, 3], [1, 2], generator=generator())
 
@@ -182,26 +173,14 @@ def test_units_that_are_nan_in_a_row_are_dropped_from_it():
     assert (whole.estimate, whole.n) == (pytest.approx(5 / 3), 3)
 
 
-def test_one_unit_has_an_estimate_and_no_bounds():
+def test_rows_of_one_unit_of_equal_differences_and_no_rows():
     first, second = paired_differences([[3.0], [4.0]], [[1.0]], generator=generator())
     assert (first.estimate, first.n, second.estimate) == (2.0, 1, 3.0)
     assert np.isnan([first.low, first.high, second.low]).all()
-
-
-def test_a_row_of_equal_differences_has_an_interval_of_width_zero():
     (one,) = paired_differences([[0.3, 1.3, 2.3]], [[0.0, 1.0, 2.0]], generator=generator(), n_resamples=50)
     assert one.low <= one.estimate <= one.high
     (flat,) = paired_differences([[2.0, 3.0, 4.0]], [[1.0, 2.0, 3.0]], generator=generator())
     assert flat == Interval(estimate=1.0, low=1.0, high=1.0, n=3)
-
-
-def test_the_same_generator_gives_the_same_rows():
-    rows = generator(14).normal(size=(4, 6))
-    first, second = (paired_differences(rows, rows[:1] * 0, generator=generator(5)) for _ in range(2))
-    assert first == second
-
-
-def test_no_rows_have_no_intervals():
     assert paired_differences(np.zeros((0, 4)), np.zeros((1, 4)), generator=generator()) == []
 
 

@@ -40,13 +40,10 @@ def test_a_range_without_end_is_refused_at_once():
         ranges("0-99999999999", name="layers")
 
 
-def test_a_terminal_gets_no_character_that_hides_or_turns_others():
+def test_a_terminal_gets_no_character_that_hides_and_numbers_of_three_digits():
     assert for_terminal("plain") == "plain"
     assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
     assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
-
-
-def test_rounding_to_three_digits_keeps_the_unit():
     assert [number(one) for one in (999.4, 999.6, -999.6, 1000.4)] == ["999", "1,000", "−1,000", "1,000"]
     assert [short(one) for one in (950, 999_499, 999_500, 999_960_000, 16_400)] == ["950", "999k", "1M", "1B", "16.4k"]
 

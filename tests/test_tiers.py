@@ -26,20 +26,11 @@ def left(*items):
     return [next(iter(item.callspec.params.values())) for item in items if "exhaustive" in item.own]
 
 
-def test_a_representative_is_a_family_of_tiny_models():
+def test_a_family_that_is_no_representative_is_left_and_nothing_else():
     assert tiers.REPRESENTATIVES.keys() <= {*TINY_FAMILIES, *MORE_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES}
-
-
-def test_a_family_that_is_no_representative_is_left():
     assert left(*(Item("test_a", family=one, site="z") for one in ("opt", "llama", "phi", "bloom"))) == ["opt", "phi"]
-
-
-def test_without_a_representative_the_first_family_stays_for_every_other_value():
     asked = [Item("test_a", family=one, site=site) for site in ("z", "k") for one in ("mixtral", "olmoe")]
     assert left(*asked, Item("test_b", family="olmoe")) == ["olmoe", "olmoe"]
-
-
-def test_a_contract_is_asked_of_every_family_and_other_tests_are_not_looked_at():
     assert (
         left(Item("test_a", "every_family", family="opt"), Item("test_b", name="opt"), Item("test_c", family=3)) == []
     )

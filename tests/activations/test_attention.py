@@ -50,7 +50,6 @@ def eager_masses(family, length=LENGTH):
 
 
 def read(family, *names, kernel="auto", ids=None, **options):
-    """Read the named quantities at every layer, over all sequences."""
     readings = [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
     return stream(lens(family), tokens() if ids is None else ids, readings, kernel=kernel, **options)
 

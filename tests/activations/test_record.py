@@ -90,7 +90,6 @@ def raw(family):
 
 
 def keep(*names, layers=None):
-    """Readings that give the sites as they are."""
     return [
         Reading(name=name, sites=(name,), function=lambda view, name=name: view[name], layers=layers) for name in names
     ]
@@ -281,7 +280,7 @@ def test_the_estimate_is_the_bytes_that_are_kept(family, dtype, path):
         assert {tensor.dtype for tensor in found.tensors.values()} == {dtype}
 
 
-def test_more_bytes_than_allowed_are_refused_before_anything_runs():
+def test_more_bytes_than_allowed_are_refused_before_anything_runs(monkeypatch):
     batch, sites = from_tensor(tokens()), ["resid_post", "pattern"]
     # 2 sequences x 3 layers x 24 positions x (48 dimensions + 4 heads x 24 keys) x 4 bytes
     needed = 2 * 3 * 24 * (48 + 4 * 24) * 4
@@ -289,8 +288,6 @@ def test_more_bytes_than_allowed_are_refused_before_anything_runs():
     with pytest.raises(InputError, match=rf"would keep {needed:,} bytes and {needed - 1:,} are allowed.*use stream"):
         capture(lens("llama"), batch, sites=sites, max_bytes=needed - 1)
 
-
-def test_by_default_most_of_the_free_memory_is_allowed(monkeypatch):
     class Little:
         available = 1000
 
@@ -451,17 +448,9 @@ def test_capture_refuses(options, error, text):
         capture(lens("llama"), tokens(), **options)
 
 
-def test_a_kernel_that_is_not_exact_is_refused():
-    with pytest.raises(KernelError, match=r"Gemma2ForCausalLM caps its attention scores"):
-        stream(lens("gemma2"), tokens(), keep("mass"), kernel="fused")
-
-
-def test_sequences_over_the_context_are_refused():
+def test_sequences_and_tokens_that_the_model_does_not_take_are_refused():
     with pytest.raises(InputError, match=r"the sequences have 257 tokens; LlamaForCausalLM takes at most 256"):
         capture(lens("llama"), tokens(1, 257), sites=["z"])
-
-
-def test_tokens_outside_the_vocabulary_are_refused():
     with pytest.raises(InputError, match=r"token id 300 is outside the vocabulary of 300"):
         stream(lens("llama"), torch.tensor([[1, 300]]), keep("z"))
 

@@ -80,14 +80,11 @@ def test_the_gap_is_stated_and_so_is_its_absence(caplog):
     assert without.startswith("by attention: no gap, so no token is marked; the largest of 512 is 1.")
 
 
-def test_a_threshold_is_taken_as_it_is():
+def test_a_threshold_and_double_precision_are_taken_as_they_are():
     model = build("untrained", family="llama")
     lens, tokens = wrap(model.model), drawn(model)
     scores = sink_scores(lens, tokens)
     assert torch.equal(sink_mask(lens, tokens, threshold=1.05), scores >= 1.05)
-
-
-def test_a_model_in_double_precision_is_marked_as_in_single():
     model = build("bos_neuron")
     tokens = drawn(model)
     single = sink_mask(wrap(model.model), tokens, by="either")

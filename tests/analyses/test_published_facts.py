@@ -210,6 +210,13 @@ def test_the_script_takes_any_model_and_the_name_under_which_it_was_published(tm
         ({"id": "x", "model": "m", "quantity": 0.5, "value": 1}, "has the quantity 0.5; need the name of one"),
         ({"id": "x", "model": []}, "has no id or no model"),
         ({"id": "x", "model": "m", "quantity": "loss", "value": 1, "tol": {}}, "has 'tol', which is not known"),
+        *(
+            ({"id": "a", "model": ["m"], "quantity": "sink_rate", "value": 0.5} | wrong, "fact 0 of")
+            for wrong in (
+                *({"model": 3}, {"model": [3]}, {"condition": [1]}, {"tolerance": {"absolute": "a"}}),
+                *({"tolerance": {"relative": True}}, {"value": 10**400}, {"source": 3}, {"quantity": ["sink_rate"]}),
+            )
+        ),
     ],
 )
 def test_a_fact_that_cannot_be_used_is_refused(row, said, tmp_path):

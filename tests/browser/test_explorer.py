@@ -17,7 +17,7 @@ from sink_lens.report.html import render
 from sink_lens.text import part_name
 
 from ..report.circuits import traced
-from .edges import EDGES, GROUP, LAYERS, PATTERN, a_run, every_edge
+from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
 
 HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "\u202eevil", "__proto__")
 TRACE = Path(__file__).parent / "default_model"
@@ -72,7 +72,6 @@ def largest(edges, n):
 
 @functools.cache
 def ids():
-    """Name of a node on the page -> its id."""
     ends = every_edge()[["writer", "reader"]].to_numpy().flatten()
     return {part_name(one): one for one in (str(end).partition("<")[0] for end in ends)}
 
@@ -96,7 +95,6 @@ def saved(page, button="Save JSON"):
 
 
 def violations(page):
-    """What axe finds, with the elements."""
     from axe_playwright_python.sync_playwright import Axe  # here: what collects every test needs no browser
 
     broken = Axe().run(page).response["violations"]
@@ -354,59 +352,6 @@ def test_runs_beside_each_other_are_compared_on_their_page(opened, run, tmp_path
     assert found.page.locator("#explorer .stage canvas").count() == 2
     assert "only in the second" in found.page.locator("[data-difference]").inner_text()
     assert found.quiet, vars(found)
-
-
-def test_ten_questions_are_answered_from_the_page(explored, run, tmp_path):
-    page = explored().page
-    panel, edges = page.locator("[data-panel]"), every_edge()
-
-    def first(heading):
-        return ids()[panel.locator("h4", has_text=heading).locator("+ ul li button").first.inner_text()]
-
-    def strongest(rows, column="writer"):
-        return largest(rows, 1)[column].item().partition("<")[0]
-
-    answers, truths = {}, {}
-    find(page, "5.1")
-    answers["which edge feeds head 5.1's key most"] = first("Into its key")
-    truths["which edge feeds head 5.1's key most"] = strongest(edges.loc[edges["reader"].eq("a5.kv0<k>")])
-    answers["and its query"] = first("Into its query")
-    truths["and its query"] = strongest(edges.loc[edges["reader"].eq("a5.h1<q>")])
-    answers["where does it look"] = panel.locator(".cell").inner_text().partition(" gives ")[2][:5]
-    truths["where does it look"] = f"key {PATTERN[3].argmax()}"
-    answers["which writer makes that key"] = (
-        panel.locator("p", has_text="by writer").locator("+ ul li").first.inner_text()
-    )
-    truths["which writer makes that key"] = "MLP 0\n2"
-    find(page, "m0")
-    answers["what does the first MLP feed most"] = first("Out of it")
-    truths["what does the first MLP feed most"] = strongest(edges.loc[edges["writer"].eq("m0")], "reader")
-    find(page, "logits")
-    answers["what feeds the logits most"] = first("Into it")
-    truths["what feeds the logits most"] = strongest(edges.loc[edges["reader"].eq("logits")])
-    rows = listed(page)
-    shown = on_path(largest(edges, EDGES)).head(100)
-    answers["which edge lowers the metric most"] = next(row[:2] for row in rows if row[3].startswith("−"))
-    lowest = shown.loc[shown["score"].idxmin()]
-    truths["which edge lowers the metric most"] = [lowest["writer"], lowest["reader"].partition("<")[0]]
-    answers["how often do bootstraps choose the largest edge"] = rows[0][5]
-    truths["how often do bootstraps choose the largest edge"] = f"{100 * shown['inclusion'].iloc[0]:.3g}%"
-    n = round(0.01 * len(edges))
-    page.select_option("[data-size]", str(n))
-    text = page.locator("[data-faithfulness]").inner_text()
-    answers["what is left at 1% of the edges"] = re.search(r"1% of the edges: [\d.]+", text)[0]
-    truths["what is left at 1% of the edges"] = "1% of the edges: 0.25"
-    other = circuit_of(a_run(tmp_path / "other", seed=1)).explore().graphs[0]
-    page = explored(Explorer(graphs=[circuit_of(run).explore().graphs[0], other]).save(tmp_path / "both.html")).page
-    differ = {tuple(row[:3]): row[5] for row in listed(page, "difference")}
-    own, theirs = ({*on_path(largest(every_edge(seed), EDGES))["edge"]} for seed in (0, 1))
-    truths["what differs between these two circuits"] = answers["what differs between these two circuits"] = True
-    for (writer, node, reads), where in differ.items():
-        name = f"{writer}->{node}" + (f"<{reads[0]}>" if reads else "")
-        within = {"both": (True, True), "first only": (True, False), "second only": (False, True)}[where]
-        assert (name in own, name in theirs) == within, name
-    assert answers == truths
-    assert len(answers) == 10
 
 
 def test_a_long_prompt_has_columns_of_positions(explored, tmp_path):

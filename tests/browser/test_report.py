@@ -24,7 +24,6 @@ SIZE = {"layers": 6, "heads": 4, "length": 16}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run like the default model's, smaller."""
     place = tmp_path_factory.mktemp("browser") / "run"
     return synthetic_run(place, frames=tables(**SIZE, neurons=40), drawn=patterns(**SIZE))
 

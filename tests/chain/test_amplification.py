@@ -32,14 +32,11 @@ def test_the_best_factor_is_that_of_most_mass_of_its_centre():
     assert best_factor(curve, centre="none") == 9.0
 
 
-def test_what_is_amplified_lies_before_what_is_read(planted_at):
+def test_what_is_amplified_lies_before_what_is_read(planted_at, tiny_at):
     place = planted_at()
     assert place.setting.early_layers == tuple(range(place.truth.layer + 1))
     assert place.setting.next_layers == tuple(range(place.truth.layer + 1, 5))
     assert planted_at(sink=False).setting.early_layers == (0,)
-
-
-def test_a_model_of_one_layer_is_amplified_in_it(tiny_at):
     setting = tiny_at("llama", n_layers=1).setting
     assert (setting.early_layers, setting.next_layers) == ((0,), (0,))
 

@@ -95,7 +95,7 @@ def test_an_ordinary_token_has_no_sink_to_trace(tmp_path):
     assert found.location.sink_position == 8
 
 
-def test_a_text_is_every_token_that_reads_so():
+def test_a_text_is_every_token_that_reads_so_and_needs_a_tokenizer():
     lens = speaking("llama")
     assert ids_of("17", lens=lens) == (17,)
     for text in ("a", "\\n"):
@@ -103,6 +103,8 @@ def test_a_text_is_every_token_that_reads_so():
         found = ids_of(text, lens=lens)
         assert {lens.tokenizer.decode([one]) for one in found} <= {wanted, f" {wanted}"}
         assert lens.tokenizer.convert_tokens_to_ids("Ġa") in found or text != "a"
+    with pytest.raises(InputError, match="has no tokenizer, so the token 'a' has no id"):
+        ids_of("a", lens=lens_of("llama"))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +121,3 @@ def test_what_cannot_be_traced_is_refused(at, text):
     ids = torch.randint(3, 290, (48, 40), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=text):
         at_token(lens, from_tensor(ids), config=asked(at=at, min_sink_rate=0.9))
-
-
-def test_a_text_needs_a_tokenizer():
-    with pytest.raises(InputError, match="has no tokenizer, so the token 'a' has no id"):
-        ids_of("a", lens=lens_of("llama"))

@@ -4,13 +4,11 @@ import dataclasses
 import math
 
 import pandas as pd
-import pytest
 from evidences import planted_evidence
 from planted_sequences import planted_lens, sequences
 
 from sink_lens.chain.judge import intervention_verdict, link_table
 from sink_lens.chain.trace import trace
-from sink_lens.errors import InputError
 
 
 def test_a_floor_that_the_user_moves_decides_and_is_said_not_to_be_calibrated():
@@ -42,7 +40,6 @@ def test_the_floor_of_every_intervention_can_be_moved():
 
 
 def run(out, *, report=False, **fields):
-    """A trace of the planted model without its baseline and interventions."""
     _, lens = planted_lens()
     given = {"tokens": sequences(), "interventions": False, "random_init": False} | fields
     return trace(lens, out=out, progress=False, report=report, **given)
@@ -54,9 +51,3 @@ def test_moved_floors_are_said_in_the_table_and_on_the_page(tmp_path):
     assert set(links["floors"]) == {"not calibrated"}
     assert set(links.query("link == 'key_sink'")["verdict"]) == {"absent"}
     assert "floors not calibrated" in result.report_path.read_text("utf-8")
-
-
-def test_the_floor_of_a_link_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path):
-    with pytest.raises(InputError, match="floors has 'key_sinc', which is not known; did you mean key_sink"):
-        run(tmp_path / "run", floors={"key_sinc": 1})
-    assert not (tmp_path / "run").exists()

@@ -8,7 +8,6 @@ import math
 import pandas as pd
 import pytest
 import torch
-from spying import spied
 
 from sink_lens.chain.amplification import amplification_curve, best_factor
 from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, Studied, causal_tables, effect_table
@@ -16,7 +15,6 @@ from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import bound_to
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.setting import setting_of
-from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
 from sink_lens.engine.forward import run_with
@@ -232,39 +230,7 @@ def test_without_a_sink_every_table_is_made(planted_at, config):
 # --- resumed
 
 
-@pytest.fixture(scope="module")
-def whole(tiny_at, config):
-    """All tables of a Llama of two layers, made once."""
-    return made(tiny_at("llama"), config).tables
-
-
-def test_what_is_finished_is_not_made_again(tiny_at, config, whole):
-    again = made(tiny_at("llama"), config, tables={name: whole[name] for name in ("amplification", "mediation")})
-    assert again.made == ["makers", "maker_sets", "effects", "paths", "placement"]
-    for name in TABLES:
-        pd.testing.assert_frame_equal(again.tables[name], whole[name], check_exact=True)
-
-
-def test_where_all_is_finished_no_model_is_run(tiny_at, config, whole):
-    place, forwards = tiny_at("llama"), []
-    modules = dict(enumerate([*place.lens.bridge.modules(), *place.lens.plain.modules()]))
-    with spied(modules, lambda name, output: forwards.append(1)):
-        again = made(place, config, tables=whole)
-        assert (again.made, again.centring, forwards) == ([], [], [])
-        made(place, config, tables={name: whole[name] for name in TABLES if name != "placement"})
-        assert forwards  # they are counted
-
-
 # --- nothing can be changed
-
-
-def test_short_sequences_have_empty_tables_with_their_columns(tiny_at, config):
-    place = tiny_at("llama")
-    found = made(place, config, tokens=from_tensor(place.tokens.tokens[:, :11]))
-    assert found.made == list(TABLES)
-    for name, columns in TABLES.items():
-        assert found.tables[name].empty
-        assert tuple(found.tables[name].columns) == columns
 
 
 def test_a_delegated_attention_has_empty_tables(tiny_at, config):

@@ -60,6 +60,7 @@ NAN = math.nan
         (statistic(2.0, 3.0, nulls={"a": 1.5, "b": 2.5}), "undecided"),
         (statistic(2.0, 3.0, nulls={"a": 1.5, "b": 3.5}), "fails"),
         (statistic(2.0, 3.0, nulls={"a": NAN}), "holds"),  # a null that is undefined says nothing
+        (statistic(1.5, 2.5, references={"other": 100.0}), "holds"),  # references decide nothing
         (statistic(NAN, NAN, estimate=5.0), "undecided"),  # one sequence has no interval
         (statistic(NAN, NAN, estimate=NAN), "undecided"),
         (statistic(NAN, NAN, estimate=NAN, note="not measurable"), "undecided"),
@@ -70,17 +71,9 @@ def test_verdict(given, decided):
     assert verdict(given, floor=1.0) == decided
 
 
-def test_references_decide_nothing():
-    given = Statistic(name="x", interval=Interval(estimate=2.0, low=1.5, high=2.5, n=8), references={"other": 100.0})
-    assert verdict(given, floor=1.0) == "holds"
-
-
-def test_the_links_are_those_of_the_chain_in_order():
+def test_the_links_are_those_of_the_chain_in_order_and_its_table_says_what_they_say():
     assert tuple(link.name for link in LINKS) == NAMES
     assert all(link.target == following.source for link, following in itertools.pairwise(LINKS))
-
-
-def test_the_chain_as_a_table_is_what_the_links_say():
     table = chain_table()
     assert table["order"].tolist() == [0, 1, 2, 3, 4, 5]
     assert table["link"].tolist() == [link.name for link in LINKS]
@@ -201,7 +194,6 @@ COSTS = {"baseline_loss_nats": 3.0, "loss_nats": 8.5, "uniform_loss_nats": 10.8,
 
 
 def undecided_link(row, *, present="yes", necessary="undecided", floors="calibrated"):
-    """Tables in which a link that was intervened on is undecided."""
     answers = {"present": present, "necessary_or_sufficient": necessary, "carries": "undecided"}
     link = {"link": "variance_neurons", "verdict": "undecided", "floors": floors} | answers
     return {"links": pd.DataFrame([link]), "effects": pd.DataFrame([row])}

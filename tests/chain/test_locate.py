@@ -30,46 +30,39 @@ def step(first, last, dimension=0):
 # --- growth
 
 
-def test_consecutive_doublings_are_one_step():
-    # before layer 0: 1; layer 0 x1; layer 1 x3; layer 2 x2; layer 3 x1.5; layer 4 x2
-    ratio = torch.tensor([1.0, 1.0, 3.0, 6.0, 9.0, 18.0])
-    assert growth_layers(ratio, factor=2.0) == [(1, 2), (4, 4)]
+NAN = math.nan
+RATIO = [1.0, 1.0, 3.0, 6.0, 9.0, 18.0]
+"""Before layer 0: 1; layer 0 x1; layer 1 x3; layer 2 x2; layer 3 x1.5; layer 4 x2."""
 
 
-def test_the_factor_is_an_argument():
-    ratio = torch.tensor([1.0, 1.0, 3.0, 6.0, 9.0, 18.0])
-    assert growth_layers(ratio, factor=3.0) == [(1, 1)]
-    assert growth_layers(ratio, factor=1.5) == [(1, 4)]
+@pytest.mark.parametrize(
+    ("ratio", "factor", "layers"),
+    [
+        (RATIO, 2.0, [(1, 2), (4, 4)]),
+        (RATIO, 3.0, [(1, 1)]),
+        (RATIO, 1.5, [(1, 4)]),
+        ([1.0, 2.0], 2.0, [(0, 0)]),  # reached by equality
+        ([0.2, 0.5, 0.9], 2.0, []),  # doubles once but ends under the others: the recovery of a small norm
+        ([0.2, 0.5, 1.1], 2.0, [(0, 1)]),
+        ([NAN, NAN, NAN, NAN], 2.0, []),
+    ],
+)
+def test_consecutive_layers_of_growth_are_one_step(ratio, factor, layers):
+    assert growth_layers(torch.tensor(ratio), factor=factor) == layers
 
 
-def test_a_factor_is_reached_by_equality():
-    assert growth_layers(torch.tensor([1.0, 2.0]), factor=2.0) == [(0, 0)]
-
-
-def test_the_recovery_of_a_small_norm_is_no_growth():
-    # 0.2 -> 0.5 -> 0.9 doubles once but ends under the others; 0.2 -> 0.5 -> 1.1 ends over them
-    assert growth_layers(torch.tensor([0.2, 0.5, 0.9]), factor=2.0) == []
-    assert growth_layers(torch.tensor([0.2, 0.5, 1.1]), factor=2.0) == [(0, 1)]
-
-
-def test_undefined_ratios_have_no_growth():
-    assert growth_layers(torch.full((4,), math.nan), factor=2.0) == []
-    assert slow_growth(torch.full((4,), math.nan), factor=2.0) is None
-
-
-def test_slow_growth_is_the_largest_rise_without_a_fall():
-    # 1 -> 1.5 -> 2.2 -> 3.3 (x3.3 over layers 0 to 2), falls to 1, then 1 -> 1.9 (x1.9)
-    ratio = torch.tensor([1.0, 1.5, 2.2, 3.3, 1.0, 1.9])
-    first, last, rise = slow_growth(ratio, factor=2.0)
-    assert (first, last) == (0, 2)
-    assert rise == pytest.approx(3.3)
-    assert slow_growth(ratio, factor=4.0) is None
-
-
-def test_slow_growth_may_begin_late():
-    # falls first: the stretch begins after layer 0, at layer 1
-    first, last, rise = slow_growth(torch.tensor([2.0, 1.0, 1.7, 2.9]), factor=2.0)
-    assert (first, last, round(rise, 5)) == (1, 2, 2.9)
+@pytest.mark.parametrize(
+    ("ratio", "factor", "found"),
+    [
+        # 1 -> 1.5 -> 2.2 -> 3.3 (x3.3 over layers 0 to 2), falls to 1, then 1 -> 1.9 (x1.9)
+        ([1.0, 1.5, 2.2, 3.3, 1.0, 1.9], 2.0, (0, 2, 3.3)),
+        ([1.0, 1.5, 2.2, 3.3, 1.0, 1.9], 4.0, None),
+        ([2.0, 1.0, 1.7, 2.9], 2.0, (1, 2, 2.9)),  # falls first: the stretch begins after layer 0, at layer 1
+        ([NAN, NAN, NAN, NAN], 2.0, None),
+    ],
+)
+def test_slow_growth_is_the_largest_rise_without_a_fall(ratio, factor, found):
+    assert slow_growth(torch.tensor(ratio), factor=factor) == (found and pytest.approx(found))
 
 
 def test_onset_is_the_first_layer_over_the_threshold():
@@ -82,25 +75,21 @@ def test_onset_is_the_first_layer_over_the_threshold():
 # --- outlier dimensions
 
 
+STATE = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
+"""Energies 64, 36, 1 x 8: 64 of 108 is 59%, 100 of 108 is 93%; dominance 8 / (22 / 10) = 3.6."""
+
+
 def options(**changes):
     return {"dominance_threshold": 3.0, "energy_frac": 0.8, "max_outliers": 2} | changes
 
 
-def test_outlier_dimensions_hold_the_share_of_the_energy():
-    # energies 64, 36, 1 x 8: 64 of 108 is 59%, 100 of 108 is 93%; dominance 8 / (22 / 10) = 3.6
-    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
-    assert outliers_of(state, **options()) == (1, 4)
-    assert outliers_of(state, **options(energy_frac=0.5)) == (1,)
-
-
-def test_there_are_none_below_the_dominance_threshold():
-    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
-    assert outliers_of(state, **options(dominance_threshold=3.7)) == ()
-
-
-def test_there_are_none_where_too_many_would_be_needed():
-    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
-    assert outliers_of(state, **options(max_outliers=1)) == ()
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, (1, 4)), ({"energy_frac": 0.5}, (1,)), ({"dominance_threshold": 3.7}, ()), ({"max_outliers": 1}, ())],
+    ids=str,
+)
+def test_outlier_dimensions_hold_the_share_of_the_energy_and_are_few(changes, found):
+    assert outliers_of(STATE, **options(**changes)) == found
 
 
 def test_energy_is_a_mean_over_sequences():
@@ -110,13 +99,12 @@ def test_energy_is_a_mean_over_sequences():
 
 
 def test_a_dimension_that_is_as_large_at_other_tokens_is_no_outlier_of_this_one():
-    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
     typical = torch.ones(10) / 2
-    assert outliers_of(state, typical=typical, **options()) == (1, 4)
+    assert outliers_of(STATE, typical=typical, **options()) == (1, 4)
     # Without dimension 1, 36 of 44 are 82%; dominance 6 / (14 / 10) = 4.3.
     typical[1] = 4.0
-    assert outliers_of(state, typical=typical, **options()) == (4,)
-    assert outliers_of(state, typical=typical, **options(dominance_threshold=4.4)) == ()
+    assert outliers_of(STATE, typical=typical, **options()) == (4,)
+    assert outliers_of(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -154,9 +142,6 @@ def test_find_names_the_step_and_the_dimension_after_it():
     assert [(s.first_layer, s.last_layer, s.dimension) for s in location.steps] == [(1, 1, 3)]
     assert (location.steps[0].ratio_before, location.steps[0].ratio_after) == pytest.approx((1.2, 30.0))
     assert location.outliers == {1: (3,)}
-
-
-def test_forced_steps_take_the_strongest_dimensions_as_they_are():
     location = found([1.0, 1.0, 1.0], planted_states(), forced=((0, 0),))
     assert [(s.first_layer, s.dimension) for s in location.steps] == [(0, 2)]
     assert location.outliers == {-1: (0,), 0: (2,), 1: (3,)}

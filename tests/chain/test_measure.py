@@ -43,15 +43,12 @@ def steps_of(location):
 # --- scouting
 
 
-def test_the_scout_finds_the_planted_truth():
+def test_the_scout_finds_the_planted_truth_where_it_stands():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
     assert (aim.sink_position, aim.sink_found) == (0, True)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
     assert aim.entering(truth().layer) == ()
     assert aim.entering(truth().layer + 1) == (truth().outlier_dimension,)
-
-
-def test_the_sink_is_found_where_it_stands():
     aim = scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG)
     assert aim.sink_positions == (5,)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
@@ -62,12 +59,8 @@ def test_a_given_position_and_steps_are_taken():
     assert aim.sink_positions == (3,)
     assert [(step.first_layer, step.last_layer) for step in aim.steps] == [(1, 2)]
     assert sorted(aim.outliers) == [-1, 0, 1, 2, 3, 4]
-
-
-def test_a_given_position_may_be_late():
-    lens = planted_lens()
-    tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
-    assert scout(lens, tokens, config=CONFIG, position=90).sink_positions == (90,)
+    late = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
+    assert scout(planted_lens(), late, config=CONFIG, position=90).sink_positions == (90,)
 
 
 def test_only_positions_that_every_sequence_has_can_be_sinks():

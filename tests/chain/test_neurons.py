@@ -39,7 +39,6 @@ def panel_of(family, positions=(0,)):
 
 
 def panel_at(family, dimension, positions=(0,)):
-    """The same with another outlier dimension."""
     panel = panel_of(family, positions)
     steps = tuple(replace(step, dimension=dimension) for step in panel.location.steps)
     return replace(panel, location=replace(panel.location, steps=steps))

@@ -79,11 +79,8 @@ def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family
     assert kind_of(placement_table(setting_of(lens, batch, location=location, config=config))) == kind
 
 
-def test_without_cells_it_is_undecided():
+def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
     assert kind_of(pd.DataFrame(columns=list(COLUMNS))) == "undecided"
-
-
-def test_without_bos_a_sink_at_the_first_position_is_positional():
     table = cells("0 ordinary").query("token == 'ordinary'")
     assert kind_of(table) == "positional"
     assert kind_of(cells().query("token == 'ordinary'")) == "no sink"

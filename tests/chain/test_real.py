@@ -25,7 +25,6 @@ def lens():
 
 @pytest.fixture(scope="module")
 def traced(lens, tmp_path_factory):
-    """A trace of the default model on text that only measures."""
     config = TraceConfig(model=DEFAULT_MODEL, sequences=12, random_init=False, interventions=False)
     return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
 
@@ -73,13 +72,14 @@ def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
 # --- what makes it
 
 
-def test_there_are_two_growth_steps_of_one_dimension(traced):
+def test_there_are_two_growth_steps_of_one_dimension_that_are_split_exactly(traced):
     steps = traced.location.steps
     assert [(step.first_layer, step.last_layer) for step in steps] == [(1, 2), (11, 11)]
     assert len({step.dimension for step in steps}) == 1
     table = traced.tables["growth_steps"]
     assert table["outlier_dimension"].nunique() == 1
     assert (table["ratio_after"] > 2 * table["ratio_before"]).all()
+    assert traced.tables["growth_steps"]["split_error"].max() < 1e-4
 
 
 def test_one_dimension_dominates(traced):
@@ -89,10 +89,6 @@ def test_one_dimension_dominates(traced):
     assert len(outliers) >= 20
     assert {dims[0] for dims in outliers} == {dimension}
     assert result.tables["layers"]["dominance_ratio"].max() > 100
-
-
-def test_the_split_of_each_step_is_exact(traced):
-    assert traced.tables["growth_steps"]["split_error"].max() < 1e-4
 
 
 def test_super_neurons_are_found_at_both_steps(traced):
@@ -155,14 +151,11 @@ def test_masking_the_sink_is_worth_more_than_a_nat(cut):
     assert costly in ([], ["neurons_dimension"])
 
 
-def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
+def test_the_parts_of_the_logit_and_both_bos_conditions_are_read(traced):
     rows = traced.links.set_index("statistic")
     share = rows.loc[["dimension_share_of_logit"]].iloc[0]
     assert 0.4 < share["value"] < 0.9
     assert rows.loc[["positive_share"]].iloc[0]["value"] > 0.99
-
-
-def test_both_bos_arms_are_read(traced):
     conditions = traced.tables["conditions"]
     assert conditions["condition"].tolist() == ["without", "with"]
     assert (conditions["sink_rate"] > 0.5).all()

@@ -22,48 +22,16 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
+from sink_lens.chain.setting import setting_of
 from sink_lens.chain.terminal import brief
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.data.tokens import from_tensor
-from sink_lens.errors import InputError, KernelError, ModelError, RunError
+from sink_lens.edits.isolation import isolate
+from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
-from sink_lens.records import create_run, default_folder, read_run
+from sink_lens.records import default_folder, read_run
 
-TABLES = (
-    "tokens",
-    "chain",
-    "heads",
-    "positions",
-    "layers",
-    "dimensions",
-    "growth_steps",
-    "neurons",
-    "selectivity",
-)
-TABLES += (
-    "key_split",
-    "conditions",
-    "links",
-    "random_init_heads",
-    "random_init_links",
-)
-COLUMNS = {
-    "tokens": "sequence position token_id text",
-    "chain": "order link source target sentence question",
-    "heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
-    "random_init_heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
-    "positions": "layer site position s1 s2 norm",
-    "neurons": "layer neuron sink_position activation spike_ratio contribution outlier_dimension gate_norm_rank "
-    "up_norm_rank column_kurtosis is_super",
-    "dimensions": "layer sink_position dimension value dominance_ratio is_outlier",
-    "key_split": "layer key_cosine_sink key_cosine_random_dimensions key_cosine_other_positions dimension rest bias "
-    "random_dimensions logit_advantage_sink logit_advantage_other_positions",
-    "growth_steps": "step first_layer last_layer ratio_before ratio_after sink_position outlier_dimension",
-    "conditions": "condition chosen sink_rate s2_ratio outlier_dimensions loss_nats",
-    "links": "link statistic value ci_low ci_high null_name null_value criterion verdict",
-}
-"""The issue's and the contract's columns."""
 KEYS = {
     "tokens": ["sequence", "position"],
     "heads": ["layer", "head", "sink_position"],
@@ -87,7 +55,6 @@ def planted_lens(sink=True, seed=0):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A finished trace of the planted model."""
     out = tmp_path_factory.mktemp("whole") / "run"
     return run(planted_lens(), out, sequences=4, length=16)
 
@@ -112,26 +79,15 @@ def random_batch(sequences=5, length=20, lengths=None):
     return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
 
 
-def check_folder(folder, *, random_init=True):
-    """The names, columns, types and keys of a finished run."""
+def check_folder(folder):
+    """A finished run, whose tables have each key once."""
     found = read_run(folder)
     assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
-    tables = found.tables.kept()
-    for name, columns in COLUMNS.items():
-        if name == "random_init_heads" and not random_init:
-            continue
-        assert set(columns.split()) <= set(tables[name].columns), name
+    tables = found.tables.kept()  # their columns and types are checked as they are written
     for name, key in KEYS.items():
         if name in tables:
             assert not tables[name].duplicated(key).any(), name
             assert tables[name][key].notna().all(axis=None), name
-    for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("conditions", "chosen")):
-        assert tables[name][column].dtype == bool
-    for name in ("heads", "positions", "neurons", "dimensions"):
-        for column in {"layer", "head", "neuron", "position", "sink_position", "dimension", "outlier_dimension"} & set(
-            tables[name]
-        ):
-            assert str(tables[name][column].dtype) == "int64", (name, column)
     assert set(tables["links"]["verdict"]) <= {*schema.VERDICTS} - {"mixed", "not measured"}
     return found
 
@@ -173,32 +129,12 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     assert text_of(brief(result, conclusion="The answer"))
 
 
-def test_the_folder_has_exactly_the_named_files(tmp_path):
-    run(speaking("llama"), tmp_path / "run", report=True)
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    others = {"run.json", "location.json", "summary.csv", "report.html", "patterns.safetensors"}
-    assert names == {f"{name}.parquet" for name in TABLES} | others
-    assert set(FILES) | {"random_init_heads", "random_init_links"} == {Path(name).stem for name in names} - {
-        "run",
-        "report",
-        "location",
-    }
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert "key_sink" in report
-    assert "default-src 'none'; script-src 'sha256-" in report
-
-
 def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):
     result = run(speaking("gpt_oss"), tmp_path / "run", sequences=1, random_init=False)
     assert not result.report_path.exists()
     assert result.report() == result.report_path
     assert result.report_path.stat().st_size > 10_000
-    assert check_folder(tmp_path / "run", random_init=False).tables["neurons"].empty
-    table = pd.read_parquet(tmp_path / "run" / "neurons.parquet")
-    assert table.empty
-    assert set(COLUMNS["neurons"].split()) <= set(table.columns)
-    assert table["is_super"].dtype == bool
-    assert str(table["layer"].dtype) == "int64"
+    assert check_folder(tmp_path / "run").tables["neurons"].empty
 
 
 def test_half_precision_is_traced(tmp_path):
@@ -321,7 +257,7 @@ def test_prompts_of_unequal_length_are_padded(tmp_path):
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "opt"])
 def test_a_given_batch_with_padding_is_traced(family, tmp_path):
     run(speaking(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), random_init=False)
-    found = check_folder(tmp_path / "run", random_init=False)
+    found = check_folder(tmp_path / "run")
     assert found.provenance["token_source"] == "tensor"
     assert found.tables["conditions"]["condition"].tolist() == ["without"]
     kept = found.tables["tokens"].groupby("sequence").size().tolist()
@@ -352,7 +288,7 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path):
 @pytest.mark.parametrize("length", [2, 7, 8, 9])
 def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     result = run(speaking("llama"), tmp_path / "run", length=length, sequences=3, random_init=False)
-    check_folder(tmp_path / "run", random_init=False)
+    check_folder(tmp_path / "run")
     summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
@@ -401,11 +337,6 @@ def test_a_saved_folder_is_traced_by_its_path(tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_two_configurations_are_refused(tmp_path):
-    with pytest.raises(InputError, match="two configurations"):
-        trace(asked(), config=asked(), out=tmp_path / "run")
-
-
 def test_the_default_folder_is_named_after_model_and_time():
     assert default_folder("org/My Model.gguf").parent == Path("runs")
     assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
@@ -443,15 +374,6 @@ def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, w
     check_folder(tmp_path / "run")
 
 
-def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(tracing, "link_table", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(planted_lens(), tmp_path / "run", sequences=3, length=16, random_init=False)
-    with pytest.raises(RunError, match=r"threshold: 0\.3 there, 0\.4 here"):
-        run(planted_lens(), tmp_path / "run", sequences=3, length=16, random_init=False, threshold=0.4)
-
-
 # --- cut
 
 
@@ -476,7 +398,7 @@ def cut_run(out):
 
 def test_the_cuts_are_files_of_the_run(cut_whole):
     folder = cut_whole.folder
-    found = check_folder(folder, random_init=False)
+    found = check_folder(folder)
     names = {path.stem for path in folder.iterdir()}
     assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "plan", "run"}
     for name, columns in CAUSAL_TABLES.items():
@@ -540,7 +462,7 @@ def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
         UserWarning, match="no intervention is made: the shortest sequence has 10 tokens, and interventions need 12"
     ):
         result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, random_init=False, interventions=True)
-    found = check_folder(tmp_path / "run", random_init=False)
+    found = check_folder(tmp_path / "run")
     for name in CAUSAL_TABLES:
         assert found.tables[name].empty
     applies = result.links["present"] != "not applicable"
@@ -553,71 +475,23 @@ def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
 # --- refused, and nothing is left behind
 
 
-def refused(tmp_path, error, text, lens, **changes):
-    with pytest.raises(error, match=text):
-        run(lens, tmp_path / "run", **changes)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_length_over_the_context_is_refused(tmp_path):
-    refused(tmp_path, InputError, "length is 257 tokens; .* takes at most 256", speaking("llama"), length=257)
-
-
-def test_text_without_a_tokenizer_is_refused(tmp_path):
-    lens = lens_of("llama")
-    refused(tmp_path, InputError, "has no tokenizer, so no text can be read; need one", lens, tokens="text")
-
-
-def test_a_text_that_is_too_short_is_refused(tmp_path):
+def test_what_cannot_be_traced_is_refused_and_leaves_nothing(tmp_path):
     (tmp_path / "short.txt").write_text("Call me Ishmael.")
-    with pytest.raises(InputError, match=r"the text 'short.txt' has \d+ tokens; need 5 x 20"):
-        trace(
-            speaking("llama"),
-            config=TraceConfig(model="tiny", text=str(tmp_path / "short.txt"), sequences=5, length=20),
-            out=tmp_path / "run",
-        )
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_fused_kernel_is_refused_on_soft_capped_scores(tmp_path):
-    refused(tmp_path, KernelError, "Use kernel='eager'", speaking("gemma2"), kernel="fused")
-
-
-def test_bos_where_there_is_none_is_refused(tmp_path):
-    refused(tmp_path, InputError, "there is no BOS token", lens_of("llama"), bos="with")
-
-
-def test_a_model_that_does_not_exist_is_refused(tmp_path):
+    short = {"tokens": "text", "text": str(tmp_path / "short.txt")}
+    for error, text, lens, changes in (
+        (InputError, "length is 257 tokens; .* takes at most 256", speaking("llama"), {"length": 257}),
+        (InputError, "has no tokenizer, so no text can be read; need one", lens_of("llama"), {"tokens": "text"}),
+        (InputError, r"the text 'short.txt' has \d+ tokens; need 5 x 20", speaking("llama"), short),
+        (InputError, "there is no BOS token", lens_of("llama"), {"bos": "with"}),
+        (KernelError, "Use kernel='eager'", speaking("gemma2"), {"kernel": "fused"}),
+    ):
+        with pytest.raises(error, match=text):
+            run(lens, tmp_path / "run", **changes)
     with pytest.raises(ModelError, match="no-such-model"):
         trace(asked(model=str(tmp_path / "no-such-model")), out=tmp_path / "run")
+    with pytest.raises(InputError, match="two configurations"):
+        trace(asked(), config=asked(), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
-    with create_run(tmp_path / "run", kind="trace", config={}, provenance={}) as writer:
-        writer.write_text("kept.txt", "kept")
-        with pytest.raises(RunError, match="in use by another process"):
-            run(planted_lens(), tmp_path / "run", sequences=2, length=12)
-    assert (tmp_path / "run" / "kept.txt").read_text() == "kept"
-
-
-def test_a_finished_run_is_overwritten_only_if_asked_and_its_page_goes_with_it(tmp_path, monkeypatch):
-    first = run(planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False)
-    again = run(
-        planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False
-    )  # its page is not drawn yet
-    assert again.location == first.location
-    (tmp_path / "run" / "report.html").write_text("drawn")
-    with pytest.raises(RunError, match="finished"):
-        run(planted_lens(), tmp_path / "run", sequences=2, length=12, random_init=False)
-    config = asked(sequences=3, length=12, random_init=False)
-    options = {"config": config, "out": tmp_path / "run", "progress": False, "report": False}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(tracing, "link_table", interrupt)
-        trace(planted_lens(), **options, overwrite=True)
-    assert not (tmp_path / "run" / "report.html").exists()
-    trace(planted_lens(), **options)
-    assert len(read_run(tmp_path / "run").tables["tokens"]) == 36
 
 
 def test_patterns_are_those_of_the_first_sequence(tmp_path):
@@ -649,3 +523,21 @@ def test_token_ids_are_traced_as_their_batch_is(tmp_path):
     same = run(planted_lens(), tmp_path / "batch", batch=batch, **options)
     assert ids.tables["tokens"].equals(same.tables["tokens"])
     assert ids.location.sink_position == same.location.sink_position
+
+
+def test_every_sequence_counts_at_positions_that_all_have(planted_at, config):
+    place = planted_at()
+    lengths = torch.full((place.tokens.n_sequences,), 20)
+    lengths[2] = 15  # one of the three that are intervened on
+    unequal = from_tensor(place.tokens.tokens, lengths=lengths)
+    found, cut = (
+        setting_of(place.lens, one, location=place.location, config=config) for one in (unequal, place.tokens.cut(15))
+    )
+    assert torch.equal(found.tokens.tokens, cut.tokens.tokens)
+    assert (found.tokens.lengths == 15).all()
+    one, other = (setting.run([isolate([setting.target_position])], loss=True) for setting in (found, cut))
+    assert one.mass.shape[1] == 3
+    assert torch.equal(one.mass, other.mass)
+    assert one.mass.isfinite().all()
+    with pytest.raises(InputError, match="the target position is 14; need one from 1 to 13"):
+        setting_of(place.lens, unequal, location=place.location, config=config, target_position=14)

@@ -25,7 +25,6 @@ class Run:
 
 
 def blocks(model):
-    """The layers, whatever the family calls them."""
     for path in ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers"):
         with contextlib.suppress(AttributeError):
             return model.get_submodule(path)
@@ -149,14 +148,12 @@ def null_mass(ran):
 
 
 def elsewhere(at):
-    """Positions that the studied position is compared with."""
     others = ~at
     others[:, :EARLIEST] = False
     return others
 
 
 def put(at, value):
-    """An edit: the value at the studied positions."""
     return lambda x: torch.where(at[..., None], value, x)
 
 

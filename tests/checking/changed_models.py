@@ -63,24 +63,20 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with another model."""
         self.model: Any = tiny(self.family, seed=self.random.randrange(1000), **_SIZES)
         self.handles.clear()
         self.lens = wrap(self.model)
 
     @property
     def base(self) -> Any:
-        """The Hugging Face model, in a ``PeftModel`` or not."""
         return base_of(self.model)
 
     @property
     def has_adapter(self) -> bool:
-        """Whether adapters are in the model."""
         return self.base is not self.model
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a call of the model is compiled."""
         return any("_compiled_call_impl" in vars(one) for one in self.base.modules())
 
     def modules(self) -> list[tuple[nn.Module, str, Any]]:
@@ -93,7 +89,6 @@ class World:
         return found
 
     def pick(self) -> tuple[nn.Module, str, Any]:
-        """One of them."""
         return self.random.choice(self.modules())
 
     def step(self, rule: str) -> str:
@@ -168,26 +163,22 @@ def _wanted(lens: Any, *, left_out: str) -> dict[str, Tensor]:
 
 
 def _logits(lens: Any) -> Tensor:
-    """The logits under an edit."""
     found = run_with(lens, _TOKENS, _DOUBLE, logits=True).logits
     assert found is not None
     return found
 
 
 def _values(result: Any) -> Tensor:
-    """The values of a table."""
     return torch.tensor(result.frame["value"].to_numpy())
 
 
 def _swept(lens: Any) -> Tensor:
-    """The values of a small sweep."""
     with tempfile.TemporaryDirectory() as folder:
         found = sweep(lens, _GRID, tokens=_TOKENS, metrics=[sink_mass(0)], out=Path(folder) / "run", progress=False)
     return _values(found)
 
 
 def _same(found: Tensor, wanted: Tensor) -> bool:
-    """Whether numbers are equal within rounding."""
     if isinstance(found, Exception) or isinstance(wanted, Exception) or found.shape != wanted.shape:
         return False
     tolerance = 1e-4 * max(1.0, float(wanted.double().abs().max()))
@@ -195,7 +186,6 @@ def _same(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error says that the model was changed."""
     return any(text in str(error) for text in REFUSED)
 
 

@@ -9,7 +9,6 @@ ABSENT = "no Chromium was found: apt-get install chromium, or name it in CHROMIU
 
 
 def path() -> str | None:
-    """Where it is."""
     return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
 
 

@@ -24,7 +24,6 @@ FIRST_QUERIES = 8
 
 
 def show(line: str) -> None:
-    """Print a line."""
     sys.stdout.write(f"{line}\n")
 
 
@@ -156,7 +155,6 @@ class Screen:
         show(f"{'OFF ' if wrong else 'ok  '} {claim}: {said:.4f}, again {again:.4f}")
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over ordinary tokens."""
         return tensor[self.ordinary].double().mean(0).float()
 
     def share_removed(self, changes, mask: Tensor | None = None) -> float:

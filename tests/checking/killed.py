@@ -81,12 +81,10 @@ def finished(child: int) -> bool:
 
 
 def tables(folder: str) -> dict[str, pd.DataFrame]:
-    """The tables of a run."""
     return {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
 
 
 def complete(folder: str) -> bool:
-    """Whether a run is finished and has its page."""
     about = Path(folder) / "run.json"
     return (Path(folder) / "report.html").exists() and json.loads(about.read_text())["status"] == "finished"
 

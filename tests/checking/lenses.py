@@ -23,7 +23,6 @@ def lens_of(family: str = "llama") -> LensModel:
 
 @functools.cache
 def speaking(family: str = "llama") -> LensModel:
-    """The same model with the tiny tokenizer."""
     return dataclasses.replace(lens_of(family), tokenizer=tiny_tokenizer())
 
 
@@ -41,5 +40,4 @@ def changed() -> list[str]:
 
 
 def kernel_of(lens: LensModel) -> str:
-    """The attention function that the plain model runs."""
     return str(lens.plain.config._attn_implementation)

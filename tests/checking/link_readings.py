@@ -16,13 +16,11 @@ def plan(position=0, n_layers=3):
 
 
 def batch(sequences=3, length=8, lengths=None):
-    """Random tokens."""
     tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(2))
     return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
 
 
 def own(link, lens, of, *, length, seed=0):
-    """The link's own readings."""
     generator = torch.Generator().manual_seed(seed)
     return link.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
 

@@ -15,7 +15,6 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         super().__init__()
         self.held: dict[int, int] = {}
         """Address of a storage -> its bytes."""

@@ -37,12 +37,10 @@ class Pair:
 
     @property
     def gap(self) -> float:
-        """How far the two paths are apart."""
         return gap(self.found, self.expected, least=self.least)
 
     @property
     def moved(self) -> float:
-        """How far the edit moves the number."""
         return gap(self.expected, self.unedited, least=self.least)
 
 
@@ -75,7 +73,6 @@ CELLS = [
 
 
 def drawn(n: int, length: int, *, seed: int) -> torch.Tensor:
-    """Random tokens."""
     return torch.randint(3, VOCAB_SIZE, (n, length), generator=torch.Generator().manual_seed(seed))
 
 

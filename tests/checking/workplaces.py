@@ -84,7 +84,6 @@ def _triggered(seed=0):
 
 @pytest.fixture(scope="session")
 def config() -> TraceConfig:
-    """The trace configuration that the settings are made with."""
     return CONFIG
 
 

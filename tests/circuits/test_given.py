@@ -58,7 +58,6 @@ def test_a_circuit_of_every_format_is_judged_to_the_value_of_a_run_written_out(t
 
 
 def judge_nothing(lens, pairs):
-    """The metric of the corrupted prompts."""
     rows = torch.arange(3)
     with torch.no_grad():
         logits = lens.plain(pairs[1]).logits

@@ -5,8 +5,10 @@ from hashlib import sha256
 
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.data.tokens import TokenBatch, from_tensor
+from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 
 
@@ -15,19 +17,13 @@ def batch(tokens, lengths, **changes):
     return TokenBatch(tokens=torch.tensor(tokens), lengths=torch.tensor(lengths), **fields)
 
 
-def test_valid_is_true_at_real_tokens_only():
+def test_valid_is_true_at_real_tokens_only_and_the_hash_is_over_shape_tokens_and_lengths():
     two = batch([[5, 6, 7], [8, 0, 0]], [3, 1])
     assert two.valid.tolist() == [[True, True, True], [True, False, False]]
     assert (two.n_sequences, two.n_positions) == (2, 3)
-
-
-def test_hash_is_sha256_over_shape_tokens_and_lengths():
     # "1x2", then the ids 5 and 6 and the length 2, each as eight bytes, lowest first.
     expected = sha256(b"1x2" + b"".join(n.to_bytes(8, "little") for n in (5, 6, 2))).hexdigest()
     assert batch([[5, 6]], [2]).hash == expected
-
-
-def test_hash_changes_with_a_token_a_length_and_the_shape():
     batches = [
         batch([[5, 6]], [2]),
         batch([[5, 7]], [2]),
@@ -35,9 +31,6 @@ def test_hash_changes_with_a_token_a_length_and_the_shape():
         batch([[5], [6]], [1, 1]),
     ]
     assert len({one.hash for one in batches}) == len(batches)
-
-
-def test_hash_ignores_where_the_tokens_came_from_and_how_they_lie_in_memory():
     tokens = torch.arange(6).reshape(3, 2)
     transposed = from_tensor(tokens.T.contiguous().T)
     assert transposed.hash == from_tensor(tokens).hash
@@ -78,9 +71,11 @@ def test_parts_of_a_batch_keep_what_they_came_from():
         five.without_bos()
 
 
-def test_batches_refuse_a_size_of_zero_at_once():
+def test_a_batch_cannot_be_changed_or_cut_into_nothing():
     with pytest.raises(InputError, match="batch size is 0; need at least 1"):
         batch([[1, 2]], [2]).batches(0)
+    with pytest.raises(FrozenInstanceError):
+        batch([[1, 2]], [2]).seed = 3
 
 
 @pytest.mark.parametrize(
@@ -96,11 +91,6 @@ def test_batches_refuse_a_size_of_zero_at_once():
 def test_a_batch_refuses_what_no_model_can_read(tokens, lengths, text):
     with pytest.raises(InputError, match=text):
         TokenBatch(tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto", seed=None)
-
-
-def test_a_batch_cannot_be_changed():
-    with pytest.raises(FrozenInstanceError):
-        batch([[1, 2]], [2]).seed = 3
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
@@ -137,3 +127,50 @@ def test_a_tensor_is_copied():
 def test_a_tensor_that_is_no_batch_is_refused(tokens, lengths, text):
     with pytest.raises(InputError, match=text):
         from_tensor(tokens, lengths=lengths)
+
+
+# --- sequences that come with an attention mask: padded on the left or on the right, as tokenizers give them
+
+
+def test_left_padding_is_moved_to_the_right():
+    tokens = torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7], [0, 1, 2, 3]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
+    batch = from_tensor(tokens, attention_mask=mask)
+    assert batch.lengths.tolist() == [2, 4, 3]
+    assert batch.tokens[0, :2].tolist() == [7, 8]
+    assert batch.tokens[1].tolist() == [4, 5, 6, 7]
+    assert batch.tokens[2, :3].tolist() == [1, 2, 3]
+
+
+def test_right_padding_stays():
+    tokens = torch.tensor([[7, 8, 0, 0], [4, 5, 6, 7]])
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    batch = from_tensor(tokens, attention_mask=mask)
+    assert torch.equal(batch.tokens, tokens)
+    assert batch.lengths.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_left_padded_batch_runs_as_each_sequence_alone(family):
+    lens = lens_of(family)
+    generator = torch.Generator().manual_seed(0)
+    long, short = (torch.randint(1, lens.d_vocab, (n,), generator=generator) for n in (12, 9))
+    tokens = torch.stack([long, torch.cat([torch.zeros(3, dtype=torch.int64), short])])
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[1, :3] = 0
+    both = run_with(lens, from_tensor(tokens, attention_mask=mask))
+    alone = run_with(lens, short[None])
+    torch.testing.assert_close(both.mass[:, 1], alone.mass[:, 0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(both.loss[1], alone.loss[0], rtol=1e-6, atol=0)
+
+
+def test_masks_that_cannot_be_used_are_refused():
+    tokens = torch.arange(8).view(2, 4)
+    with pytest.raises(InputError, match="sequence 1 has a gap"):
+        from_tensor(tokens, attention_mask=torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1]]))
+    with pytest.raises(InputError, match="need one of them"):
+        from_tensor(tokens, attention_mask=torch.ones(2, 4), lengths=torch.tensor([4, 4]))
+    with pytest.raises(InputError, match="the mask is"):
+        from_tensor(tokens, attention_mask=torch.ones(2, 3))
+    with pytest.raises(InputError, match="lengths go from 0"):
+        from_tensor(tokens, attention_mask=torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]]))

@@ -144,7 +144,7 @@ def test_a_kind_that_is_a_link_out_of_the_cache_is_refused(tmp_path, cache):
     assert entry.exists()
 
 
-def test_clearing_an_entry_that_is_being_made_is_refused(cache):
+def test_a_link_out_of_the_cache_and_an_entry_that_is_being_made_are_not_cleared(cache):
     folder = kept(cache, "models", "a")
     with FileLock(folder.with_suffix(".lock")), pytest.raises(RunError, match="being made"):
         clear_cache()

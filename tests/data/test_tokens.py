@@ -110,18 +110,17 @@ def test_auto_equals_the_tokenizers_own_ids():
         assert prompt.tokens[0].tolist() == tokenizer("Call me")["input_ids"]
 
 
-def test_with_is_refused_without_a_bos_token():
+def test_arms_that_the_tokenizer_cannot_give_are_refused():
     with pytest.raises(InputError, match="bos is 'with', but there is no BOS token"):
         from_text("abcdefgh", plain_tokenizer(bos=None), sequences=1, length=4, bos="with")
     with pytest.raises(InputError, match="there is no BOS token"):
         random_tokens(None, sequences=1, length=4, generator=generator(), bos="with", vocab_size=9)
-
-
-def test_auto_is_refused_where_the_tokenizer_adds_something_else():
     tokenizer = byte_tokenizer(template="<x> <s> $A")
     with pytest.raises(InputError, match=r"puts ids \[2, 0\] in front of a text, and its BOS token is 0"):
         from_prompts(["abc"], tokenizer)
     assert from_prompts(["abc"], tokenizer, bos="with").tokens[0, 0] == 0
+    with pytest.raises(InputError, match=r"bos of from_prompts is 'yes' .*; need 'auto' or 'with' or 'without'"):
+        from_prompts(["abc"], plain_tokenizer(), bos="yes")
 
 
 @pytest.mark.parametrize("condition", ["auto", "with", "without"])
@@ -140,11 +139,6 @@ def test_bos_inside_a_text_is_left_alone():
     made = from_prompts(["ab<s>c"], plain_tokenizer(), bos="without")
     assert made.tokens[0].tolist()[2] == 0
     assert not made.bos
-
-
-def test_an_unknown_arm_is_refused():
-    with pytest.raises(InputError, match=r"bos of from_prompts is 'yes' .*; need 'auto' or 'with' or 'without'"):
-        from_prompts(["abc"], plain_tokenizer(), bos="yes")
 
 
 # Text.
@@ -277,21 +271,15 @@ def test_random_tokens_are_uniform_over_the_ordinary_ids():
     assert (counts[4:] - 256).abs().max() < 5 * 15.97
 
 
-def test_random_tokens_leave_out_special_ids_that_no_role_names():
+def test_random_tokens_are_ordinary_ids_of_the_model():
     # <x> has no role (not bos, eos, pad), so all_special_ids may not have it; it is special all the same.
     tokenizer = plain_tokenizer(bos=None)
     made = random_tokens(tokenizer, sequences=64, length=256, generator=generator())
     assert made.tokens.min() >= 4
-
-
-def test_drawn_tokens_stay_below_the_models_vocabulary():
     made = random_tokens(plain_tokenizer(), sequences=8, length=64, generator=generator(), vocab_size=6)
     assert made.tokens.unique().tolist() == [4, 5]
     made = random_tokens(plain_tokenizer(), sequences=8, length=64, generator=generator(), vocab_size=10**6)
     assert made.tokens.max() < 4 + N_BYTES
-
-
-def test_without_a_tokenizer_the_vocabulary_is_drawn_from():
     made = random_tokens(None, sequences=16, length=64, generator=generator(), vocab_size=3)
     assert made.tokens.unique().tolist() == [0, 1, 2]
     assert not made.bos
@@ -401,18 +389,12 @@ def test_decoding_gives_one_row_per_real_token():
     assert table["token_id"].tolist()[1:3] == ids_of("ab", tokenizer)
 
 
-def test_decoding_never_fails_on_an_id_outside_the_vocabulary():
+def test_decoding_never_fails():
     made = from_tensor(torch.tensor([[4 + N_BYTES, 2**40]]))
     assert decode_tokens(made, byte_tokenizer())["text"].tolist() == ["<260>", f"<{2**40}>"]
-
-
-def test_decoding_half_a_character_gives_a_replacement_character():
     # The em dash is three bytes, so three tokens, none of which is a character.
     tokenizer = plain_tokenizer()
     assert decode_tokens(from_prompts(["—"], tokenizer), tokenizer)["text"].tolist() == ["\ufffd"] * 3
-
-
-def test_decoding_without_a_tokenizer_gives_the_ids():
     assert decode_tokens(from_tensor(torch.tensor([[7, 8]]), lengths=torch.tensor([1])), None)["text"].tolist() == [
         "<7>"
     ]

@@ -16,19 +16,13 @@ TEXT = bundled_text()[:60_000]
 TOKENIZER = train_vocabulary([TEXT], vocab_size=500)
 
 
-def test_the_vocabulary_has_the_size_that_was_asked_and_the_special_tokens():
+def test_the_vocabulary_has_its_size_its_special_tokens_and_frequent_pairs():
     assert len(TOKENIZER) == 500
     assert (TOKENIZER.bos_token, TOKENIZER.bos_token_id) == (BOS, 0)
     assert (TOKENIZER.eos_token, TOKENIZER.eos_token_id) == (EOS, 1)
-
-
-def test_frequent_pairs_are_merged():
     # " the" is the most frequent word of English; 500 tokens hold it whole.
     assert TOKENIZER.tokenize(" the") == ["Ġthe"]
     assert len(TOKENIZER(TEXT, add_special_tokens=False)["input_ids"]) < len(TEXT) / 1.8
-
-
-def test_a_plain_text_gets_bos():
     ids = TOKENIZER("Call me")["input_ids"]
     assert ids[0] == 0
     assert ids[1:] == TOKENIZER("Call me", add_special_tokens=False)["input_ids"]

@@ -12,7 +12,6 @@ from sink_lens.edits.constructors import At
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
-from sink_lens.models.sites import SITES, read_site
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 P = 5
@@ -25,7 +24,6 @@ def _means(lens_of, family):
 
 @pytest.fixture(scope="module")
 def means_of(lens_of):
-    """The builder of each family's means."""
     return lambda family: _means(lens_of, family)
 
 
@@ -116,54 +114,29 @@ def test_it_is_the_edit_of_the_raw_model(lens_of, raw_run, means_of, family):
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_the_means_are_those_of_the_plain_model(lens_of, raw_of, means_of, family):
-    lens, means, model = lens_of(family), means_of(family), raw_of(family)
-    ids = random_tokens(
-        None, generator=torch.Generator().manual_seed(0), vocab_size=VOCAB_SIZE, sequences=2, length=64, bos="without"
-    ).tokens
-    seen = {}
-    sizes = lens.head_sizes(0)
+def test_the_means_are_those_of_the_plain_model(raw_run, means_of, family):
+    means, seen = means_of(family), {}
+    options = {"generator": torch.Generator().manual_seed(0), "vocab_size": VOCAB_SIZE, "bos": "without"}
+    ids = random_tokens(None, sequences=2, length=64, **options).tokens
 
-    def keep(name, address):
-        def hook(module, args, kwargs=None, output=None):
-            given = output if address.side == "output" else args[0]
-            given = given[0] if isinstance(given, tuple) else given
-            seen[name] = read_site(given, address=address, family=lens.family, batch=2, **sizes)
+    def keep(site):
+        return site, 1, lambda view: seen.update({site: view.clone()})
 
-        return hook
-
-    handles = []
-    for site in ("v", "z_raw"):
-        address = SITES[site].address(lens.family)
-        module = model.get_submodule(lens.family.layers)[1].get_submodule(address.module)
-        hook = keep(site, address)
-        if address.side == "output":
-            handles.append(
-                module.register_forward_hook(lambda module, args, output, hook=hook: hook(module, args, output=output))
-            )
-        else:
-            handles.append(module.register_forward_pre_hook(hook))
-    with torch.no_grad():
-        model(ids, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    values = expand_kv(seen["v"].flatten(0, 1), n_heads=lens.n_heads).mean(0)
+    raw_run(family, ids, [keep("v"), keep("z_raw")])
+    values = expand_kv(seen["v"].flatten(0, 1), n_heads=seen["z_raw"].shape[2]).mean(0)
     torch.testing.assert_close(means.values[1], values, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(means.aggregated[1], seen["z_raw"].flatten(0, 1).mean(0), rtol=1e-4, atol=1e-5)
     assert means.n_tokens == 128
     assert sorted(means.values) == sorted(means.aggregated) == [0, 1, 2]
 
 
-def test_the_seed_decides_the_tokens(lens_of, means_of):
+def test_the_seed_decides_the_tokens_which_are_whole_sequences(lens_of, means_of):
     lens = lens_of("llama")
     again, other = (centring_means(lens, n_tokens=128, seed=seed) for seed in (0, 1))
     assert torch.equal(again.values[2], means_of("llama").values[2])
     assert not torch.equal(other.values[2], again.values[2])
     assert (other.seed, again.seed) == (1, 0)
-
-
-def test_tokens_are_whole_sequences(lens_of):
-    assert centring_means(lens_of("llama"), n_tokens=100).n_tokens == 64
+    assert centring_means(lens, n_tokens=100).n_tokens == 64
 
 
 # --- what it is called, and what is refused
@@ -179,23 +152,14 @@ def test_labels():
     assert (one.site, one.positions, one.layers, one.heads) == ("z_raw", (4, 1), (2, 0), (1,))
 
 
-@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
-def test_a_factor_that_is_not_finite_is_refused(factor):
-    with pytest.raises(InputError, match=f"the factor is {factor}; need a finite number"):
-        amplify(factor, positions=[1], layers=[0], centre="none")
-
-
-@pytest.mark.parametrize("centre", ["values", "aggregated"])
-def test_a_centre_without_means_is_refused(centre):
-    with pytest.raises(InputError, match=rf"the centre '{centre}' needs means; compute them once with centring_means"):
-        amplify(2.0, positions=[1], layers=[0], centre=centre)
-
-
-def test_no_centre_has_no_means():
+def test_what_cannot_be_amplified_is_refused(lens_of):
+    for factor in (float("inf"), float("nan")):
+        with pytest.raises(InputError, match=f"the factor is {factor}; need a finite number"):
+            amplify(factor, positions=[1], layers=[0], centre="none")
+    for centre in ("values", "aggregated"):
+        with pytest.raises(InputError, match=rf"the centre '{centre}' needs means; compute them once with centring_m"):
+            amplify(2.0, positions=[1], layers=[0], centre=centre)
     with pytest.raises(InputError, match="the centre 'none' has no means; need values or aggregated"):
         by_number(1.0).of("none")
-
-
-def test_fewer_tokens_than_one_sequence_are_refused(lens_of):
     with pytest.raises(InputError, match="n_tokens is 63; need at least 64, one sequence of random tokens"):
         centring_means(lens_of("llama"), n_tokens=63)

@@ -64,7 +64,6 @@ def unedited(lens, seed=1, batch=BATCH):
 
 
 def captured(lens, site, **drawn):
-    """Layer -> the site's tensor without edits."""
     return {layer: tensor for (name, layer), tensor in unedited(lens, **drawn).tensors.items() if name == site}
 
 
@@ -256,21 +255,14 @@ def test_resampling_gives_each_sequence_another_ones_values(lens_of):
     assert len(orders) > 1
 
 
-def test_held_values_are_repeated_along_axes_of_size_1(lens_of):
+def test_held_values_types_and_switched_off_gradients_give_the_same_edit(lens_of):
     lens = lens_of("llama")
     mean = captured(lens, "z")[LAYER].mean((0, 1), keepdim=True)
     whole = mean.expand(BATCH, LENGTH, 4, 12)
     assert torch.equal(logits(lens, freeze("z", {LAYER: mean})), logits(lens, freeze("z", {LAYER: whole})))
-
-
-def test_what_an_edit_gives_gets_the_type_of_the_model(lens_of):
-    lens = lens_of("llama")
     double = edit("z", lambda x, at: x.double() * 2, layers=[LAYER])
     assert torch.equal(logits(lens, double), logits(lens, scale("z", 2.0, layers=[LAYER])))
-
-
-def test_edits_work_where_gradients_are_off_altogether(lens_of):
-    lens, double = lens_of("llama"), scale("z", 2.0)
+    double = scale("z", 2.0)
     expected = logits(lens, double)
     with torch.inference_mode():
         found = logits(lens, double)

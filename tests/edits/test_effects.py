@@ -169,21 +169,11 @@ def test_shares_are_of_the_chosen_layers():
     )
 
 
-def test_a_share_of_nothing_is_undefined():
+def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval():
     nothing = outcome([0.1, 0.1], [0.0, 0.0])
-    found = removed_share(nothing, nothing, sink_position=SINK, layers=[1], generator=rng())
-    assert math.isnan(found.estimate)
-
-
-def test_one_sequence_has_a_share_without_an_interval():
-    found = made_share(
-        outcome([0.0], [0.5]),
-        outcome([0.1], [0.5]),
-        target_position=TARGET,
-        sink_position=SINK,
-        layers=[1],
-        generator=rng(),
-    )
+    assert math.isnan(removed_share(nothing, nothing, sink_position=SINK, layers=[1], generator=rng()).estimate)
+    where = {"target_position": TARGET, "sink_position": SINK, "layers": [1], "generator": rng()}
+    found = made_share(outcome([0.0], [0.5]), outcome([0.1], [0.5]), **where)
     assert found.estimate == pytest.approx(0.2)
     assert math.isnan(found.low)
 

@@ -66,20 +66,25 @@ def test_what_is_no_choice_and_no_change_is_refused():
             zero("z", units=mask)
     with pytest.raises(InputError, match=r"the function of the edit 'z' .*; need change\(values, at\)"):
         edit("z", lambda x: x)
-
-
-def test_an_index_that_is_no_whole_number_is_refused():
     with pytest.raises(InputError, match=r"layers is \[1.5\]; need a list of whole numbers"):
         zero("z", layers=[1.5])
-
-
-def test_a_site_to_read_must_come_before():
     with pytest.raises(SiteError, match=r"'neurons' is computed before 'mlp_out'; need a site to read that comes"):
         edit("neurons", lambda x, at: x, reads="mlp_out")
     with pytest.raises(SiteError, match=r"'z' is computed before 'z'"):
         edit("z", lambda x, at: x, reads="z")
     with pytest.raises(SiteError, match=r"no site 'mlp'; it is called 'mlp_out'"):
         edit("z", lambda x, at: x, reads="mlp")
+    with pytest.raises(InputError, match=r"no values of 'z' for layers \[0, 2\]; need one tensor per layer"):
+        freeze("z", {1: torch.zeros(1, 1, 1, 1)}, layers=[0, 1, 2])
+    with pytest.raises(InputError, match="'freeze z' chooses no layers"):
+        freeze("z", {})
+    for values in ({}, {0: torch.zeros(1, 12, 4, 12)}):
+        with pytest.raises(InputError, match=r"values of at least 2 sequences; found [01]"):
+            resample("z", values, generator=torch.Generator())
+    with pytest.raises(InputError, match="neither low nor high; need at least one bound"):
+        clamp("z")
+    with pytest.raises(InputError, match=r"low 1.0 over high 0.0; need low at most high"):
+        clamp("z", low=1.0, high=0.0)
 
 
 @pytest.mark.parametrize("site", ["scores", "pattern"])
@@ -168,26 +173,6 @@ def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):
     for batch_size in (1, 2):
         with pytest.raises(EditError, match=text):
             run_with(lens_of("llama"), tokens(), freeze("z", {1: values}, **where), batch_size=batch_size)
-
-
-def test_held_values_must_be_there_for_every_layer():
-    with pytest.raises(InputError, match=r"no values of 'z' for layers \[0, 2\]; need one tensor per layer"):
-        freeze("z", {1: torch.zeros(1, 1, 1, 1)}, layers=[0, 1, 2])
-    with pytest.raises(InputError, match="'freeze z' chooses no layers"):
-        freeze("z", {})
-
-
-@pytest.mark.parametrize("values", [{}, {0: torch.zeros(1, 12, 4, 12)}])
-def test_resampling_needs_two_sequences(values):
-    with pytest.raises(InputError, match=r"values of at least 2 sequences; found [01]"):
-        resample("z", values, generator=torch.Generator())
-
-
-def test_a_clamp_needs_a_bound_and_bounds_in_order():
-    with pytest.raises(InputError, match="neither low nor high; need at least one bound"):
-        clamp("z")
-    with pytest.raises(InputError, match=r"low 1.0 over high 0.0; need low at most high"):
-        clamp("z", low=1.0, high=0.0)
 
 
 def test_an_edit_behind_the_layers_that_are_run_says_so(lens_of):

@@ -70,14 +70,11 @@ def test_it_is_the_mask_of_the_raw_model(lens_of, raw_run, family):
 # --- where
 
 
-def test_several_positions_see_themselves_alone(lens_of):
+def test_several_positions_see_themselves_alone_each_once_in_order(lens_of):
     found = run(lens_of("llama"), isolate([11, 4, 4, 5])).tensors["pattern", 1]
     for position in (4, 5, 11):
         assert (found[:, :, position, position] == 1).all()
     assert (found[:, :, 6, :6] > 0).all()  # not isolated, and sees the isolated ones
-
-
-def test_positions_are_those_given_each_once_in_order():
     one = isolate([11, 4, 4])
     assert (one.site, one.positions, one.layers, one.label) == ("scores", (4, 11), None, "isolation")
     assert isolate([3], layers=[2], label="mine").label == "mine"
@@ -103,12 +100,9 @@ def test_padding_stays(lens_of, family):
 # --- refused
 
 
-def test_no_position_is_refused():
+def test_no_position_and_the_first_one_are_refused():
     with pytest.raises(InputError, match="no position was given to isolate; need at least one, from 1 on"):
         isolate([])
-
-
-@pytest.mark.parametrize("position", [0, -1])
-def test_the_first_position_is_refused(position):
-    with pytest.raises(InputError, match=f"position {position} cannot be isolated; need positions from 1 on"):
-        isolate([5, position])
+    for position in (0, -1):
+        with pytest.raises(InputError, match=f"position {position} cannot be isolated; need positions from 1 on"):
+            isolate([5, position])

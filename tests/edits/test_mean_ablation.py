@@ -33,7 +33,6 @@ def batch():
 
 
 def set_to(lens, batch, one, layer):
-    """What an edit of all positions sets the MLP's output to."""
     return run_with(lens, batch, [one], sites=("mlp_out",)).tensors["mlp_out", layer]
 
 

@@ -32,6 +32,7 @@ def test_sink_mass_is_the_mean_over_heads_and_the_chosen_layers():
     run = outcome(positions=(0, 2))
     assert torch.equal(evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1))
     assert torch.allclose(evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)))
+    assert math.isnan(evaluate(metrics.sink_mass(8), outcome(positions=(8,)))[0])
 
 
 def test_logit_difference_reads_each_sequences_own_tokens_at_its_last_real_position():
@@ -44,11 +45,6 @@ def test_logit_difference_reads_each_sequences_own_tokens_at_its_last_real_posit
     assert torch.equal(
         evaluate(metrics.logit_difference(5, 8, position=3), run), run.logits[:, 3, 5] - run.logits[:, 3, 8]
     )
-
-
-def test_loss_is_that_of_the_run():
-    run = outcome()
-    assert torch.equal(evaluate(metrics.loss(), run), run.loss)
 
 
 def test_divergence_from_itself_is_zero_and_from_others_the_textbook_sum():
@@ -96,9 +92,28 @@ def test_anything_else_than_one_number_a_sequence_is_refused(bad):
         evaluate(Metric(name="m", function=lambda run: bad), outcome())
 
 
-def test_a_metric_that_is_none_is_refused():
+def test_what_the_run_or_the_model_does_not_have_is_refused():
     with pytest.raises(InputError, match="the metric is str; need a Metric"):
         as_metric("loss", lens=LENS, n_positions=9)
+    with pytest.raises(SiteError, match="no site 'gate'"):
+        as_metric(Metric(name="m", function=len, sites=("gate",)), lens=lens_of("gpt2"), n_positions=9)
+    for site in ("pattern", "final", "nowhere"):
+        with pytest.raises(InputError, match="no norm of a position"):
+            metrics.norm(0, layer=0, site=site)
+    with pytest.raises(InputError, match="position 6 is padding"):
+        evaluate(metrics.norm(6, layer=0), outcome(PADDED, sites=("resid_post",)))
+    with pytest.raises(InputError, match="position 6 is padding"):
+        evaluate(metrics.dominance(6, layer=0), outcome(PADDED, positions=(6,)))
+    with pytest.raises(InputError, match="position 5 is outside a sequence of 5 tokens; need -5 to 4"):
+        evaluate(metrics.logit_difference(1, 2, position=5), outcome(PADDED))
+    with pytest.raises(InputError, match="2 token ids were given for 3 sequences"):
+        evaluate(metrics.logit_difference([1, 2], 3), outcome())
+    with pytest.raises(InputError, match="not all in the vocabulary; need 0 to 299"):
+        evaluate(metrics.logit_difference(300, 3), outcome())
+    with pytest.raises(InputError, match=r"shape \(3, 4, 300\), those of the run \(3, 9, 300\)"):
+        evaluate(metrics.kl_to(outcome().logits[:, :4]), outcome())
+    with pytest.raises(InputError, match="no layers"):
+        metrics.sink_mass(0, layers=[])
 
 
 @pytest.mark.parametrize(
@@ -113,50 +128,6 @@ def test_a_metric_that_is_none_is_refused():
 def test_what_a_metric_cannot_read_is_refused(metric, text):
     with pytest.raises(InputError, match=text):
         as_metric(metric, lens=LENS, n_positions=9)
-
-
-def test_a_site_that_the_family_lacks_is_refused():
-    with pytest.raises(SiteError, match="no site 'gate'"):
-        as_metric(Metric(name="m", function=len, sites=("gate",)), lens=lens_of("gpt2"), n_positions=9)
-
-
-@pytest.mark.parametrize("site", ["pattern", "final", "nowhere"])
-def test_a_norm_where_there_is_none_is_refused(site):
-    with pytest.raises(InputError, match="no norm of a position"):
-        metrics.norm(0, layer=0, site=site)
-
-
-def test_a_norm_at_padding_is_refused():
-    with pytest.raises(InputError, match="position 6 is padding"):
-        evaluate(metrics.norm(6, layer=0), outcome(PADDED, sites=("resid_post",)))
-    with pytest.raises(InputError, match="position 6 is padding"):
-        evaluate(metrics.dominance(6, layer=0), outcome(PADDED, positions=(6,)))
-
-
-def test_a_position_outside_a_sequence_is_refused():
-    with pytest.raises(InputError, match="position 5 is outside a sequence of 5 tokens; need -5 to 4"):
-        evaluate(metrics.logit_difference(1, 2, position=5), outcome(PADDED))
-
-
-def test_tokens_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="2 token ids were given for 3 sequences"):
-        evaluate(metrics.logit_difference([1, 2], 3), outcome())
-    with pytest.raises(InputError, match="not all in the vocabulary; need 0 to 299"):
-        evaluate(metrics.logit_difference(300, 3), outcome())
-
-
-def test_logits_of_other_sequences_are_refused():
-    with pytest.raises(InputError, match=r"shape \(3, 4, 300\), those of the run \(3, 9, 300\)"):
-        evaluate(metrics.kl_to(outcome().logits[:, :4]), outcome())
-
-
-def test_sink_mass_of_no_layers_is_refused():
-    with pytest.raises(InputError, match="no layers"):
-        metrics.sink_mass(0, layers=[])
-
-
-def test_a_sink_mass_that_nothing_follows_is_undefined():
-    assert math.isnan(evaluate(metrics.sink_mass(8), outcome(positions=(8,)))[0])
 
 
 def test_a_metric_of_logits_under_another_name_says_what_it_was_given():

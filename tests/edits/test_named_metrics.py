@@ -102,13 +102,10 @@ def test_a_metric_that_cannot_be_made_is_refused(name, options, text):
         metric(name, **options)
 
 
-def test_tokens_by_text_need_a_tokenizer():
+def test_texts_without_a_tokenizer_and_two_metrics_of_one_name_are_refused():
     bare = wrap(tiny("llama"))
     with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
         MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).metric(bare)
-
-
-def test_two_metrics_of_one_name_are_refused():
     with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
         metrics_on([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
 

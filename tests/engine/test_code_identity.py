@@ -42,7 +42,6 @@ def notebook(text, **names):
 
 
 def own_module(text, name="of_my_own"):
-    """A module of the user's."""
     module = types.ModuleType(name)
     module.__file__ = f"/home/somebody/{name}.py"
     exec(textwrap.dedent(text), module.__dict__)
@@ -245,7 +244,6 @@ class Settings:
     names: list = field(default_factory=list)
 
     def __call__(self, run):
-        """Read the loss."""
         return run.loss * self.k
 
 

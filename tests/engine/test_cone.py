@@ -141,17 +141,32 @@ def assert_every_cell_moves(family: str) -> None:
         assert max(moves) >= MOVED, (cell, cases_of(family)[cell], float(max(moves)))
 
 
+PACKS = Plan(path="blocks", prompts=3, pack=4)
+WAYS = {"bridge": replace(PACKS, path="bridge"), "lanes": replace(PACKS, pack=2, lanes=3, cut=False)}
+SETS = {
+    "all": METRICS,
+    "scored": SCORED,
+    "mass": METRICS[:1],
+    "late": METRICS[2:3],
+    "early": (sink_mass(11, layers=[0, 1]),),
+    "state": METRICS[3:4],
+}
 CASES = [
-    pytest.param(family, metrics, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
+    pytest.param(family, metrics, PACKS, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
     for family in (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
-    for name, metrics in {"all": METRICS, "scored": SCORED, "mass": METRICS[:1], "state": METRICS[3:4]}.items()
-    if name == "all" or family in TINY_FAMILIES
+    for name, metrics in SETS.items()
+    if name == "all" or (family in TINY_FAMILIES and (name not in ("late", "early") or family == "gemma3"))
+]
+CASES += [
+    pytest.param(family, METRICS, WAYS[way], id=f"{family}-{way}")
+    for way, families in {"bridge": ("llama", "gpt_neox"), "lanes": ("llama", "qwen3", "headnorm_gate")}.items()
+    for family in families
 ]
 
 
-@pytest.mark.parametrize(("family", "metrics"), CASES)
-def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
-    lens, plan = lens_of(family), Plan(path="blocks", prompts=3, pack=4)
+@pytest.mark.parametrize(("family", "metrics", "plan"), CASES)
+def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics, plan):
+    lens = lens_of(family)
     if metrics == METRICS:
         assert_every_cell_moves(family)
         metrics = metrics_of(family)
@@ -167,9 +182,8 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
-    plan = Plan(path="blocks", prompts=3, pack=4)
-    kept, deviation = check_plan(lens_of(family), tokens_of(), cells_of(family), METRICS, plan=plan)
-    assert kept == plan
+    kept, deviation = check_plan(lens_of(family), tokens_of(), cells_of(family), METRICS, plan=PACKS)
+    assert kept == PACKS
     assert deviation < 1e-5 * 50  # of the largest norm
 
 
@@ -193,15 +207,14 @@ def test_nothing_outside_the_cone_is_computed():
     lens = lens_of("llama")
     edits = [scale("resid_pre", 0.5, layers=[1], positions=[at]) for at in (4, 15)]
     cells = [cell_of(one) for one in edits]
-    plan = Plan(path="blocks", prompts=3, pack=4)
-    both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=plan)
+    both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=PACKS)
     # 16 and 5 positions of three sequences, from layer 1 on
     assert rows_run(both) == [(name, 63) for name in ("q 1", "down 1", "q 2", "down 2")]
-    early = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[1])], plan=plan)
+    early = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[1])], plan=PACKS)
     assert rows_run(early) == [("q 1", 63)]
-    whole = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=replace(plan, cut=False))
+    whole = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=replace(PACKS, cut=False))
     assert rows_run(whole)[0] == ("q 1", 120)
-    none = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[0])], plan=plan)
+    none = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[0])], plan=PACKS)
     assert rows_run(none) == []
 
 

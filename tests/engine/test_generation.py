@@ -171,13 +171,10 @@ def test_it_ends_where_the_model_ends_the_text():
     assert len(generate(ended, "the cat", max_new_tokens=9).ids) == 2
 
 
-def test_token_ids_need_no_tokenizer():
+def test_token_ids_need_no_tokenizer_and_an_edit_that_changes_nothing_warns_once():
     found = generate(lens_of(), torch.tensor([[5, 6, 7]]), max_new_tokens=3)
     assert (found.prompt, found.text, found.plain) == ("", "", "")
     assert len(found.ids) == 3
-
-
-def test_an_edit_that_changes_nothing_warns_once():
     with pytest.warns(UserWarning, match="changed nothing") as caught:
         generate(speaking(), "the cat", scale("z", 1.0), max_new_tokens=4)
     assert len(caught) == 1
@@ -199,15 +196,12 @@ def test_what_cannot_be_generated_is_refused(options, text):
         generate(speaking(), [5, 6, 7], **options)
 
 
-def test_prompts_that_are_none_are_refused():
+def test_prompts_that_are_none_and_edits_without_a_place_are_refused():
     with pytest.raises(InputError, match=r"shape \(2, 3\); need the ids of one sequence"):
         generate(speaking(), torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(InputError, match="has no tokenizer"):
         generate(lens_of(), "text")
     with pytest.raises(InputError, match="outside the vocabulary"):
         generate(speaking(), [5, 300])
-
-
-def test_edits_without_a_place_are_refused():
     with pytest.raises(SiteError, match="no site 'gate'"):
         generate(speaking("gpt2"), [5, 6], zero("gate"))

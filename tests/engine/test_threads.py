@@ -21,7 +21,6 @@ def cells(n, *more):
 
 @pytest.fixture
 def two(lens_of):
-    """Two lanes of a model that has four threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes.torch, "get_num_threads", lambda: 4)
         return Lanes(lens_of("llama"), count=2)

@@ -88,13 +88,10 @@ def test_the_smallest_means_are_chosen():
     assert nulls.identity_coordinates(states, count=2).tolist() == [1, 3]
 
 
-def test_no_p_is_under_that_of_the_only_matching_relabelling():
+def test_p_has_its_least_value():
     null = nulls.relabelled_null(np.eye(9), draws=10, generator=np.random.default_rng(0))
     assert 10 ** null.log10_p(1.0) == pytest.approx(1 / 362_880)  # 9!
     assert nulls.analytical(2000, shared=81).log10_p(1.0) < -10_000
-
-
-def test_a_share_of_draws_is_never_zero():
     null = nulls.Null(name="any", mean=0.0, sd=1.0, draws=np.array([0.1, 0.2, 0.3]))
     assert null.share(0.25) == 0.5
     assert null.share(9.0) == 0.25

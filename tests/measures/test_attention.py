@@ -40,14 +40,11 @@ def all_valid(batch, n):
 seeds = st.integers(0, 10_000)
 
 
-def test_three_uniform_rows_score_eleven_eighteenths():
+def test_three_uniform_rows_by_hand():
     # Rows [1], [1/2 1/2], [1/3 1/3 1/3]: key 0 gets 1, 1/2, 1/3; (1 + 1/2 + 1/3) / 3 = (11/6) / 3 = 11/18.
     column = uniform_pattern(3)[None, None, :, 0]
     score = sink_score(column, valid=all_valid(1, 3), key=0, min_queries=1)
     assert score.item() == pytest.approx(11 / 18)
-
-
-def test_three_uniform_rows_have_mass_five_twelfths():
     # Queries after key 0 give it 1/2 and 1/3; (5/6) / 2 = 5/12.
     column = uniform_pattern(3)[None, None, :, 0]
     assert sink_mass(column, valid=all_valid(1, 3), key=0).item() == pytest.approx(5 / 12)
@@ -85,14 +82,11 @@ def test_padding_is_ignored():
         assert torch.equal(found[1:], alone)
 
 
-def test_a_key_in_the_padding_is_nan():
+def test_what_is_undefined_is_nan():
     valid = torch.tensor([[True] * 4 + [False] * 8])
     column = torch.ones(1, 2, 12)
     assert sink_score(column, valid=valid, key=5, min_queries=1).isnan().all()
     assert sink_mass(column, valid=valid, key=5).isnan().all()
-
-
-def test_no_later_query_has_no_mass():
     assert sink_mass(torch.ones(1, 1, 3), valid=all_valid(1, 3), key=2).isnan().all()
 
 
@@ -109,18 +103,12 @@ def test_the_rate_is_strict_per_sequence_and_leaves_out_nan():
     assert sink_rate(torch.full((2, 1), math.nan), threshold=0.3).isnan().all()
 
 
-def test_entropy_and_effective_tokens_by_hand():
+def test_entropy_effective_tokens_and_rank_by_hand():
     # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2; sum of squares = 1/4 + 2/16 = 3/8.
     rows = torch.tensor([0.5, 0.25, 0.25, 0.0])[None, None, None]
     assert entropy(rows).item() == pytest.approx(1.5 * math.log(2))
     assert effective_tokens(rows).item() == pytest.approx(8 / 3)
-
-
-def test_a_row_of_zeros_has_no_effective_number():
     assert effective_tokens(torch.zeros(1, 1, 1, 4)).isnan().all()
-
-
-def test_rank_counts_strictly_larger_keys():
     rows = torch.tensor([[0.4, 0.2, 0.4], [0.3, 0.3, 0.4]])[None, None]
     # Key 0: nothing over 0.4; 0.4 is over 0.3. Key 1: two over 0.2; one over 0.3.
     assert key_rank(rows, key=0).tolist() == [[[0, 1]]]

@@ -81,13 +81,10 @@ def test_massive_needs_both_thresholds():
     assert massive_activations(h, absolute=10.0).tolist()[1] == [True, False, False, False, True]
 
 
-def test_the_relative_threshold_includes_its_end():
+def test_thresholds_and_ratios_at_their_ends():
     h = torch.tensor([[-1000.0, 1.0, 1.0, 1.0]])
     assert massive_activations(h)[0, 0]
     assert massive_ratio(h).item() == 1000.0
-
-
-def test_massive_ratio_takes_the_middle_of_an_even_count():
     # Magnitudes 1 2 4 9: median 3; 9 / 3.
     assert massive_ratio(torch.tensor([[1.0, -2.0, 4.0, -9.0]])).item() == 3.0
     assert massive_ratio(torch.tensor([[0.0, 0.0, 0.0, 1.0]])).item() == math.inf

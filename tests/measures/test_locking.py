@@ -18,15 +18,9 @@ def test_alignment_by_hand():
     w_q = torch.tensor([[3.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).expand(3, 2, 3)
     keys = torch.tensor([[2.0, 0.0], [0.0, -5.0], [3.0, 4.0]])
     assert qk_alignment(w_q, w_k_column=keys).tolist() == pytest.approx([1.0, 0.0, 0.6])
-
-
-def test_alignment_of_zeros_is_nan():
     w_q = torch.stack([torch.zeros(2, 3), draw(0, 2, 3)])
     keys = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     assert qk_alignment(w_q, w_k_column=keys).isnan().all()
-
-
-def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(InputError, match="3 query heads over 2 key-value heads; need a multiple"):
         qk_alignment(draw(0, 3, 2, 4), w_k_column=draw(1, 2, 2))
 

@@ -22,9 +22,6 @@ def slow(x):
 def test_by_hand():
     # Singular values 3 and 1: p = 3/4, 1/4; exp(-(3/4 log 3/4 + 1/4 log 1/4)) = 4 / 3^(3/4).
     assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))).item() == pytest.approx(4 / 3**0.75)
-
-
-def test_equal_directions_count_fully_and_parallel_states_count_one():
     assert effective_rank(5 * torch.eye(6)).item() == pytest.approx(6)
     assert effective_rank(draw(0, 4, 1) * draw(1, 1, 9)).item() == pytest.approx(1, abs=1e-4)
 
@@ -68,18 +65,12 @@ def test_padding_is_left_out():
     assert found[1].item() == pytest.approx(slow(x[1, :4]), rel=1e-5)
 
 
-def test_undefined_is_nan_for_that_sequence_only():
+def test_what_is_undefined_is_nan_or_refused_and_half_precision_does_not_overflow():
     x = draw(4, 3, 4, 5)
     x[0] = 0
     x[1, 2, 3] = math.inf
     assert effective_rank(x).isnan().tolist() == [True, True, False]
-
-
-def test_leaving_out_a_position_that_is_not_there_is_refused():
     with pytest.raises(InputError, match="key position 4 is outside the sequence; need 0 to 3"):
         effective_rank(torch.ones(4, 5), without=4)
-
-
-def test_half_precision_does_not_overflow():
     x = torch.diag(torch.tensor([24_000.0, 24_000.0])).half()
     assert effective_rank(x).item() == pytest.approx(2)

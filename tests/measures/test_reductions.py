@@ -36,18 +36,12 @@ def test_masked_places_do_not_matter_even_when_they_are_nan():
     assert median_where(x, where=where).tolist() == [2.0, 5.0]
 
 
-def test_nothing_left_is_nan():
+def test_medians_of_nothing_nan_and_infinities():
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     assert mean_where(torch.ones(2, 3), where=nothing, dim=1).isnan().all()
     assert median_where(torch.ones(2, 3), where=nothing).isnan().all()
     assert median_where(torch.ones(2, 0), where=nothing[:, :0]).isnan().all()
-
-
-def test_a_kept_nan_makes_the_median_nan():
     assert median_where(torch.tensor([1.0, math.nan]), where=torch.tensor([True, True])).isnan()
-
-
-def test_the_median_of_infinities_is_infinite():
     assert median_where(torch.tensor([math.inf, math.inf]), where=torch.tensor([True, True])) == math.inf
 
 
@@ -81,9 +75,6 @@ def test_query_heads_read_the_key_value_head_of_their_group():
     # 6 query heads over 3: heads 0 and 1 read 0, heads 2 and 3 read 1, heads 4 and 5 read 2.
     x = torch.tensor([[10.0, 20.0, 30.0]])[..., None]
     assert expand_kv(x, n_heads=6).flatten().tolist() == [10, 10, 20, 20, 30, 30]
-
-
-def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(InputError, match="7 query heads over 3 key-value heads; need a multiple"):
         expand_kv(torch.zeros(1, 3, 2), n_heads=7)
 

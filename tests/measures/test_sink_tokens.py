@@ -28,7 +28,6 @@ def uniform(length):
 
 
 def scored(rows, positions, *, reach=None, **options):
-    """The score of one layer's rows."""
     shares = fair_shares(rows, row_positions=positions, reach=reach)
     seen = earlier_keys(positions, n_keys=rows.shape[3], reach=reach)
     valid = options.pop("row_valid", torch.ones(len(rows), len(positions), dtype=torch.bool))
@@ -172,21 +171,15 @@ def test_a_stray_token_does_not_close_the_gap_of_many():
     assert score_gap(crowded, least=2.5) is None
 
 
-def test_a_chance_hole_in_the_tail_of_the_ordinary_tokens_does_not_decide():
+def test_the_lower_of_two_wide_gaps_decides():
     # From 3 to 5 is a factor of 1.7; from 11 to 160 one of 14.5, over twice as wide on the logarithm's scale.
     gap = score_gap(torch.tensor([1.0] * 50 + [3.0, 5.0, 7.0, 9.0, 11.0] + [160.0] * 8), least=4.0)
     assert gap is not None
     assert (gap.low, gap.high, gap.above) == (11.0, 160.0, 8)
-
-
-def test_the_lower_of_two_wide_gaps_decides():
     # Two kinds of sinks: at 5 and at 50. Factors of 5 and 10: both are above the lower gap.
     gap = score_gap(torch.tensor([1.0] * 50 + [5.0] * 10 + [50.0] * 10), least=2.5)
     assert gap is not None
     assert (gap.low, gap.high, gap.above) == (1.0, 5.0, 20)
-
-
-def test_a_gap_of_one_is_refused():
     with pytest.raises(InputError, match=r"found gap = 1\.0; need a ratio above 1"):
         score_gap(torch.ones(3), least=2.0, gap=1.0)
 

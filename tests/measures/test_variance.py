@@ -31,9 +31,6 @@ def test_token_std_by_hand():
     # [1 2 3 6]: mean 3, squares 4 + 1 + 0 + 9 = 14, over 3.
     x = torch.tensor([1.0, 2.0, 3.0, 6.0]).reshape(1, 1, 2, 2)
     assert token_std(x).item() == pytest.approx(math.sqrt(14 / 3))
-
-
-def test_one_number_has_no_spread():
     assert token_std(torch.ones(2, 3, 1)).isnan().all()
     assert token_std(torch.ones(2, 3)).isnan().all()
 
@@ -116,15 +113,9 @@ def test_the_weighted_law_holds_for_unequal_weights():
 def test_the_exponent_of_a_power_is_the_power():
     s = 7 * torch.arange(1, 33).double() ** -0.25
     assert decay_exponent(s).item() == pytest.approx(-0.25)
-
-
-def test_the_exponent_uses_the_chosen_positions_only():
     s = torch.arange(1, 33).double() ** -0.5
     s[0] = 100.0
     assert decay_exponent(s, positions=torch.arange(1, 32)).item() == pytest.approx(-0.5)
-
-
-def test_undefined_positions_leave_the_exponent_and_too_few_make_it_nan():
     s = torch.tensor([1.0, math.nan, 1 / 3, 0.0, 0.2])
     assert decay_exponent(s).item() == pytest.approx(-1.0)
     assert decay_exponent(s[:2]).isnan()

@@ -34,7 +34,6 @@ def batch():
 
 
 def with_adapter(family, **fields):
-    """A model with LoRA on every linear layer, whose products are no zeros."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         settings = LoraConfig(**{"r": 2, "target_modules": "all-linear", "init_lora_weights": False} | fields)
@@ -150,13 +149,10 @@ def test_its_memory_is_said_first_and_in_the_notes(caplog, monkeypatch):
         wrap(model)
 
 
-def test_an_adapter_of_prompts_is_refused():
+def test_an_adapter_of_prompts_and_a_copy_with_other_logits_are_refused(monkeypatch):
     model = get_peft_model(tiny("llama"), PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
     with pytest.raises(ModelError, match=r"PREFIX_TUNING.* nothing to merge; need an adapter of weights"):
         wrap(model)
-
-
-def test_a_copy_with_other_logits_is_refused(monkeypatch):
     model = with_adapter("llama")
     monkeypatch.setattr(adapters, "_merged", adapters._base)
     with pytest.raises(ModelError, match=r"with its adapters merged gives other logits, by .*need at most 1e-05"):

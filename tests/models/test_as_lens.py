@@ -9,10 +9,9 @@ import torch
 from lenses import lens_of
 from rounding import assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-from typer.testing import CliRunner
 
 import sink_lens
-from sink_lens import TokenBatch, TraceConfig, cli, read_run
+from sink_lens import TokenBatch, TraceConfig, read_run
 from sink_lens.edits.constructors import scalar
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import InputError, SinkLensError
@@ -143,26 +142,3 @@ def test_a_name_that_is_too_long_is_one_line(tmp_path):
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 400
     assert issubclass(InputError, SinkLensError)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["trace", LONG],
-        ["trace", "--text", LONG],
-        ["report", LONG],
-        ["sweep", LONG],
-        ["train", LONG],
-        ["watch", LONG],
-        ["compare", LONG, LONG],
-        ["preference", LONG, "--out", "run"],
-        ["preference", "missing", "--out", LONG],
-    ],
-    ids=lambda arguments: f"{arguments[0]}-{arguments[1][:6]}",
-)
-def test_a_command_with_a_name_that_is_too_long_ends_with_one_line(arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, arguments)
-    assert done.exit_code == 2, done.output[:500]
-    assert "too long" in done.stderr
-    assert len(done.stderr.strip().splitlines()[-1]) < 500

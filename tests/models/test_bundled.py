@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import threading
-from pathlib import Path
 
 import forks
 import gguf
@@ -21,8 +20,6 @@ from sink_lens.data.cache import cache_entries, sha256_of
 from sink_lens.errors import ModelError
 from sink_lens.models import bundled, conversion
 from sink_lens.models.prompt_tokens import tokenizer_of
-
-ROOT = Path(__file__).parents[2]
 
 
 def stub_convert(path, *, folder):
@@ -217,56 +214,34 @@ def test_the_default_model_is_converted_bit_equal():
 # --- what is refused
 
 
+def cut_short(path, kept):
+    os.truncate(write_gguf(path), int(path.stat().st_size * kept))
+    return path
+
+
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("make", "found"),
     [
-        (b"", "begins with b''"),
-        (b"PK\x03\x04 a zip", "begins with b'PK"),
-        (b"GGUF", "damaged or cut short"),
-        (b"GGUF" + bytes(200), "damaged or cut short"),
-        (b"GGUF" + b"\xff" * 200, "damaged or cut short"),
+        (lambda path: path, r"no file .*broken\.gguf"),
+        (lambda path: some_gguf(path, b""), r"begins with b''"),
+        (lambda path: some_gguf(path, b"PK\x03\x04 a zip"), r"broken\.gguf.*begins with b'PK"),
+        (lambda path: some_gguf(path, b"GGUF"), r"broken\.gguf.*damaged or cut short"),
+        (lambda path: some_gguf(path, b"GGUF" + bytes(200)), r"broken\.gguf.*damaged or cut short"),
+        (lambda path: some_gguf(path, b"GGUF" + b"\xff" * 200), r"broken\.gguf.*fetch it again"),
+        *((lambda path, kept=kept: cut_short(path, kept), r"broken\.gguf.*cut short") for kept in (0.02, 0.5, 0.999)),
+        *(
+            (lambda path, other=other: write_gguf(path, architecture=other), rf"{other}.*Load the safetensors folder")
+            for other in ("perceptron", "falcon", "starcoder2")
+        ),
+        (lambda path: write_gguf(path, split=3), "one of 3 parts"),
+        (lambda path: write_gguf(path, skip=("blk.1.ffn_down",)), r"broken\.gguf.*layers\.1\.mlp\.down_proj"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused_by_name(tmp_path, cache, content, found):
-    file = some_gguf(tmp_path / "broken.gguf", content)
-    with pytest.raises(ModelError, match=r"broken\.gguf.*fetch it again") as caught:
-        bundled.converted_folder(file)
-    assert found in str(caught.value)
+def test_what_cannot_be_converted_is_refused_by_name(tmp_path, cache, make, found):
+    with pytest.raises(ModelError, match=found):
+        bundled.converted_folder(make(tmp_path / "broken.gguf"))
     assert parts(cache) == []
     assert cache_entries() == []
-
-
-@pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
-def test_a_truncated_gguf_is_refused(tmp_path, cache, kept):
-    file = write_gguf(tmp_path / "cut.gguf")
-    os.truncate(file, int(file.stat().st_size * kept))
-    with pytest.raises(ModelError, match=r"cut\.gguf.*cut short"):
-        bundled.converted_folder(file)
-    assert parts(cache) == []
-
-
-def test_an_absent_gguf_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"no file .*away\.gguf"):
-        bundled.converted_folder(tmp_path / "away.gguf")
-
-
-@pytest.mark.parametrize("architecture", ["perceptron", "falcon", "starcoder2"])
-def test_an_architecture_that_is_not_read_is_refused(architecture, tmp_path, cache):
-    file = write_gguf(tmp_path / "other.gguf", architecture=architecture)
-    with pytest.raises(ModelError, match=rf"other\.gguf.*{architecture}.*Load the safetensors folder"):
-        bundled.converted_folder(file)
-    assert parts(cache) == []
-
-
-def test_a_part_of_a_split_gguf_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="one of 3 parts"):
-        bundled.converted_folder(write_gguf(tmp_path / "part.gguf", split=3))
-
-
-def test_a_gguf_that_lacks_a_weight_is_refused(tmp_path):
-    file = write_gguf(tmp_path / "lacking.gguf", skip=("blk.1.ffn_down",))
-    with pytest.raises(ModelError, match=r"lacking\.gguf.*layers\.1\.mlp\.down_proj"):
-        bundled.converted_folder(file)
 
 
 def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypatch):
@@ -277,27 +252,23 @@ def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypat
     assert parts(cache) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, cache, monkeypatch):
-    def full(path, *, folder):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(28, "No space left on device"), (ModelError, "No space left")),
+        (KeyboardInterrupt(), (KeyboardInterrupt, None)),
+    ],
+)
+def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing_half_written(tmp_path, cache, monkeypatch, error, raised):
+    def half(path, *, folder):
         (folder / "model.safetensors").write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise error
 
-    monkeypatch.setattr(bundled, "convert", full)
-    with pytest.raises(ModelError, match="No space left on device"):
+    monkeypatch.setattr(bundled, "convert", half)
+    with pytest.raises(raised[0], match=raised[1]):
         bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
     assert parts(cache) == []
     assert cache_entries() == []
-
-
-def test_ctrl_c_leaves_nothing_half_written(tmp_path, cache, monkeypatch):
-    def interrupted(path, *, folder):
-        (folder / "model.safetensors").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bundled, "convert", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
-    assert parts(cache) == []
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch, stubbed):

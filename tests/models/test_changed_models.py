@@ -16,7 +16,6 @@ class Changes(RuleBasedStateMachine):
 
     @initialize(family=st.sampled_from(FAMILIES), seed=st.integers(0, 999))
     def begin(self, family, seed):
-        """Begin with a model of a family."""
         self.world = World(family, seed=seed, every_door=self.every_door)
 
 

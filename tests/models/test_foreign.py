@@ -71,15 +71,16 @@ def test_a_compiled_function_holds_the_one_that_it_was_made_from():
     assert foreign.uncompiled_function(double) is None
 
 
-def test_wrappers_name_what_they_wrap():
+def test_classes_and_functions_of_others_have_what_is_used(tmp_path):
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
     from torch.distributed.fsdp import _common_utils
 
     assert foreign.WRAPPED[1:] == (_common_utils.FSDP_WRAPPED_MODULE, checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE)
-
-
-def test_an_abstract_class_has_a_register():
     assert foreign.OF_ABSTRACT_CLASSES in vars(type("A", (abc.ABC,), {}))
+    assert foreign.LENIENT in inspect.signature(cached_files).parameters
+    assert not foreign.is_loaded(torch.nn.Linear(1, 1))
+    assert '"_is_hf_initialized"' in inspect.getsource(inspect.getmodule(PreTrainedModel))
+    assert list(inspect.signature(MixtralExperts._apply_gate).parameters) == ["self", "gate_up_out"]
 
 
 def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows():
@@ -110,25 +111,12 @@ def test_a_model_takes_the_kernel_that_is_set():
     assert foreign.kernel_of(model.config) == "eager"
 
 
-def test_a_missing_file_may_be_none():
-    assert foreign.LENIENT in inspect.signature(cached_files).parameters
-
-
-def test_what_was_read_from_a_file_says_so(tmp_path):
-    assert not foreign.is_loaded(torch.nn.Linear(1, 1))
-    assert '"_is_hf_initialized"' in inspect.getsource(inspect.getmodule(PreTrainedModel))
-
-
 def test_a_model_with_an_adapter_says_so():
     model = tiny("llama")
     assert model._hf_peft_config_loaded is False
     model._hf_peft_config_loaded = True
     foreign.forget_adapter(model)
     assert model._hf_peft_config_loaded is False
-
-
-def test_experts_have_a_gate():
-    assert list(inspect.signature(MixtralExperts._apply_gate).parameters) == ["self", "gate_up_out"]
 
 
 def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
@@ -193,8 +181,5 @@ def test_no_other_module_names_what_is_private_elsewhere():
     found = {(path.name, name) for path, name in of_others(trees) if path.name != "foreign.py"}
     allowed = OF_MODULES | set(OF_BASES) | OF_FIGURES
     assert {one for one in found if one[1] not in allowed} == set()
-
-
-def test_what_would_be_named_elsewhere_is_seen():
     tree = ast.parse("def f(model):\n    return model.config._attn_implementation\n")
     assert list(of_others({Path("x.py"): tree})) == [(Path("x.py"), "_attn_implementation")]

@@ -115,7 +115,7 @@ def test_the_bridge_sees_an_optimizer_step_of_a_model_in_training():
     assert model.training
 
 
-def test_an_error_on_the_way_leaves_the_model_in_training():
+def test_an_error_or_a_refusal_leaves_the_model_in_training():
     model = in_training("gpt2")
     before = state(model)
     lens = wrap(model)
@@ -130,9 +130,6 @@ def test_an_error_on_the_way_leaves_the_model_in_training():
         wrap(model)
     handle.remove()
     assert state(model) == before
-
-
-def test_a_model_that_is_refused_stays_in_training():
     model = in_training("llama")
     model.lm_head.weight.data.fill_(torch.inf)
     before = state(model)

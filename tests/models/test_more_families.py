@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from family_table import found, made, read, written
 from jaxtyping import TypeCheckError
 from lenses import lens_of, speaking
 from rounding import assert_rows_close
+from tiers import REPRESENTATIVES
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
@@ -123,3 +125,20 @@ def test_a_trace_runs_to_its_end(family, tmp_path):
     result = trace(speaking(family), config=config, out=tmp_path / "run", progress=False, report=False)
     assert read_run(tmp_path / "run").status == "finished"
     assert len(result.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
+
+
+# --- the table of families and sites in the documentation is what the models do
+
+
+MEND = "run python tests/checking/family_table.py"
+
+
+def test_the_table_of_the_documentation_says_what_is_found_of_a_family_for_each_mechanism():
+    said = read()
+    for architecture, cells in found(REPRESENTATIVES).items():
+        assert said[architecture] == cells, (architecture, MEND)
+
+
+@pytest.mark.exhaustive
+def test_the_table_of_the_documentation_is_what_is_found():
+    assert made() == written(), MEND

@@ -295,12 +295,9 @@ def test_an_ungated_mlp_has_no_gate(architecture):
         site_of("gate", family=family_of(architecture))
 
 
-def test_an_unknown_site_is_refused_with_the_list():
+def test_an_unknown_site_or_architecture_is_refused_with_the_list():
     with pytest.raises(SiteError, match=r"no site 'nowhere'; need one of resid_pre, .*final"):
         site_of("nowhere", family=family_of("LlamaForCausalLM"))
-
-
-def test_an_unknown_architecture_is_refused_with_the_list():
     families = [family for family in ALL_FAMILIES if not family.startswith("headnorm_")]
     assert len(FAMILIES) == len(families)
     with pytest.raises(ModelError, match=r"'MambaForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):

@@ -45,7 +45,6 @@ def through(family, which, layer, x):
 
 
 def close(found, expected, tolerance=1e-5):
-    """Within 1e-5 of the norm of the row."""
     return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
 

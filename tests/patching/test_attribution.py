@@ -128,12 +128,9 @@ def test_a_metric_without_a_gradient_is_refused(function):
         attribution_patch(lens_of(), *pair(), site="z", metric=function)
 
 
-def test_other_values_than_those_of_the_other_run_are_refused():
+def test_what_cannot_be_approximated_or_sampled_is_refused():
     with pytest.raises(InputError, match="approximate and put 'zero' were given"):
         attribution_patch(lens_of(), *pair(), site="z", metric=DIFFERENCE, put="zero")
-
-
-def test_a_sample_of_nothing_is_refused():
     lens, (clean, corrupted) = lens_of(), pair()
     found = attribution_patch(lens, clean, corrupted, site="z", metric=DIFFERENCE)
     with pytest.raises(InputError, match="0 patches were requested"):
@@ -141,6 +138,8 @@ def test_a_sample_of_nothing_is_refused():
     found = attribution_patch(lens, clean, corrupted, site="z", positions=[0], metric=DIFFERENCE)
     with pytest.raises(InputError, match="no patch of this sweep changes anything"):
         found.sample(3, generator=torch.Generator())
+    with pytest.raises(InputError, match="steps is 0; need at least 1"):
+        attribution_patch(lens_of(), *pair(), steps=0)
 
 
 def test_in_steps_the_effects_of_all_embeddings_add_up_to_the_whole_difference():
@@ -169,8 +168,3 @@ def test_screened_cells_are_the_strongest_to_first_order_and_patched_for_real():
     layer, unit = found.loc[0, ["layer", "unit"]]
     one = patch(lens, clean, corrupted, by=(), site="neurons", layers=[layer], units=[unit], metric=DIFFERENCE)
     assert found.loc[0, "effect"] == pytest.approx(one.frame["effect"].item(), abs=1e-6)
-
-
-def test_fewer_steps_than_one_are_refused():
-    with pytest.raises(InputError, match="steps is 0; need at least 1"):
-        attribution_patch(lens_of(), *pair(), steps=0)

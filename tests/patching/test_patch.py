@@ -246,7 +246,7 @@ def test_a_sweep_that_is_not_possible_is_refused(options, text):
         patch(speaking(), *pair(), **({"site": "resid_pre", "metric": DIFFERENCE} | options))
 
 
-def test_sequences_that_do_not_fit_are_refused():
+def test_sequences_that_do_not_fit_and_delegated_attention_are_refused():
     lens, (clean, corrupted) = speaking(), pair()
     with pytest.raises(InputError, match="2 clean and 1 corrupted sequences"):
         patch(lens, clean, corrupted[:1], site="z", metric=DIFFERENCE)
@@ -254,22 +254,16 @@ def test_sequences_that_do_not_fit_are_refused():
         patch(lens, "the cat sat", "the elephant sat", site="z", metric=DIFFERENCE)
     with pytest.raises(InputError, match="has no tokenizer; need token ids"):
         patch(lens_of(), "a cat", "a bat", site="z", metric=DIFFERENCE)
-
-
-def test_delegated_attention_is_refused():
     stock = dataclasses.replace(speaking(), uneditable=frozenset({"pattern"}))
     with pytest.raises(SiteError, match="delegates its attention"):
         patch(stock, *pair(), site="pattern", by=("layer",), metric=DIFFERENCE)
 
 
-def test_the_cells_are_every_combination_in_order():
+def test_the_cells_are_every_combination_in_order_whatever_the_axes_are_called():
     found = patch(
         speaking(), *pair(), site="q", by=("layer", "position", "head"), layers=[2, 1], heads=[3], metric=DIFFERENCE
     )
     places = [tuple(row) for row in found.frame[["layer", "position", "head"]].to_numpy().tolist()]
     assert places == list(itertools.product([2, 1], range(7), [3]))
-
-
-def test_axes_may_have_the_names_of_transformer_lens():
     ours, theirs = ("layer", "position", "head", "key"), ("layer", "pos", "head_index", "src_pos")
     assert PatchConfig(by=theirs).by == PatchConfig(by=ours).by == ours

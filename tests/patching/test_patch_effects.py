@@ -128,11 +128,8 @@ def test_a_part_takes_any_edit(name):
     assert found.frame["changed"].all()
 
 
-def test_what_can_be_put_in_by_name_is_every_kind_of_a_sweep_that_can_edit_any_part():
+def test_an_edit_by_name_is_every_kind_of_a_sweep_with_the_options_that_it_takes_and_no_others():
     assert set(get_args(Put)) == {"source", *KINDS} - {"add", "isolate", "amplify"}
-
-
-def test_an_edit_by_name_has_the_options_that_it_takes_and_no_others():
     with pytest.raises(InputError, match="scale needs a factor"):
         patched(put="scale")
     with pytest.raises(InputError, match="zero takes no factor; leave it out"):
@@ -141,9 +138,6 @@ def test_an_edit_by_name_has_the_options_that_it_takes_and_no_others():
         patched(factor=2.0)
     with pytest.raises(InputError, match="need a site with positions"):
         patched(site="pattern", by=("layer", "head"), put="mean_all")
-
-
-def test_an_edit_of_another_site_is_refused():
     with pytest.raises(InputError, match="put into a part of 'z' is an edit of 'k'; need an edit of that site"):
         patched(site="z", put=lambda site, **where: edits.zero("k"))
     with pytest.raises(InputError, match="leave out screen, or put"):

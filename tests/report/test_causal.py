@@ -72,12 +72,9 @@ FRAMES = {"mediation": MEDIATION, "amplification": CURVE, "effects": EFFECTS, "p
 FRAMES["summary"] = pd.DataFrame(causal_rows(FRAMES))
 
 
-def test_the_matrix_writes_each_share_with_its_control():
+def test_the_matrix_writes_each_share_with_its_control_and_its_step():
     texts = [text.get_text() for text in mediation_matrix(MEDIATION).axes[0].texts]
     assert texts == ["0.00\n(1.00)", "0.10\n(1.00)", "1.20\n(1.00)", "0.00"]
-
-
-def test_the_matrix_tells_a_growth_step_from_all_of_them():
     both = pd.concat([MEDIATION.assign(step=1), MEDIATION.assign(step=ALL_STEPS)])
     rows = [label.get_text() for label in mediation_matrix(both).axes[0].get_yticklabels()]
     assert rows == ["isolation, step 1,\nlayers 3–7", "isolation, all steps,\nlayers 3–7"]

@@ -45,16 +45,13 @@ def later(tmp_path_factory):
     return with_links(tmp_path_factory.mktemp("run") / "run", LATER)
 
 
-def test_the_chain_of_a_run_is_its_table(tmp_path):
+def test_the_chain_of_a_run_is_its_table_and_without_it_there_is_none(tmp_path):
     found = chain(read_run(traced(tmp_path / "run")))
     assert [link.name for link in found] == LINKS
     assert nodes(found) == NODES
-
-
-def test_a_run_without_a_table_of_the_chain_has_none(tmp_path):
     frames = tables()
     del frames["chain"]
-    assert chain(read_run(traced(tmp_path / "run", frames=frames))) == []
+    assert chain(read_run(traced(tmp_path / "none", frames=frames))) == []
 
 
 def test_a_seventh_link_stands_on_the_page_with_its_node_sentence_and_numbers(later):

@@ -25,7 +25,6 @@ def circuit(tmp_path_factory):
 
 
 def row(frame, **where):
-    """The only row of a frame with these values."""
     for name, value in where.items():
         frame = frame[frame[name] == value]
     assert len(frame) == 1, where

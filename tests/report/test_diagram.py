@@ -202,9 +202,12 @@ def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(
         assert "It shows 5 of the circuit's 7 edges." in words
 
 
-def test_edges_that_lead_nowhere_are_refused():
+def test_edges_that_lead_nowhere_and_runs_without_a_circuit_are_refused(tmp_path):
     with pytest.raises(RunError, match="no edge of the circuit leads to the metric"):
         sketches.of_edges(sink_edges())
+    folder = write_run(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
+    with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit MODEL"):
+        circuit_of(folder)
 
 
 def test_patches_of_a_plateau_are_one_box():
@@ -248,12 +251,6 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
             figure.save(tmp_path / "x.txt")
         with pytest.raises(InputError, match="belongs to the run"):
             circuit.save(folder / "run.json")
-
-
-def test_a_run_of_another_kind_says_which_command_makes_one(tmp_path):
-    folder = write_run(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
-    with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit MODEL"):
-        circuit_of(folder)
 
 
 def test_undefined_numbers_are_drawn_as_such(tmp_path):

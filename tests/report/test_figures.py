@@ -51,7 +51,6 @@ STEPS = pd.DataFrame({"first_layer": [3], "last_layer": [4], "ratio_before": [2.
 
 
 def texts(drawn):
-    """Every text of an SVG."""
     return ["".join(text.itertext()) for text in ElementTree.fromstring(drawn).iter("text")]
 
 
@@ -83,27 +82,21 @@ def test_heat_map_has_the_score_at_its_layer_and_head():
     assert image[2, 3] == pytest.approx(0.32)
 
 
-def test_heads_without_a_row_are_left_empty():
+def test_heads_without_a_row_are_left_empty_and_rows_of_other_positions_are_not_mixed_in():
     table = heads().iloc[1:]
     grid = figures.by_layer_and_head(table, "sink_score", position=0)
     assert np.isnan(grid[0, 0])
     assert np.isfinite(grid).sum() == 11
     svg(figures.sink_scores(table, position=0), name="gap")
-
-
-def test_rows_of_other_positions_are_not_mixed_in():
     table = pd.concat([heads(), heads(position=5).assign(sink_score=9.0)])
     assert figures.by_layer_and_head(table, "sink_score", position=0).max() == pytest.approx(0.32)
 
 
-def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold():
+def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold_and_is_named():
     # mean over heads of layer l: l / 10 + 0.01, so 0.21 at layer 2 and 0.31 at layer 3
     assert figures.onset_layer(heads(), position=0, threshold=0.2) == 2
     assert figures.onset_layer(heads(), position=0, threshold=0.3) == 3
     assert figures.onset_layer(heads(), position=0, threshold=0.9) is None
-
-
-def test_onset_is_marked_and_named():
     assert "onset: layer 2" in texts(svg(figures.sink_mass(heads(), position=0, threshold=0.2), name="mass"))
 
 
@@ -133,16 +126,22 @@ def test_zero_variance_at_the_first_position_leaves_the_rest_in_place():
     assert np.asarray(line.get_ydata())[0] == pytest.approx(2**-0.5)
 
 
-def test_only_super_neurons_are_named():
+def test_super_neurons_alone_are_named_and_eight_at_most():
     drawn = texts(svg(figures.super_neurons(neurons(supers=(3, 7)), position=0, share=0.05), name="neurons"))
     names = [text for text in drawn if re.fullmatch(r"L1\.N\d+", text)]
     assert set(names) == {"L1.N3", "L1.N7"}
+    assert len(figures.super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
 
 
-def test_names_of_close_super_neurons_are_moved_apart():
+def test_names_of_close_super_neurons_and_numbers_of_an_axis_are_apart():
     assert figures.apart([1.0, 1.5, 9.0], gap=2.0, top=10.0) == [1, 3, 9]
     assert figures.apart([9.0, 9.0, 9.0], gap=2.0, top=10.0) == [6, 8, 10]
     assert figures.apart([], gap=2.0, top=10.0) == []
+    table = neurons(count=20).assign(spike_ratio=np.geomspace(0.02, 4e5, 20))
+    figure = figures.super_neurons(table, position=0)
+    assert faults(figure) == []
+    low, high = figure.axes[0].get_xlim()
+    assert len([one for one in figure.axes[0].get_xticks() if low < one < high]) <= 5
 
 
 def test_a_name_does_not_lie_on_the_marker_beside_it():
@@ -153,18 +152,6 @@ def test_a_name_does_not_lie_on_the_marker_beside_it():
     assert sides["L1.N0"] == "right"  # left of its point
 
 
-def test_the_numbers_of_an_axis_of_many_decades_are_apart():
-    table = neurons(count=20).assign(spike_ratio=np.geomspace(0.02, 4e5, 20))
-    figure = figures.super_neurons(table, position=0)
-    assert faults(figure) == []
-    low, high = figure.axes[0].get_xlim()
-    assert len([one for one in figure.axes[0].get_xticks() if low < one < high]) <= 5
-
-
-def test_at_most_eight_super_neurons_are_named():
-    assert len(figures.super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
-
-
 def test_many_neurons_are_drawn_as_an_image():
     few = svg(figures.super_neurons(neurons(count=50), position=0), name="few")
     many = svg(figures.super_neurons(neurons(count=30_000), position=0), name="many")
@@ -173,12 +160,9 @@ def test_many_neurons_are_drawn_as_an_image():
     assert len(many) < 300_000
 
 
-def test_neurons_without_a_share_are_drawn_by_contribution():
+def test_neurons_without_a_share_are_drawn_by_contribution_and_undefined_ones_not_at_all():
     figure = figures.super_neurons(neurons().drop(columns="contribution_share"), position=0)
     assert figure.axes[0].get_ylabel() == "contribution"
-
-
-def test_undefined_neurons_are_not_drawn():
     table = neurons(supers=())
     table["spike_ratio"] = np.nan
     figures.super_neurons(table, position=0).canvas.draw()
@@ -220,13 +204,6 @@ def test_figures_leave_the_settings_of_matplotlib_alone():
     before = dict(matplotlib.rcParams)
     svg(figures.sink_scores(heads(), position=0), name="a")
     assert dict(matplotlib.rcParams) == before
-
-
-def test_a_figure_can_be_saved_for_a_paper(tmp_path):
-    figure = figures.norm_by_layer(layers(), growth_steps=STEPS)
-    for suffix in ("png", "pdf", "svg"):
-        figure.savefig(tmp_path / f"figure.{suffix}")
-        assert (tmp_path / f"figure.{suffix}").stat().st_size > 1000
 
 
 def test_a_pdf_with_a_formula_is_written_without_a_warning_about_its_font(caplog):

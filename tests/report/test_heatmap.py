@@ -25,14 +25,11 @@ def images(figure):
     ]
 
 
-def test_two_columns_are_drawn_as_one_panel_the_first_across():
+def test_columns_are_drawn_as_panels():
     (drawn,) = images(patch_map(sweep(layer=3, position=4), by=("layer", "position")))
     assert drawn.shape == (4, 3)
     assert drawn[1, 0] == -0.1
     assert drawn[0, 1] == 0.4
-
-
-def test_one_column_is_drawn():
     (drawn,) = images(patch_map(sweep(layer=5), by=("layer",)))
     assert drawn[:, 0].tolist() == [0.0, -0.1, 0.2, -0.3, 0.4]
 
@@ -72,13 +69,10 @@ def test_only_chosen_layers_and_positions_are_numbered():
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0 ·cat", "1 $x$*"]
 
 
-def test_what_a_token_says_is_shown_and_not_obeyed():
+def test_a_picture_holds_itself_and_shows_what_a_token_says():
     hostile = {0: "</svg><script>alert(1)</script>", 1: "$\\frac{"}
     drawn = svg(patch_map(sweep(layer=2, position=2), by=("layer", "position"), labels=hostile), name="map")
     assert "<script" not in drawn
-
-
-def test_a_picture_holds_itself():
     shown = picture(patch_map(sweep(layer=2, position=2), by=("layer", "position"), title="patched", unit="logits"))
     assert shown.startswith('<img alt="" src="data:image/png;base64,')
 

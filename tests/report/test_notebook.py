@@ -69,10 +69,6 @@ def test_a_run_says_what_it_is_and_what_it_holds(tmp_path):
         assert text in shown.text
 
 
-def test_a_data_frame_shows_hostile_text_as_text():
-    assert "<img" not in pd.DataFrame({"text": [HOSTILE]})._repr_html_()
-
-
 @pytest.mark.parametrize("make", [canvas, lambda: figures.sink_scores(heads(), position=0)])
 def test_a_figure_shows_itself_without_pyplot(make):
     from IPython.core.formatters import DisplayFormatter  # here: half a second that collecting need not take

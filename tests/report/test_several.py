@@ -98,14 +98,11 @@ def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(tmp_pa
         page_text(one, two, by=[other])
 
 
-def test_what_runs_may_be_compared_by_is_what_the_command_offers():
+def test_what_runs_may_be_compared_by_is_what_the_command_offers_and_six_are_the_most(tmp_path):
     assert tuple(COMPARED_BY) == get_args(config.MayDiffer)
     assert ReportConfig(by=("bos", "dtype")).by == ("bos", "dtype")
     with pytest.raises(InputError, match="by is 'taste'"):
         ReportConfig(by=("taste",))
-
-
-def test_too_many_runs_are_refused(tmp_path):
     folder = a_run(tmp_path / "one")
     with pytest.raises(InputError, match="7 runs were given; need 2 to 6"):
         page_text(*[folder] * 7)

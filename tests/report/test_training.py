@@ -111,18 +111,12 @@ def test_arms_are_drawn_with_their_differences_and_sinks():
     assert len(by_label["attention to position 0, top layer"].get_lines()) == 2
 
 
-def test_what_was_not_watched_says_so():
+def test_what_was_not_watched_evaluated_or_repeated_is_drawn_without_it():
     figure = comparison(tables(sinks=False), variants=("none", "shared"))
     assert [text.get_text() for text in panels(figure)["attention to position 0, top layer"].texts] == ["not watched"]
-
-
-def test_one_seed_is_drawn_without_an_interval():
     ends = panels(comparison(tables(low=np.nan), variants=("none", "shared")))["final evaluation loss − baseline"]
     assert [type(one).__name__ for one in ends.collections] == ["PathCollection"]  # the dots, and no interval
     assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
-
-
-def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
     made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
     assert "training loss, nats" in panels(comparison(made, variants=("none", "shared")))
 

@@ -18,17 +18,8 @@ from sink_lens.records import create_run, read_run
 from sink_lens.report import views
 
 from .circuits import tables, traced
+from .test_page import HOSTILE
 
-HOSTILE = (
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(2)</script>",
-    "\"'><svg onload=alert(3)>",
-    "\u202eevil\u200f",
-    "a" * 10_000,
-    "&lt;b&gt;",
-    "\x00\ud800",
-    "$x$ `${1}` {{ 7 * 7 }} %s",
-)
 PATTERN = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
 
 

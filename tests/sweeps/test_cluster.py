@@ -40,7 +40,6 @@ METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with a tiny model, as ``save_pretrained`` writes it."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     tiny("llama").save_pretrained(folder)
     return folder
@@ -63,7 +62,6 @@ def small_blocks():
 
 @pytest.fixture(scope="module")
 def local(lens, tmp_path_factory):
-    """The table from one process."""
     return swept(lens, tmp_path_factory.mktemp("local") / "run")
 
 
@@ -115,7 +113,6 @@ def block_files(result):
 
 
 def workers_of_a_pool():
-    """The processes that compute blocks."""
     return [process.pid for process in multiprocessing.active_children()]
 
 
@@ -239,17 +236,6 @@ def test_a_cluster_that_does_not_answer_is_said_at_once_and_nothing_is_written(l
     assert not (tmp_path / "run").exists()
 
 
-def test_what_ray_says_when_it_cannot_begin_is_one_line(monkeypatch):
-    def init(**options):
-        raise ConnectionError("Could not find any running Ray instance.\nPlease specify")
-
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
-    with pytest.raises(InputError, match=r"at RAY_ADDRESS=auto \(Could not find any running Ray instance\.\); need"):
-        next(cluster.ray_cluster(None, (), workers=None, on_gpu=False, advance=print))
-
-
 def cluster_of(made, *, room, resources):
     """What ``ray_cluster`` uses of Ray: a cluster in which only so many workers ever begin."""
 
@@ -288,12 +274,9 @@ def handed_out(monkeypatch, *, workers, room=2, on_gpu=False, resources=None):
     return len(made)
 
 
-def test_workers_that_the_cluster_has_no_room_for_hold_nothing_up(monkeypatch):
+def test_workers_that_the_cluster_has_no_room_for_hold_nothing_up_and_a_gpu_must_be_there(monkeypatch):
     assert handed_out(monkeypatch, workers=6) == 6
     assert handed_out(monkeypatch, workers=None) == 2  # one for each two CPUs
-
-
-def test_a_cluster_without_a_gpu_is_refused_where_the_model_is_on_one(monkeypatch):
     with pytest.raises(InputError, match="the Ray cluster has no GPU and the model is on one"):
         handed_out(monkeypatch, workers=2, on_gpu=True)
 
@@ -359,14 +342,6 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
     assert not set(killed) & set(at_the_end)
     assert at_the_end  # processes that were started in their place, or had not begun
     assert two_workers.is_initialized()  # a cluster that was there before stays
-
-
-@pytest.mark.exhaustive
-def test_ray_refuses_other_weights_by_name(saved, tmp_path, two_workers):
-    changed = wrap(tiny("llama", seed=1), name=str(saved))
-    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    with pytest.raises(ModelError, match="has other weights on a worker than in the sweep"):
-        swept(changed, tmp_path / "run", what=grid, engine="ray", workers=1)
 
 
 @pytest.mark.exhaustive

@@ -92,13 +92,10 @@ def test_toml_and_json_give_the_same_configuration(tmp_path):
     assert sweep_config(as_json) == WANTED
 
 
-def test_prompts_and_a_text_file_are_sources_of_tokens(tmp_path):
+def test_sources_of_tokens_and_changes_replace_what_the_file_says(tmp_path):
     text = written(tmp_path, "some prose", name="mine.txt")
     assert sweep_config({"tokens": {"prompts": ["one", "two"]}, "edits": EDITS}).prompts == ("one", "two")
     assert sweep_config({"tokens": {"text": str(text)}, "edits": EDITS}).text == str(text)
-
-
-def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
     config = read_sweep(written(tmp_path, TOML), model="another", seed=11)
     assert (config.model, config.seed, config.grid.seed) == ("another", 11, 11)
 

@@ -109,9 +109,17 @@ def test_a_factor_without_a_point_is_the_same_cell(lens_of):
     assert [cell.identity for cell in whole[0]] == [cell.identity for cell in point[0]]
 
 
-def test_fewer_controls_than_none_are_refused():
+def test_the_size_and_the_rest_of_a_grid_are_refused(lens_of):
     with pytest.raises(InputError, match="controls is -1; need a whole number from 0 on"):
         Grid(edits=(EditGrid(),), controls=-1)
+    with pytest.raises(InputError, match="the grid has no edits; need at least one"):
+        cells(lens_of("llama"))
+    large = EditGrid(kind="scale", units="each", positions="each", factors=tuple(torch.arange(1000.0).tolist()))
+    with pytest.raises(InputError, match="the grid has 2,880,000 cells; need at most 1,000,000: split it"):
+        cells(lens_of("llama"), large)
+    with pytest.raises(InputError, match=r"the cell 'zero neurons \(layer 1, unit 4\)' twice; need each once"):
+        cells(lens_of("llama"), EditGrid(layers=1, units=[4]), EditGrid(layers=[1, 2], units=[3, 4]))
+    cells(lens_of("llama"), EditGrid(layers=1, units=[4]), EditGrid(kind="scale", factors=(0.0,), layers=1, units=[4]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,21 +202,6 @@ def test_a_site_that_the_family_lacks_is_refused(lens_of, family, site):
         cells(lens_of(family), EditGrid(site=site))
 
 
-def test_a_grid_without_edits_and_one_too_large_are_refused(lens_of):
-    with pytest.raises(InputError, match="the grid has no edits; need at least one"):
-        cells(lens_of("llama"))
-    large = EditGrid(kind="scale", units="each", positions="each", factors=tuple(torch.arange(1000.0).tolist()))
-    with pytest.raises(InputError, match="the grid has 2,880,000 cells; need at most 1,000,000: split it"):
-        cells(lens_of("llama"), large)
-
-
-def test_a_cell_that_stands_there_twice_is_refused(lens_of):
-    lens = lens_of("llama")
-    with pytest.raises(InputError, match=r"the cell 'zero neurons \(layer 1, unit 4\)' twice; need each once"):
-        cells(lens, EditGrid(layers=1, units=[4]), EditGrid(layers=[1, 2], units=[3, 4]))
-    cells(lens, EditGrid(layers=1, units=[4]), EditGrid(kind="scale", factors=(0.0,), layers=1, units=[4]))
-
-
 def test_the_blocks_of_a_grid_stand_under_one_another(lens_of):
     found, _ = cells(lens_of("llama"), EditGrid(site="z", heads=[2, 1]), EditGrid(units=[7]), controls=0)
     assert [(cell.columns["site"], cell.columns["layer"]) for cell in found] == [
@@ -279,18 +272,12 @@ def test_controls_are_drawn_in_the_narrowest_axis(lens_of, grid, size):
     assert drawn_of(found[0]) in {drawn_of(control) for control in controls}
 
 
-def test_position_0_is_no_control_of_an_isolated_token(lens_of):
+def test_controls_leave_out_what_cannot_be_one(lens_of):
     _, controls = cells(lens_of("llama"), EditGrid(kind="isolate", layers=1, positions=[4]), controls=20)
     assert {drawn_of(control) for control in controls} == {(position,) for position in range(1, LENGTH)}
-
-
-def test_no_control_is_beyond_the_shortest_sequence(lens_of):
     grid = Grid.of(EditGrid(site="mlp_out", layers=1, positions=[2]), controls=20)
     _, controls = grid.specs(lens_of("llama"), n_positions=LENGTH, shortest=4)
     assert {drawn_of(control) for control in controls} <= {(position,) for position in range(4)}
-
-
-def test_what_is_edited_whole_has_no_controls(lens_of):
     found = numbered(lens_of("llama"), EditGrid(site="pattern", keys=[0]), EditGrid(site="mlp_out"))
     assert found.drawn == []
     assert {tuple(own) for own in found.controls} == {()}
@@ -354,19 +341,13 @@ def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
     ]
     assert len({cell.identity, *(other.identity for other in others)}) == 5
     assert cell_of(edits, name="mine", dose=3).identity == cell.identity
-
-
-def test_a_cell_touches_what_its_edits_read():
     one = edit("z", lambda x, at: x, reads="pattern", layers=[2])
     assert engine_cell(one).touches == (("z", (2,)), ("pattern", (2,)))
 
 
-@pytest.mark.parametrize(("edits", "name"), [((), "mine"), (zero("z"), "")])
-def test_a_cell_without_edits_or_without_a_name_is_refused(edits, name):
-    with pytest.raises(InputError, match="a cell needs at least one edit, and a name"):
-        cell_of(edits, name=name)
-
-
-def test_a_column_of_a_cell_that_would_be_one_of_the_numbers_is_refused():
+def test_a_cell_without_edits_or_name_or_with_a_column_of_the_numbers_is_refused():
+    for edits, name in (((), "mine"), (zero("z"), "")):
+        with pytest.raises(InputError, match="a cell needs at least one edit, and a name"):
+            cell_of(edits, name=name)
     with pytest.raises(InputError, match="columns of a cell are called effect, n, as those of numbers are"):
         cell_of(zero("z"), name="mine", effect=1.0, n=3, dose=2)

@@ -136,13 +136,10 @@ def test_sequences_without_a_number_are_left_out_of_effect_and_n():
     assert row["value"] == 4.0
 
 
-def test_a_metric_that_is_undefined_everywhere_has_no_effect_and_no_warning():
+def test_one_sequence_or_no_defined_number_has_no_interval_and_no_warning():
     frame, _ = tabled("a", {"a": [NAN, NAN]}, [NAN, NAN])
     assert np.isnan(frame[["baseline", "value", "effect", "ci_low"]].to_numpy()).all()
     assert frame["n"].tolist() == [0]
-
-
-def test_one_sequence_has_an_effect_and_no_interval():
     frame, _ = tabled("a", {"a": [2.0]}, [1.0])
     assert frame[["effect", "n"]].to_numpy().tolist() == [[1.0, 1]]
     assert np.isnan(frame[["ci_low", "ci_high"]].to_numpy()).all()
@@ -157,15 +154,12 @@ def test_metrics_stand_one_under_the_other_in_the_order_that_was_asked():
     assert frame["effect"].tolist() == [0.25, 1.0]
 
 
-def test_a_cell_that_changed_something_on_any_batch_changed_something():
+def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_are_whole_numbers():
     rows = numbers({0: [2.0, 2.0]})
     rows["changed"] = [False, True]
     before = unedited([1.0, 1.0])
     frame, _ = tables(cells("a"), rows, before, metrics=[loss()], generator=np.random.default_rng(0))
     assert frame["changed"].tolist() == [True]
-
-
-def test_axes_are_whole_numbers_with_gaps():
     frame, _ = tabled("ab", {"a": [2.0], "b": [2.0]}, [1.0], units=(0, None))
     assert str(frame["unit"].dtype) == "Int64"
     assert frame["unit"].fillna(-1).tolist() == [0, -1]

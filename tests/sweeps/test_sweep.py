@@ -149,12 +149,10 @@ def stop_at(monkeypatch, count, error):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """One finished sweep, which no test changes."""
     return swept(tmp_path_factory.mktemp("whole") / "run")
 
 
 def slow_values(lens, tokens, edits):
-    """The numbers of one cell alone, by metric."""
     run = run_with(lens, tokens, edits, quiet=True)
     return {metric.name: evaluate(metric, run).double().numpy() for metric in (sink_mass(0), loss())}
 
@@ -246,15 +244,6 @@ def test_ranges_and_a_single_metric_are_taken_as_they_are(tmp_path):
     assert swept(tmp_path, what=grid, metrics=sink_mass(0)).headline == result.headline
 
 
-def test_the_package_is_the_function_and_the_default_folder_is_under_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    result = sink_lens.sweep(llama(), grid, tokens=sequences(), progress=False)
-    assert result.folder.parent.name == "runs"
-    assert result.folder.name.startswith("LlamaForCausalLM-")
-    assert result.frame["metric"].tolist() == ["sink mass at position 0"]
-
-
 def test_a_configuration_is_the_same_sweep(tmp_path):
     saved = tmp_path / "model"
     llama().plain.save_pretrained(saved)
@@ -311,17 +300,14 @@ def test_cells_and_metrics_of_one_s_own_are_swept(tmp_path):
     assert swept(tmp_path, what=cells, metrics=[twice, loss()]).headline == result.headline
 
 
-def test_an_edit_that_does_nothing_says_so(tmp_path):
+def test_an_edit_that_does_nothing_and_one_sequence_are_said_in_the_headline(tmp_path):
     cells = [cell_of(scale("z", 1.0), name="nothing"), cell_of(zero("z"), name="everything")]
-    result = swept(tmp_path, what=cells)
+    result = swept(tmp_path / "two", what=cells)
     assert "1 edit changed nothing that the metrics read." in result.headline
     frame = result.frame.query("metric == 'loss'")
     assert frame["changed"].tolist() == [False, True]
     assert frame["effect"].tolist()[0] == 0
-
-
-def test_one_sequence_has_a_headline_without_an_interval(tmp_path):
-    said = swept(tmp_path, what=FEW, tokens=sequences(lengths=(12,))).headline
+    said = swept(tmp_path / "one", what=FEW, tokens=sequences(lengths=(12,))).headline
     assert ", by scale head output (z)" in said
     assert "nan" not in said
 
@@ -340,15 +326,6 @@ def test_the_same_call_computes_nothing_and_gives_the_identical_table(tmp_path, 
     assert {name: (tmp_path / f"{name}.parquet").read_bytes() for name in TABLES} == before
     assert stamps(blocks(tmp_path)) == kept
     assert read_run(tmp_path).status == "finished"
-
-
-def test_overwriting_replaces_the_sweep(tmp_path, ran, whole):
-    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
-    other = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    result = swept(tmp_path, what=other, overwrite=True)
-    assert len(ran) == 1
-    assert len(result.frame) == 2
-    assert len(blocks(tmp_path)) == 1
 
 
 def changed_grid():
@@ -428,41 +405,6 @@ def test_a_damaged_block_is_computed_again(tmp_path, small_blocks, ran, in_small
     blocks(tmp_path / "b")[3].unlink()
     assert_same(in_small_blocks, swept(tmp_path / "b"))
     assert len(ran) == 2
-
-
-def test_a_sweep_that_was_stopped_at_its_tables_writes_all_of_them(tmp_path, monkeypatch, whole):
-    write = RunWriter.write_table
-
-    def stopped(self, name, frame):
-        if name == "controls":
-            raise KeyboardInterrupt
-        return write(self, name, frame)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(RunWriter, "write_table", stopped)
-        swept(tmp_path / "a")
-    assert_same(swept(tmp_path / "a"), whole)
-    assert (tmp_path / "a" / "effects.png").exists()
-
-
-def test_a_second_runner_in_the_same_folder_is_refused_and_harms_nothing(tmp_path, monkeypatch, whole):
-    run = Engine.run
-    refused = []
-
-    def crowded(self, block, **options):
-        if not refused:
-            refused.append(True)
-            before = stamps(tmp_path.iterdir())
-            with pytest.raises(RunError, match="is in use by another process"):
-                swept(tmp_path)
-            with pytest.raises(RunError, match="is in use by another process"):
-                swept(tmp_path, overwrite=True)
-            assert stamps(tmp_path.iterdir()) == before
-        return run(self, block, **options)
-
-    monkeypatch.setattr(Engine, "run", crowded)
-    assert_same(swept(tmp_path), whole)
-    assert refused
 
 
 # --- cells that fail

@@ -11,18 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tools" / "attack" / "run.py"
 CATEGORIES = (
-    "command lines",
-    "hostile names",
-    "settings",
-    "run folders",
-    "models",
-    "checkpoints",
-    "cache",
-    "archives",
-    "calls",
-    "monitors",
-    "outputs",
-    "templates",
+    *("command lines", "hostile names", "settings", "run folders", "models", "checkpoints", "cache", "archives"),
+    *("calls", "monitors", "outputs", "templates"),
 )
 """All but kills, pages in a browser and many processes at once, which take seconds each."""
 

@@ -22,7 +22,6 @@ from tiers import first
 from transformers import Trainer
 
 from sink_lens.errors import CheckpointError, InputError, RunError
-from sink_lens.models.headnorm import undecayed
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.training import checkpoint_files
@@ -82,14 +81,12 @@ def same_run(a, b):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A training that was never stopped."""
     out = tmp_path_factory.mktemp("whole") / "run"
     return trained(out)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The folder of a training that was stopped after step 10."""
     out = tmp_path_factory.mktemp("stopped") / "run"
     stop_at(out, 10)
     return out
@@ -111,9 +108,6 @@ def test_the_rate_rises_from_its_first_step_and_falls_to_its_end():
     assert learning_rate(12, config=config) == 2.0
     falling = [learning_rate(step, config=config) for step in range(4, 13)]
     assert falling == sorted(falling, reverse=True)
-
-
-def test_without_warm_up_the_rate_begins_at_its_peak():
     assert learning_rate(0, config=config_of(warmup=0)) == 1e-2
 
 
@@ -176,16 +170,13 @@ def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):
     assert "gain" not in trained(tmp_path / "plain", config=config_of(warmup=1, steps=2)).headline
 
 
-def test_data_and_tokenizer_by_name_are_fields_of_the_configuration(tmp_path):
+def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
     with pytest.raises(InputError, match="no/such/tokenizer"):
         train(config_of(), out=tmp_path / "run", tokenizer="no/such/tokenizer")
     with pytest.raises(InputError, match=r"there is no file .*text\.txt"):
         train(config_of(), out=tmp_path / "run", data=tmp_path / "text.txt")
     with pytest.raises(InputError, match="no rows were given"):
         train(config_of(), out=tmp_path / "run", tokenizer=tiny_tokenizer())
-
-
-def test_more_ids_than_the_model_has_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"the tokenizer has 300 ids and the model 40; .*vocab_size = 300"):
         model_of(config_of(), tokenizer=tiny_tokenizer())
     bad = rows(4, seed=0)
@@ -306,34 +297,20 @@ def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_argu
         assert json.loads((path / "config.json").read_text())["use_cache"] is True
 
 
-def test_a_checkpoint_is_opened_by_load(whole):
-    import sink_lens
-
-    lens = sink_lens.load(whole.checkpoints[8])
-    assert (lens.n_layers, lens.d_model) == (2, 16)
-    assert same(
-        {name: tensor for name, tensor in lens.plain.state_dict().items() if name != "lm_head.weight"},
-        weights(whole.checkpoints[8]),
-    )
-
-
-def test_gains_and_sink_logits_are_not_decayed(tmp_path):
-    config = config_of(attention="sink_logit", value_norm="per_head", steps=4, warmup=0, eval_every=0)
-    trained(tmp_path / "run", config=config)
-    groups = state(tmp_path / "run/checkpoints/checkpoint-4", "optimizer.pt")["param_groups"]
-    model = model_of(config)
-    apart = undecayed(model)
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert len(groups[1]["params"]) == len(apart) == 2 * 4 + 1  # two norms, gamma and the logits a layer; the last norm
-    assert len(groups[0]["params"]) == len(list(model.parameters())) - len(apart)
-
-
-def test_an_unshared_gain_is_decayed_by_name(tmp_path):
-    config = config_of(value_norm="per_head", decay_unshared_gain=True, steps=1, warmup=0, eval_every=0)
+@pytest.mark.parametrize(
+    ("fields", "spared"),
+    [
+        ({"attention": "sink_logit"}, 2 * 4 + 1),  # two norms, gamma and the logits a layer; the last norm
+        ({"decay_unshared_gain": True}, 2 * 2 + 1),  # the norms of two layers, and the last one
+    ],
+)
+def test_gains_and_sink_logits_are_not_decayed_but_a_gain_that_is_said_to_be(fields, spared, tmp_path):
+    config = config_of(value_norm="per_head", steps=1, warmup=0, eval_every=0, **fields)
     trained(tmp_path / "run", config=config)
     groups = state(tmp_path / "run/checkpoints/checkpoint-1", "optimizer.pt")["param_groups"]
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert len(groups[1]["params"]) == 2 * 2 + 1  # the norms of two layers, and the last one
+    assert len(groups[1]["params"]) == spared
+    assert len(groups[0]["params"]) == len(list(model_of(config).parameters())) - spared
 
 
 def test_accumulation_is_the_same_training(whole, tmp_path):

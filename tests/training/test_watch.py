@@ -88,7 +88,7 @@ def test_without_the_planted_neuron_there_is_no_sink_and_no_growth():
     assert value(without, "dominance_ratio") < 10
 
 
-def test_mass_and_rate_are_those_of_hugging_faces_own_pattern(found, plain):
+def test_mass_rate_and_loss_are_those_of_hugging_face(found, plain):
     for layer, pattern in enumerate(plain.attentions):
         column = pattern[..., 0]  # batch, head, query
         assert value(found, "sink_mass", layer=layer) == pytest.approx(float(column[..., 1:].mean()), abs=1e-6)
@@ -97,6 +97,8 @@ def test_mass_and_rate_are_those_of_hugging_faces_own_pattern(found, plain):
             assert value(found, "sink_rate", layer=layer, threshold=level) == pytest.approx(rate, abs=1e-6)
     whole = np.mean([float(pattern[..., 1:, 0].mean()) for pattern in plain.attentions])
     assert value(found, "sink_mass") == pytest.approx(whole, abs=1e-6)
+    logits, labels = plain.logits[:, :-1].flatten(0, 1), batch().tokens[:, 1:].flatten()
+    assert value(found, "loss") == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
 
 
 def test_dominance_norm_and_rank_are_those_of_the_stream(truth, found):
@@ -133,20 +135,6 @@ def test_uniform_attention_in_a_window_is_that_of_the_queries_that_see_the_first
     assert value(found, "uniform_mass", layer=1) == pytest.approx(value(found, "sink_mass", layer=1), rel=1e-4)
 
 
-def test_loss_is_that_of_hugging_face(truth, found):
-    tokens = batch().tokens
-    with torch.no_grad():
-        expected = truth.model(tokens, labels=tokens).loss
-    assert value(found, "loss") == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_every_row_is_tidy(found):
-    assert list(found.columns) == ["measure", "layer", "position", "threshold", "value", "unit"]
-    assert not found.duplicated(["measure", "layer", "position", "threshold"]).any()
-    assert found["value"].notna().all()
-    assert (found["unit"] != "").all()
-
-
 def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
     model = tiny("llama", attention_dropout=0.1).train()
     model.model.layers[1].eval()
@@ -167,12 +155,16 @@ def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
     assert set(one["tokens"]) == {99}
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_what_cannot_be_measured_or_gone_on_with_is_refused():
     lens = wrap(tiny("llama", num_hidden_layers=2))
     with pytest.raises(InputError, match=r"thresholds are \[.*1\.5\]; need numbers between 0 and 1"):
         chain_measures(lens, batch(length=12), threshold=1.5)
     with pytest.raises(InputError, match="shortest sequence has 9 tokens; need 10"):
         chain_measures(lens, batch(length=9))
+    with pytest.raises(InputError, match=r"not measured at threshold 0\.2; need one of 0\.1, 0\.3"):
+        births(watched([0.1]), threshold=0.2)
+    with pytest.raises(InputError, match="no checkpoint was measured"):
+        births(watched([0.1]).iloc[:0])
 
 
 # --- a run
@@ -203,7 +195,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def run(made, tmp_path):
-    """A copy of it to change."""
     return shutil.copytree(made[0], tmp_path / "run")
 
 
@@ -214,12 +205,6 @@ def test_every_checkpoint_of_a_run_is_measured_and_kept(made):
     pd.testing.assert_frame_equal(kept.tables["watch"], frame)
     assert kept.status == "finished"
     assert set(frame["tokens_sha256"]) == {batch().hash}
-
-
-def test_the_sink_of_a_run_is_born_between_two_checkpoints(made):
-    born = births(made[1])
-    assert (born.step, born.before, born.tokens) == (20, 640, 1280)
-    assert "the sink was born between 640 and 1.28k tokens (step 20)" in born.sentence
 
 
 def test_watching_again_goes_on_where_it_stopped(run, monkeypatch):
@@ -424,22 +409,12 @@ def test_a_birth_is_where_the_rate_stays(masses, step, before):
     assert born.tokens == (None if step is None else step * EACH)
 
 
-def test_a_sink_that_never_comes_is_said_plainly():
+def test_a_sink_that_never_comes_or_was_always_there_is_said_plainly():
     said = births(watched([0.0, 0.02, 0.08])).sentence
     assert said == (
         "no sink at threshold 0.3; at the last checkpoint (1.28k tokens) 4.0% of layers and heads above 0.3 "
         "(8.0% at 0.1); layer 1 has most: mean mass 0.08, uniform attention 0.25"
     )
-
-
-def test_a_sink_that_was_always_there_has_no_known_birth():
     assert (
         "at the first checkpoint already (0 tokens), so its birth is not known" in births(watched([0.4, 0.4])).sentence
     )
-
-
-def test_births_at_what_was_not_measured_are_refused():
-    with pytest.raises(InputError, match=r"not measured at threshold 0\.2; need one of 0\.1, 0\.3"):
-        births(watched([0.1]), threshold=0.2)
-    with pytest.raises(InputError, match="no checkpoint was measured"):
-        births(watched([0.1]).iloc[:0])

@@ -71,12 +71,6 @@ def test_the_part_of_the_dimensions_is_their_columns_of_w_k(family):
         torch.testing.assert_close(found["logit_split", layer][:, head, 2], logit, rtol=1e-4, atol=1e-5)
 
 
-def test_the_bias_has_a_part_where_there_is_one():
-    for family, has in (("qwen2", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("llama", False)):
-        bias = read(lens_of(family), batch())["logit_split", 1][..., 2]
-        assert bool((bias != 0).any()) == has, family
-
-
 def test_the_logit_is_not_split_where_the_key_is_turned():
     tokens = batch(length=16)
     assert not read(lens_of("llama"), tokens, position=2).values.get("logit_split")

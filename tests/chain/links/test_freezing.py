@@ -12,7 +12,6 @@ FREEZES = {link.freeze.name: link.freeze for link in LINKS if link.freeze is not
 
 
 def frozen(name, setting, position, *, segment=None):
-    """What a link keeps in the first segment."""
     return FREEZES[name].make(setting, segment or setting.segments[0], position, setting.generator())
 
 
@@ -73,13 +72,10 @@ def test_freezing_z_undoes_an_induced_sink(planted_at, triggered):
 # --- what is not there
 
 
-def test_without_super_neurons_nothing_is_frozen(planted_at):
+def test_what_is_not_there_is_not_frozen(planted_at):
     setting = planted_at().setting
     for masks in ({}, {2: torch.zeros(80).bool()}):
         assert frozen("neurons", dataclasses.replace(setting, super_neurons=masks), 0) is None
-
-
-def test_without_a_growth_step_there_are_no_dimensions(planted_at):
     setting = planted_at(sink=False).setting
     (segment,) = setting.segments
     assert segment.steps == ()

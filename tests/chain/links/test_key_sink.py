@@ -46,13 +46,10 @@ def test_the_advantage_is_the_logit_over_the_mean_of_the_others(family, position
             assert ours[1].item() == pytest.approx(sum(controls) / len(controls), abs=1e-4)
 
 
-def test_without_other_positions_the_control_is_undefined():
+def test_without_other_positions_or_outlier_dimensions_less_is_read():
     found = read(lens_of("llama"), batch(length=6))["logit_advantage", 0]
     assert found[..., 0].isfinite().all()
     assert found[..., 1].isnan().all()
-
-
-def test_without_outlier_dimensions_only_signs_are_read():
     readings = own(lens_of("llama"), MeasuringPlan(sink_positions=(0,)), length=8)
     assert [reading.name for reading in readings] == ["positive_share", "logit_advantage"]
 

@@ -26,17 +26,13 @@ def traced(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tables(traced):
-    """The tables of its run folder."""
     return read_run(traced.folder).tables
 
 
-def test_it_is_the_last_of_the_chain(tables):
+def test_it_is_the_last_of_the_chain_with_a_value_a_twin_and_a_verdict(tables):
     row = tables["chain"].iloc[-1]
     assert row[["order", "link", "source", "target"]].tolist() == [6, "sink_toy", "attention sink", "toy node"]
     assert row[["sentence", "question"]].tolist() == ["The sink moves the toy.", "does the toy move?"]
-
-
-def test_it_has_a_value_a_twin_and_a_verdict(tables):
     rows = tables["links"].query("link == 'sink_toy'")
     assert set(rows["statistic"]) == {"toy_mass", "intervention_share"}
     assert "random_init" in set(rows["null_name"])

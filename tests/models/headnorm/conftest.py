@@ -69,7 +69,6 @@ def new_model():
 
 @pytest.fixture(scope="session")
 def tokens():
-    """Two sequences of 21 tokens."""
     return torch.randint(3, VOCAB_SIZE, (2, 21), generator=torch.Generator().manual_seed(1))
 
 

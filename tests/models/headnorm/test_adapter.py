@@ -164,11 +164,8 @@ def test_a_model_in_half_precision_is_the_bridges(variant, new_model, tokens):
 # --- found by its name ---
 
 
-def test_registering_again_changes_nothing():
+def test_registering_again_changes_nothing_and_the_adapter_is_published():
     assert register() == register() == HEAD_NORM == "HeadNormForCausalLM"
-
-
-def test_the_adapter_is_published():
     (found,) = entry_points(group="transformer_lens.architectures", name=HEAD_NORM)
     assert found.value == "sink_lens.models.headnorm.adapter:HeadNormAdapter"
 
@@ -195,11 +192,15 @@ print(type(bridge.adapter).__name__)
     assert ran.stdout.strip().endswith("HeadNormAdapter"), ran.stderr
 
 
-def test_the_parents_adapter_is_found_by_its_logits(tokens):
+def test_a_subclass_or_a_parents_adapter_is_not_taken_for_it(tokens):
     model = tiny("headnorm")
     wrong = build_bridge_from_module(twin(model), "LlamaForCausalLM", hf_config=model.config)
     with pytest.raises(ModelError, match=r"differ from the plain model's"):
         wrap(wrong)
+    model = tiny("headnorm")
+    model.__class__ = type("HeadNormForCausalLM", (type(model),), {})
+    with pytest.raises(ModelError, match=r"has the name of a class of transformers but is a different class"):
+        wrap(model)
 
 
 def test_a_sweep_gives_what_a_run_of_each_cell_alone_gives(variant, lens_of, tokens):
@@ -224,13 +225,6 @@ def test_a_bridge_that_was_built_elsewhere_is_wrapped(variant, new_model, tokens
     assert lens.family.architecture == HEAD_NORM
     with torch.no_grad():
         torch.testing.assert_close(lens.plain(tokens).logits, inner(tokens).logits)
-
-
-def test_a_subclass_of_ours_is_not_taken_for_it():
-    model = tiny("headnorm")
-    model.__class__ = type("HeadNormForCausalLM", (type(model),), {})
-    with pytest.raises(ModelError, match=r"has the name of a class of transformers but is a different class"):
-        wrap(model)
 
 
 def test_a_folder_is_opened_and_the_facts_of_the_variant_are_told(tmp_path):

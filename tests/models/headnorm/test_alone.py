@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 _SCRIPT = """
 import sys, torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -39,20 +37,13 @@ for attention, norm in zip(("softmax", "sigmoid", "gate_elementwise", "gate_head
 """
 
 
-@pytest.fixture(scope="module")
-def said():
-    """What the process said; no mode of torch's dispatch may be on where a model is compiled."""
+def test_transformer_lens_finds_the_adapter_without_us_and_every_variant_compiles_without_a_break():
+    """By the entry point of the installed package: the process imports the class and no adapter.
+
+    Under a full graph a break is an error. No mode of torch's dispatch may be on where a model is compiled.
+    """
     env = os.environ | {"HOSTILE_CPU": "0"}
     run = subprocess.run([sys.executable, "-c", _SCRIPT], env=env, capture_output=True, text=True, check=False)
-    return run.stdout + run.stderr[-2000:]
-
-
-def test_transformer_lens_finds_the_adapter_without_us(said):
-    """By the entry point of the installed package: the process imports the class and no adapter."""
-    assert "found HeadNormAdapter" in said, said
-
-
-@pytest.mark.parametrize("attention", ["softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit"])
-def test_every_variant_compiles_without_a_break(said, attention):
-    """Under a full graph, where a break is an error."""
-    assert f"compiled {attention}" in said, said
+    said = ["found HeadNormAdapter"]
+    said += [f"compiled {one}" for one in ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")]
+    assert run.stdout.splitlines() == said, run.stderr[-2000:]

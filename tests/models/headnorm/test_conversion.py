@@ -112,23 +112,20 @@ def test_a_class_that_is_no_llama_is_refused(family):
         convert(tiny(family))
 
 
-def test_a_subclass_of_someone_elses_is_refused():
+def test_a_subclass_of_someone_elses_and_a_sliding_window_are_refused():
     class LlamaForCausalLM(type(tiny("llama"))):
         pass
 
     model = tiny("llama")
     model.__class__ = LlamaForCausalLM
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM; need one of"):
-        convert(model)
-
-
-def test_a_sliding_window_is_refused():
-    with pytest.raises(
-        ModelError, match=r"MistralForCausalLM has a sliding window of 8 positions and a context of 256"
+    windowed = tiny("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    for source, text in (
+        (model, r"LlamaForCausalLM; need one of"),
+        (tiny("mistral"), r"MistralForCausalLM has a sliding window of 8 positions and a context of 256"),
+        (windowed, r"Qwen2ForCausalLM has a sliding window of 16"),
     ):
-        convert(tiny("mistral"))
-    with pytest.raises(ModelError, match=r"Qwen2ForCausalLM has a sliding window of 16"):
-        convert(tiny("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1))
+        with pytest.raises(ModelError, match=text):
+            convert(source)
 
 
 @pytest.mark.parametrize(

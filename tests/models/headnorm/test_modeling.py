@@ -145,46 +145,6 @@ def test_a_key_bias_by_hand():
 # --- the pattern ---
 
 
-def test_sigmoid_attention_is_the_sigmoid_of_the_scores_and_no_softmax(model_of, tokens):
-    model = model_of("sigmoid")
-    pattern, softmax = patterns(model, tokens), patterns(model_of("softmax"), tokens)
-    assert torch.equal(
-        model.model.layers[0].self_attn.q_proj.weight, model_of("softmax").model.layers[0].self_attn.q_proj.weight
-    )
-    sums = pattern.sum(-1)
-    assert ((sums - 1).abs() > 0.1).float().mean() > 0.8
-    assert sums.max() > 2
-    seen = torch.ones(21, 21, dtype=torch.bool).tril()
-    assert (pattern[..., ~seen] == 0).all()
-    assert ((pattern[..., seen] > 0) & (pattern[..., seen] < 1)).all()
-    # Of layer 0 the queries and keys are those of the softmax: its log-odds differ from theirs by a number a row.
-    ratio = pattern[0].logit() - softmax[0].log()
-    ratio = ratio[..., seen.nonzero()[:, 0], seen.nonzero()[:, 1]]
-    rows = seen.nonzero()[:, 0]
-    for row in range(21):
-        some = ratio[..., rows == row]
-        torch.testing.assert_close(some, some[..., :1].expand_as(some), atol=1e-4, rtol=0)
-    assert not torch.allclose(pattern, softmax, atol=0.05)
-
-
-def test_a_sink_logit_takes_mass_and_without_it_the_softmax_is_left(new_model, tokens):
-    model = new_model("sink")
-    sums = patterns(model, tokens).sum(-1)
-    assert (sums < 1).all()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.sinks.fill_(-1e4)
-    torch.testing.assert_close(patterns(model, tokens).sum(-1), torch.ones_like(sums))
-    torch.testing.assert_close(logits(model, tokens), logits(convert(model, attention="softmax"), tokens))
-
-
-def test_a_key_bias_that_is_zero_is_softmax_off_by_one(new_model, tokens):
-    plain = new_model("softmax")
-    found, expected = (logits(convert(plain, attention=name), tokens) for name in ("key_bias", "off_by_one"))
-    assert_rows_close(found, expected)
-    assert not torch.allclose(logits(new_model("key_bias"), tokens), found)
-
-
 def test_softmax_off_by_one_has_a_one_in_its_denominator_that_is_not_learned(new_model, tokens):
     plain = new_model("softmax")
     model = convert(plain, attention="off_by_one")  # the same weights

@@ -1,0 +1,133 @@
+"""S2 of aggregated values at the sink, over that of other positions."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from evidences import CONFIG, OWN, evidence_of, planted_evidence, random_batch
+from lenses import lens_of
+
+from analyses.zoo import build
+from sink_lens.activations.record import stream
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.evidence import gather
+from sink_lens.chain.judge import link_table
+from sink_lens.chain.links.link import Trial
+from sink_lens.chain.links.neurons_dimension import NEURONS_DIMENSION
+from sink_lens.chain.links.variance_preserved import VARIANCE_PRESERVED
+from sink_lens.chain.locate import MeasuringPlan
+from sink_lens.chain.measure import measure, scout, scout_and_measure
+from sink_lens.chain.readings import MeasuringPass, control_positions
+from sink_lens.chain.setting import Maker, setting_of, with_makers
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted
+
+
+def test_s2_ratio_and_its_null_by_hand():
+    evidence = evidence_of("llama")
+    std = evidence.panel["std:z"][[0]]  # no growth: the first quarter of three layers is layer 0
+    ratio = (std[..., 0] / std[..., 8:].quantile(0.5, dim=-1)).mean()
+    others = std[0, :, 8:] / std[0, :, 8:].median(dim=-1, keepdim=True).values
+    table = link_table(evidence, random_init=None, length=24).set_index("statistic")
+    row = table.loc[["s2_ratio"]].iloc[0]
+    assert row["value"] == pytest.approx(float(ratio), rel=1e-4)
+    assert row["null_value"] == pytest.approx(float(others.mean(0).quantile(0.95)), rel=1e-4)
+
+
+def test_padded_sequences_count_only_where_they_reach():
+    lengths = [24] * 6 + [5, 12]
+    table = link_table(evidence_of("llama", lengths=lengths), random_init=None, length=24).set_index("statistic")
+    assert table.loc[["s2_ratio"], "n"].iloc[0] == 7  # five tokens have no others
+    assert table.loc[["s2_decay_exponent"], "n"].iloc[0] == 6  # those that reach the last position
+    assert table.loc[["kendall_tau"], "n"].iloc[0] == 8
+
+
+# --- what W_O reads, and the values that are kept for it
+
+
+def test_a_first_token_that_is_always_the_same_has_no_spread():
+    table = link_table(planted_evidence(), random_init=None, length=24).set_index("statistic")
+    row = table.loc[["kendall_tau"]].iloc[0]
+    assert math.isnan(row["value"])
+    assert row["n"] == 0
+    # Undefined by construction, so that it decides nothing.
+    assert not row["is_primary"]
+    assert table.loc[["s2_ratio_after_w_o"], "is_primary"].all()
+
+
+def test_few_sequences_have_a_tau_without_an_interval():
+    table = link_table(evidence_of("llama", sequences=4), random_init=None, length=24).set_index("statistic")
+    row = table.loc[["kendall_tau"]].iloc[0]
+    assert not math.isnan(row["value"])
+    assert math.isnan(row["ci_low"])
+
+
+def test_aggregated_values_are_undefined_where_a_sequence_has_ended():
+    lens, tokens = lens_of("llama"), random_batch(2, 20, lengths=[20, 9])
+    plan, generator = MeasuringPlan(sink_positions=(0, 2), layers=(1,)), torch.Generator()
+    one = MeasuringPass(lens=lens, plan=plan, length=20, controls=5, generator=generator)
+    found = stream(lens, tokens, VARIANCE_PRESERVED.readings(one))["z_at", 1]
+    assert [0, *control_positions(20, key=0, controls=5)] == [0, 8, 10, 12, 15, 17]
+    assert found.isnan().any(-1).tolist() == [[False] * 6, [False, False, True, True, True, True]]
+
+
+# --- how much more the super neurons fire at the sink
+
+
+def test_the_spike_ratio_is_the_mean_at_the_sink_over_that_elsewhere():
+    evidence, truth = planted_evidence(), planted()
+    at_sink = evidence.panel.at("neurons_at_sinks", truth.layer)[:, 0, truth.neuron].abs().mean()
+    elsewhere = evidence.panel.at("neurons_elsewhere", truth.layer)[:, truth.neuron].mean()
+    table = link_table(evidence, random_init=None, length=24).set_index("statistic")
+    assert table.loc[["spike_ratio"], "value"].iloc[0] == pytest.approx(float(at_sink / elsewhere), rel=1e-3)
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2"])
+def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
+    # ReLU neurons are often exactly 0, so that ratios of single sequences are infinite or undefined
+    lens, forced = lens_of(family), ((1, 1),)
+    aim = scout(lens, random_batch(), config=CONFIG, position=0, forced=forced)
+    panel = measure(lens, random_batch(), plan=aim.plan(range(3)), own=OWN, config=CONFIG, forced=forced)
+    values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
+    values["neurons_elsewhere"][1] = torch.zeros_like(values["neurons_elsewhere"][1])
+    panel = replace(panel, streamed=replace(panel.streamed, values=values))
+    table = link_table(gather(lens, panel, config=CONFIG), random_init=None, length=24).set_index("statistic")
+    row = table.loc[["spike_ratio"]].iloc[0]
+    assert row["value"] == pytest.approx(1e6)
+    assert np.isfinite(row["null_value"])
+
+
+# --- what the super neurons make of the outlier dimension
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_zeroed_weights_are_zeroed_at_every_position(family):
+    zoo = build("held_down", seed=1, family=family)
+    lens = wrap(zoo.model)
+    tokens = from_tensor(zoo.draw(4, length=28, generator=torch.Generator().manual_seed(1)))
+    config = TraceConfig(model="held_down", random_init=False, controls=3)
+    location = scout_and_measure(lens, tokens, config=config).location
+    (maker,) = (Maker(kind="neuron", layer=one.layer, unit=one.index) for one in zoo.truth.makers)
+    setting = with_makers(setting_of(lens, tokens, location=location, config=config), [maker])
+    trial = Trial(setting=setting, generator=setting.generator(), means=None, curve=None)
+    entries = NEURONS_DIMENSION.interventions(trial)[0]
+
+    def mass(edits):
+        return float(setting.run(edits, quiet=True).mass_at(0, layers=setting.sink_layers).mean())
+
+    before = mass([])
+    assert mass(entries.edits) < 0.2 * before  # the neuron is silent at the sink: there it has nothing to lose
+    assert all(mass(control) > 0.8 * before for control in entries.controls)
+
+
+def test_the_contribution_share_is_the_planted_neurons():
+    evidence = planted_evidence()
+    truth = planted()
+    (split,) = [one for one in evidence.splits if one.position == 0]
+    table = link_table(evidence, random_init=None, length=24).set_index("statistic")
+    by_hand = float(split.terms[:, truth.neuron].mean() / split.change.mean())
+    assert table.loc[["contribution_share"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
+    assert table.loc[["contribution_share_step_0"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
