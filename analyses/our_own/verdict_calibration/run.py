@@ -37,7 +37,7 @@ SEEDS = range(40_002, 40_003)
 """Every model in each of its architectures on each. A rule was changed on 40,000, none on a later one."""
 ADDED_SEEDS = range(41_002, 41_003)
 """Those of the kinds that were added later (two letters), on which no rule was changed either."""
-HYBRID_SEEDS = range(41_002, 41_010)
+HYBRID_SEEDS = range(41_002, 41_012)
 """Those of the kinds in hybrids."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
