@@ -165,8 +165,9 @@ def ending_after(module: nn.Module) -> Iterator[None]:
     """Within the block, a forward pass ends after a module, and so does the block."""
     handle = module.register_forward_hook(_end)
     try:
-        with contextlib.suppress(_EndedError):
-            yield
+        yield
+    except _EndedError as ended:
+        ended.__traceback__ = None  # on Python 3.13 it is part of a cycle, whose frames keep the pass's tensors
     finally:
         handle.remove()
 

@@ -224,7 +224,9 @@ def test_layers_after_the_last_one_needed_do_not_run(family):
     assert close(found["resid_post", 1], captured(family, "plain")["resid_post", 1])
 
 
-def test_nothing_of_a_pass_is_kept():
+def test_nothing_of_a_pass_is_kept(request):
+    gc.disable()  # nothing waits for a collection
+    request.addfinalizer(gc.enable)
     seen: list[weakref.ref] = []
 
     def first_token(view):
@@ -235,7 +237,6 @@ def test_nothing_of_a_pass_is_kept():
 
     reading = Reading(name="first", sites=("attn_in", "z", "resid_post"), function=first_token)
     found = stream(lens("llama"), tokens(6), [reading], batch_size=2)
-    gc.collect()
     assert len(seen) == 3 * 3 * 3
     assert all(reference() is None for reference in seen)
     # What is kept of a view is the view's numbers, not the storage that it looks into.
