@@ -69,7 +69,7 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
     )
     conditions = study.tables["conditions"]
     assert {"clean", "all", "tokens", "channels", "both", "random"} == set(conditions["kept"])
-    judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels"])
+    judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels"]).sort_index()
     assert judged.loc[("clean", 0), "closed_share"].item() == 1.0
     assert judged.loc[("all", 0), "closed_share"].item() == 0.0
     found = study.decision
