@@ -1,6 +1,6 @@
 """The table of families and sites in ``docs/families.md``, made by reading and editing every site of every family.
 
-``python tests/checking/family_table.py`` writes it; ``tests/models/test_family_table.py`` compares it.
+``python tests/checking/family_table.py`` writes it; ``tests/models/test_more_families.py`` compares it.
 """
 
 import re
