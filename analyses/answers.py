@@ -403,9 +403,9 @@ def claims_page(page: Page, results: Results) -> str:
         tables.append(f"## {name}\n\n{paper.words}\n" + "\n".join(lines))
     found = counts(page, results)
     told = (
-        f"{found['holds']} hold, {sum(found[part] for part in PARTS.values())} hold in part "
-        f"({found[PARTS['weaker']]} are true but weaker, {found[PARTS['settings']]} in some settings), "
-        f"{found['does not hold']} do not hold, {found['not shown']} are not shown, "
+        f"{found['holds']} hold. {sum(found[part] for part in PARTS.values())} hold in part: "
+        f"{found[PARTS['weaker']]} are true but weaker, {found[PARTS['settings']]} in some settings. "
+        f"{found['does not hold']} do not hold, {found['not shown']} are not shown, and "
         f"{found['not tested here']} were not tested"
     )
     opening = page.opening.format(n=len(page.rows), told=told, boxes="\n\n".join(boxes))
