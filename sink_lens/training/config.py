@@ -81,7 +81,7 @@ class TrainConfig:
     value_norm: ValueNorm = "none"
     """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
     scales them by the root of how many they average."""
-    value_norm_init: ValueNormInit = "first_token"
+    value_norm_init: ValueNormInit = "matched"
     """Initial gain of value_norm: first_token (the size of the first token's head output on noise, mean of 64 draws),
     dummy_pass (the same from one draw, with a biased deviation, as in the released code), ones, or matched (the size
     of a head's output in the same model without the norm, by layer, on random tokens)."""
@@ -303,7 +303,7 @@ size = "toy"              # toy 3M, small 10M, medium 40M, paper 152M parameters
 
 attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit, off_by_one, key_bias
 value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
-# value_norm_init = "matched"  # dummy_pass, the released code's, or ones, instead of first_token
+# value_norm_init = "matched"  # or dummy_pass, as in the released code; first_token; ones
 
 data = "bundled"          # a file or folder of texts, or OWNER/NAME on the model hub
 tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer's folder, or a model's name

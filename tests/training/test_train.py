@@ -147,7 +147,8 @@ def test_the_model_is_the_configuration():
 
 def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     plain = dict(model_of(config_of()).named_parameters())
-    variant = model_of(config_of(attention="gate_elementwise", value_norm="shared"))
+    norm = {"value_norm": "shared", "value_norm_init": "first_token"}
+    variant = model_of(config_of(attention="gate_elementwise", **norm))
     variants = dict(variant.named_parameters())
     assert plain.keys() < variants.keys()
     assert all(torch.equal(plain[name], variants[name]) for name in plain)

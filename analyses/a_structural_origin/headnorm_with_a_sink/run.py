@@ -30,7 +30,7 @@ from sink_lens.stats import Interval
 
 ARMS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    "shared gain": {"value_norm": "shared"},
+    "shared gain": {"value_norm": "shared", "value_norm_init": "first_token"},
     "a gain a head": {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True},
 }
 """What each changes in ``TrainConfig``: the norm of the paper's text, and that of the authors' code."""

@@ -16,7 +16,7 @@ from sink_lens.training.model import model_of
 ARMS = {
     "softmax": {},
     "position": {"value_norm": "position"},
-    "shared gain": {"value_norm": "shared"},
+    "shared gain": {"value_norm": "shared", "value_norm_init": "first_token"},
     "a gain a head": {"value_norm": "per_head", "value_norm_init": "dummy_pass"},
 }
 SEEDS = tuple(range(20, 26))

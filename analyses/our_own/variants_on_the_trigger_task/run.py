@@ -21,11 +21,11 @@ VARIANTS = {
     "sink logit": {"attention": "sink_logit"},
     "key bias": {"attention": "key_bias"},
     "gate": {"attention": "gate_headwise"},
-    "value norm": {"value_norm": "shared"},
+    "value norm": {"value_norm": "shared", "value_norm_init": "first_token"},
     "single scale": {"norm": "single_scale"},
     "Muon": {"optimizer": "muon"},
 }
-"""Each changes one field of ``TrainConfig``; those of one seed see the same sequences."""
+"""Each changes one thing of ``TrainConfig``; those of one seed see the same sequences."""
 FREE = ("sigmoid", "off by one", "sink logit", "key bias", "gate")
 """Where a head can give nothing without a sink."""
 SEEDS = tuple(range(10))

@@ -69,7 +69,7 @@ class HeadNormConfig(LlamaConfig):
     weights: it multiplies z by ``sqrt(position + 1)``, since averaging that many independent values shrinks their
     standard deviation by the same factor. The model counts positions itself unless position ids are given, which
     left-padded sequences need."""
-    value_norm_init: str = "first_token"
+    value_norm_init: str = "matched"
     """gamma at first: ``first_token``, the size of the first token's head output on random inputs (mean of 64 draws,
     unbiased; ours); ``dummy_pass``, the same by one draw and the biased deviation (arXiv 2605.06611, released code);
     ``ones``; or ``matched``, the root mean square that z has in the same model without the norm, by layer (and by head

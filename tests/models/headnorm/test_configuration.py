@@ -11,7 +11,7 @@ from sink_lens.models.tiny import tiny
 
 def test_without_choices_it_is_a_llama_with_its_type():
     config = HeadNormConfig(num_attention_heads=4, hidden_size=48)
-    assert (config.attention, config.value_norm, config.value_norm_init) == ("softmax", "none", "first_token")
+    assert (config.attention, config.value_norm, config.value_norm_init) == ("softmax", "none", "matched")
     assert (config.value_norm_eps, config.qk_norm, config.output_bias) == (1e-6, False, False)
     assert config.model_type == "sink_lens_headnorm"
     assert config.head_dim == 12

@@ -219,7 +219,7 @@ def test_gamma_begins_at_the_size_of_the_first_tokens_output():
     torch.manual_seed(0)
     config = HeadNormConfig(
         hidden_size=256, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=10, value_norm="per_head", initializer_range=0.1,
+        vocab_size=10, value_norm="per_head", value_norm_init="first_token", initializer_range=0.1,
     )  # fmt: skip
     model = HeadNormForCausalLM(config)
     for layer in model.model.layers:
@@ -324,7 +324,8 @@ def test_matched_gains_of_a_folder_without_them_are_measured_on_its_weights(tmp_
 
 def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
     fields = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
-    config = HeadNormConfig(**fields, vocab_size=500, value_norm="shared", attention="gate_headwise")
+    norm = {"value_norm": "shared", "value_norm_init": "first_token"}
+    config = HeadNormConfig(**fields, **norm, vocab_size=500, attention="gate_headwise")
     torch.manual_seed(3)
     first = HeadNormForCausalLM(config)
     torch.manual_seed(3)
@@ -464,7 +465,8 @@ def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
     model.save_pretrained(tmp_path)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        found = HeadNormForCausalLM.from_pretrained(tmp_path, value_norm="per_head")
+        norm = {"value_norm": "per_head", "value_norm_init": "first_token"}
+        found = HeadNormForCausalLM.from_pretrained(tmp_path, **norm)
     for layer in found.model.layers:
         torch.testing.assert_close(layer.self_attn.gamma[:, 0], layer.self_attn.first_token_size(), rtol=0.1, atol=0)
         assert layer.self_attn.gamma.mean() > 3
