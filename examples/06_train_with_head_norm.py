@@ -6,30 +6,31 @@ steps, in analyses/a_structural_origin/headnorm_at_3m_parameters, have the norm 
 interval that holds 0: a head start of one seed at 120 steps is no faster convergence.
 analyses/a_structural_origin/headnorm_with_a_sink asks the same beside a task that calls for a sink: neither six seeds
 of 300 steps nor six of 1,000 tell a difference, and after 4,000 steps, where softmax has hardly a sink, six seeds of
-the norm need a third more tokens. There, as here, the gain begins at the size of the first token's head output, at
-which attention writes more than softmax's does; value_norm_init="matched" starts both alike.
-From there three seeds of 4,000 steps are level with softmax (analyses/a_structural_origin/headnorm_first_gain).
+the norm need a third more tokens. In both the gain begins at the size of the first token's head output, at which
+attention writes more than softmax's does. Here it begins at the size that a head's output has without the norm, the
+default. From there three seeds of 4,000 steps are level with softmax
+(analyses/a_structural_origin/headnorm_first_gain).
 
 Prints on the default model:
 
-    toy, softmax, seed 0: 120 steps, 122,880 tokens, 13 s; loss 5.5963 nats, held out 5.5800
-    toy, softmax, value norm shared (first gain, first_token: 0.195 in layer 0 to 0.191 in layer 3), seed 0: 120
-    steps, 122,880 tokens, 16 s; loss 5.4055 nats, held out 5.3867
+    toy, softmax, seed 0: 120 steps, 122,880 tokens, 16 s; loss 5.5963 nats, held out 5.5800
+    toy, softmax, value norm shared (first gain, matched: 0.0535 in layer 0 to 0.0846 in layer 3), seed 0: 120
+    steps, 122,880 tokens, 18 s; loss 5.1733 nats, held out 5.1650
 
     The runs differ in value norm: “shared” against “none”, 1 seed each (0), 123k tokens per run, on the same data
     in the same order.
-    The evaluation loss ends at 5.3867 nats for “shared” and at 5.5800 for “none”. The difference, −0.1934, is of
+    The evaluation loss ends at 5.1650 nats for “shared” and at 5.5800 for “none”. The difference, −0.4150, is of
     one seed, so it has no interval.
-    It cannot be told either if “shared” reaches the baseline's final evaluation loss sooner (seed by seed: 1.34x
+    It cannot be told either if “shared” reaches the baseline's final evaluation loss sooner (seed by seed: 1.54x
     as fast).
-    The training loss ends at 5.4055 nats for “shared” and at 5.5963 for “none”. The difference, −0.1908, is of
+    The training loss ends at 5.1733 nats for “shared” and at 5.5963 for “none”. The difference, −0.4231, is of
     one seed, so it has no interval.
-    It cannot be told either if “shared” reaches the baseline's final training loss sooner (seed by seed: 1.53x as
+    It cannot be told either if “shared” reaches the baseline's final training loss sooner (seed by seed: 2.33x as
     fast).
 
     SmolLM2-135M-Instruct: mean attention to position 0 0.466
     softmax: mean attention to position 0 0.066
-    headnorm: mean attention to position 0 0.062
+    headnorm: mean attention to position 0 0.067
 """
 
 import argparse
