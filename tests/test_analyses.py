@@ -23,8 +23,8 @@ from sink_lens.schema import ERROR_RATES, FINGERPRINT_ERRORS
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted((path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name)
 _MODULES = (
-    *("claims", "fingerprint_baselines", "lineages", "prose_and_trigger", "rates", "texts", "trigger_training"),
-    *("variance_calibrations", "zoo"),
+    *("claims", "fingerprint_baselines", "lineages", "prose_and_trigger", "rates", "tasks", "texts"),
+    *("trigger", "trigger_training", "variance_calibrations", "zoo"),
 )
 SHARED = tuple(f"analyses.{one}." for one in _MODULES)
 """What several analyses import."""
