@@ -53,7 +53,7 @@ def test_the_pages_are_those_of_their_rows_and_the_results():
 def test_the_first_line_answers_and_the_readme_leads_there():
     _, _, answer, *_ = WRITTEN.splitlines()
     told = [int(number) for number in re.findall(r"\d+", answer)]
-    assert answer.startswith("**Often only in part. Of ")
+    assert answer.startswith("**Often only in part. We looked at ")
     whole, holds, part, weaker, settings, *others = told
     assert (whole, part) == (len(PAGE.rows), weaker + settings)
     assert holds + part + sum(others) == whole
