@@ -616,7 +616,7 @@ BEFORE_WEIGHTS = {
     "patch MODEL --clean 'a b c' --corrupted 'a b c'": "have the same tokens",
     "circuit MODEL --task file --pairs-file site.toml": "is no pair",
 }
-"""What the headers of the files say, so that no weight is read for it."""
+"""Refused from the headers of the files: no weight is read for it."""
 REFUSED |= BEFORE_WEIGHTS
 
 

@@ -35,7 +35,7 @@ class Located:
     batch: TokenBatch
     panel: Panel
     there: Occurrences | None
-    """Where the token stands that the configuration names."""
+    """The positions of the token that the configuration names, if it names one."""
     aligned: bool
     """Each sequence was cut so that its sink stands at the same position."""
     elsewhere: tuple[int, ...]

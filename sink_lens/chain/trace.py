@@ -251,7 +251,7 @@ class _Asked:
     other: TokenBatch | None
     """The same text in the other BOS condition, if it is read."""
     there: Occurrences | None
-    """Where the token stands that the configuration names."""
+    """The positions of the token that the configuration names, if it names one."""
     config: TraceConfig
     links: Sequence[Link]
     progress: bool

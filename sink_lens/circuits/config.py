@@ -61,9 +61,9 @@ class CircuitConfig:
     length: int = 64
     """With the task text: tokens per sequence."""
     metric: str | None = field(default=None, metadata={"metavar": "NAME", "imports": True})
-    """What the circuit explains: logit_difference, sink_mass, loss, kl (from the clean run), or MODULE:FUNCTION, a
-    function of yours of the logits, of an Outcome, or of the task, which then returns the metric. Default:
-    logit_difference; sink_mass with the task text."""
+    """The number that the circuit explains: logit_difference, sink_mass, loss, kl (from the clean run), or
+    MODULE:FUNCTION, a function of yours of the logits, of an Outcome, or of the task, which then returns the metric.
+    Default: logit_difference; sink_mass with the task text."""
     sink_position: int = 0
     """Position of the sink: where sink_mass is read, and whose share of scores and faithfulness the run says."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})

@@ -28,7 +28,7 @@ SHOWN = {"norm", "outlier_value", "value", "change", "contribution", "s1", "s2"}
 
 
 @torch.no_grad()
-def written(*, by_input=False, read=(1, 2, 3, 4)):
+def write_model(*, by_input=False, read=(1, 2, 3, 4)):
     """A model in which BOS makes a dimension in layer 0, by a neuron or the layer's input, and the kind of the part.
 
     Later layers `read` it, 3 and 4 by the keys of 1 and 2.
@@ -107,7 +107,7 @@ def test_a_tiny_model_is_traced(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("by_input", [False, True])
 def test_what_is_said_of_a_model_is_said_of_the_same_one_whose_layers_multiply_by_1(by_input, tmp_path):
-    model, maker = written(by_input=by_input)
+    model, maker = write_model(by_input=by_input)
     own = traced(model, tmp_path / "own", report=True)
     makers = own.tables["makers"].query("is_maker")
     assert [*makers[["kind", "layer", "unit"]].itertuples(index=False, name=None)] == [maker]
@@ -129,7 +129,7 @@ def test_what_is_said_of_a_model_is_said_of_the_same_one_whose_layers_multiply_b
 
 @pytest.mark.exhaustive
 def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found(monkeypatch):
-    model, maker = written(read=(3,))
+    model, maker = write_model(read=(3,))
     lens, tokens = named(model), drawn()
     setting = setting_of(lens, tokens, location=scout(lens, tokens, config=CONFIG), config=CONFIG)
     assert setting.sink_layers == (3,)

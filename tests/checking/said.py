@@ -34,12 +34,12 @@ def normalised(text: str) -> str:
 
 
 def roots(name: str) -> list[object]:
-    """What words the title and the sentences of a kind's page."""
+    """Return the functions that word the title and the sentences of a kind's page."""
     page = imported(kinds()[name].page)
-    return [page.title, page.headline, *(found(place) for place in SENTENCES.get(name, ()))]
+    return [page.title, page.headline, *(object_at(place) for place in SENTENCES.get(name, ()))]
 
 
-def found(place: str) -> object:
+def object_at(place: str) -> object:
     """The function, or property, that ``module:name`` or ``module:Class.name`` stands for."""
     module, _, names = place.partition(":")
     first, *rest = names.split(".")
@@ -72,7 +72,7 @@ def reached(begin: list[object]) -> list[object]:
 
 
 def named_in(function) -> list[object]:
-    """What a function names of its module, and of modules that this imports."""
+    """Return the objects that a function names, of its module and of modules that this imports."""
     known, values = function.__globals__, {}
     for node in ast.walk(tree(function)):
         if isinstance(node, ast.Name) and node.id in known:

@@ -84,7 +84,7 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-def told(change, **options):
+def sentences_after(change, **options):
     return " ".join(circuit_told(pd.DataFrame([ROW | change]), **options))
 
 
@@ -100,17 +100,17 @@ def test_the_table_has_every_sentence_of_a_circuit_and_each_has_its_test():
 @pytest.mark.parametrize("key", CASES)
 def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
     true, false = CASES[key]
-    assert is_said(key, told(true))
+    assert is_said(key, sentences_after(true))
     if key in COUNTED:
-        assert told(true) != told(false)
+        assert sentences_after(true) != sentences_after(false)
     else:
-        assert not is_said(key, told(false))
+        assert not is_said(key, sentences_after(false))
 
 
 def test_areas_of_a_curve_that_ends_early_are_not_cpr():
-    assert is_said("areas, part", told({}, sizes=(0.1,)))
-    assert not is_said("areas, part", told({}))
-    assert not is_said("areas", told({}, sizes=(0.1,)))
+    assert is_said("areas, part", sentences_after({}, sizes=(0.1,)))
+    assert not is_said("areas, part", sentences_after({}))
+    assert not is_said("areas", sentences_after({}, sizes=(0.1,)))
 
 
 def test_a_run_that_judged_no_circuit_says_so():
@@ -119,7 +119,7 @@ def test_a_run_that_judged_no_circuit_says_so():
     said = " ".join(circuit_told(pd.DataFrame([before])))
     assert is_said("not judged", said)
     assert not is_said("kept", said)
-    assert not is_said("not judged", told({}))
+    assert not is_said("not judged", sentences_after({}))
 
 
 def page_of(folder, *, config, change=None, heads=True):

@@ -98,7 +98,7 @@ def test_a_text_of_a_pair_may_hold_any_line_separator_but_a_new_line(text, tmp_p
 ROW = {"clean": [3, 4, 5, 6], "corrupted": [3, 4, 5, 7], "correct": [8, 9], "incorrect": 10, "at": "1-2"}
 
 
-def written(path, *rows):
+def write_rows(path, *rows):
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
@@ -106,7 +106,7 @@ def written(path, *rows):
 def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
     rows = [{"clean": "a b", "corrupted": "c b", "correct": [" x", " y"], "incorrect": " z", "at": 1, "end": [-2, -1]}]
     rows += [rows[0] | {"clean": "a d", "correct": "|", "at": 0}]
-    written(tmp_path / "p.jsonl", *rows)
+    write_rows(tmp_path / "p.jsonl", *rows)
     table = pd.DataFrame([one | {"end": "-2,-1"} for one in rows]).assign(correct=[" x| y", "|"])
     table.to_csv(tmp_path / "p.csv", index=False)
     spans = {"subject": "at", "last": "end"}
@@ -131,14 +131,14 @@ def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
     ],
 )
 def test_a_span_or_an_answer_that_does_not_fit_is_refused_with_its_pair(second, says, tmp_path):
-    file = written(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second)
+    file = write_rows(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second)
     config = CircuitConfig(task="file", pairs_file=str(file), spans=("subject=at",))
     with pytest.raises(InputError, match=says):
         pairs.pairs_that_fit(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
 
 
 def test_a_pair_whose_answer_is_both_right_and_wrong_is_left_out(tmp_path):
-    file = written(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
+    file = write_rows(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
     config = CircuitConfig(task="file", pairs_file=str(file))
     found = pairs.pairs_that_fit(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
     assert [(one.correct, one.incorrect) for one in found] == [((8, 9), (10,))]

@@ -25,9 +25,10 @@ VARIANTS = {
     "single scale": {"norm": "single_scale"},
     "Muon": {"optimizer": "muon"},
 }
-"""Each changes one thing of ``TrainConfig``; those of one seed see the same sequences."""
+"""Each differs from softmax in one part of the model or in the optimiser; trainings of one seed see the same
+sequences."""
 FREE = ("sigmoid", "off by one", "sink logit", "key bias", "gate")
-"""Where a head can give nothing without a sink."""
+"""Variants in which a head can give nothing without a sink."""
 SEEDS = tuple(range(10))
 
 
