@@ -204,6 +204,13 @@ class Engine:
         slow, _ = self._passes.slow(self._part(prompts), self._baseline_run.edits, prompts=prompts)
         return max(_gap(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
+    def largest_logit(self) -> float:
+        """The largest scored logit of the first prompts' baseline run, as a magnitude; 0 if no metric reads logits."""
+        logits = self.baseline_outcome(self._prompts()[0]).logits
+        if logits is None or not any(metric.logits for metric in self.metrics):
+            return 0.0
+        return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
+
     def layers_of(self, block: Block) -> int:
         """Number of layers that a block runs for each of its cells."""
         return max(0, min(self.needs.last, self.lens.n_layers) - block.first)

@@ -22,7 +22,8 @@ from .threads import can_copy
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-"""Largest allowed deviation from the bridge, relative to a metric's largest magnitude."""
+"""Largest allowed deviation from the bridge, relative to a metric's largest magnitude, or to the largest logit if a
+metric reads logits: a small difference of large logits is only as exact as they are."""
 _CHECKED = 2
 """Cells that are compared with passes of the bridge."""
 _TRIED = 8
@@ -166,10 +167,10 @@ def _compare(engine: Engine) -> _Compared:
 
 
 def _allowed_deviation(engine: Engine) -> float:
-    """Allowed deviation, relative to the largest magnitude of the baseline, or to 1 for an attention mass."""
+    """Allowed deviation, relative to the largest magnitude of the baseline, and at least to 1."""
     if engine.lens.dtype != torch.float32:
         # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
         # undefined on one way alone is an infinite deviation, and is not.
         return sys.float_info.max
     sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))
-    return TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)))
+    return TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)), engine.largest_logit())

@@ -270,6 +270,30 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
     assert deviation < 0.1
 
 
+@pytest.mark.parametrize(("off", "path"), [(3e-6, "blocks"), (1e-3, "bridge")])
+def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens_of, engine_of, monkeypatch, off, path):
+    model = tiny("llama")
+    head = model.get_output_embeddings().weight.data
+    head *= 1000
+    head[6] = head[5]
+    lens, tokens, metric = wrap(model), tokens_of(), logit_difference(5, 6)
+    engine = engine_of(lens, tokens, [cell_of(scale("z", 2.0, layers=[1]))], [metric])
+    assert engine.baseline()["value"].abs().max() < 0.01
+    largest, right = engine.largest_logit(), Passes.pack
+    assert largest > 10
+
+    def pack(self, edits, **options):
+        outcomes, changed = right(self, edits, **options)
+        moved = [one.logits.clone() for one in outcomes]
+        for logits in moved:
+            logits[..., 5] += off * largest
+        return [replace(one, logits=logits) for one, logits in zip(outcomes, moved, strict=True)], changed
+
+    monkeypatch.setattr(Passes, "pack", pack)
+    found, _ = check_plan(lens, tokens, engine.cells, [metric], plan=engine.plan)
+    assert found.path == path
+
+
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
     engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"))], [sink_mass(0)])
     right = Passes.baseline
