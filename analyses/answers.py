@@ -375,10 +375,9 @@ def cost(folder: Path, *, parameters: float) -> str:
     run = max(runs, key=lambda one: one["parameters"].iloc[0])
     minutes, size = run["seconds"].sum() / 60, run["parameters"].iloc[0] / 1e6
     return (
-        f"{run['model'].iloc[0]} ({size:.0f}M parameters) took {minutes:.0f} minutes on two busy cores. By its "
-        f"parameters a model of {parameters / 1e9:.1f}B takes {rate * parameters / 3600:.0f} hours there, and "
-        f"{4 * parameters / 1e9:.0f} GB in float32 beside its activations (about 2 GB); a GPU, on which it is loaded "
-        "where there is one, is as many times faster as one forward is."
+        f"{run['model'].iloc[0]} ({size:.0f}M parameters) took {minutes:.0f} minutes on two busy cores. A model of "
+        f"{parameters / 1e9:.1f}B would take {rate * parameters / 3600:.0f} hours there, and "
+        f"{4 * parameters / 1e9 + 2:.0f} GB in float32. A GPU is used if there is one."
     )
 
 
@@ -419,13 +418,11 @@ def long_page(page: Page, results: Results, *, folder: Path) -> str:
         rows = [row for row in page.rows if row.id[0] == paper.letter]
         parts.append(f"## {paper.letter}: *{paper.title}*\n\n{table(rows, results)}\n\n")
     others = {name: own for name, own in models(folder, results).items() if name != DEFAULT_MODEL}  # it saw more texts
-    of_default = {DEFAULT_MODEL: results} | others
-    names = (
-        f"{DEFAULT_MODEL} saw up to five texts{', the other real models one' if others else ''}; the last columns are "
-    )
-    names += "small models that an analysis trained."
-    about = {"names": names, "table": by_model(page, results, of_default), "cost": cost(folder, parameters=6.7e9)}
-    return "".join(parts) + page.long_closing.format(**about)
+    told = ""
+    if others:
+        rows = by_model(page, results, {DEFAULT_MODEL: results} | others)
+        told = f"{DEFAULT_MODEL} read up to five texts, the other real models one.\n\n{rows}\n\n"
+    return "".join(parts) + page.long_closing.format(table=told, cost=cost(folder, parameters=6.7e9))
 
 
 def write_pages(page: Page, results: Results, *, docs: Path, folder: Path) -> None:
