@@ -228,7 +228,7 @@ def measure(
     readings: list[Reading] = [
         *r.attention_readings(sinks, threshold=config.threshold, sigmoid=lens.family.sigmoid),
         rate_reading(config.threshold, shares=lens.family.sigmoid),
-        *r.position_readings(lens, positions, moments=moments),
+        *r.position_readings(one, positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
         *r.state_readings(sinks, positions=positions),
         *r.typical_readings(sinks, positions=positions),

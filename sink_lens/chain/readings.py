@@ -23,7 +23,7 @@ from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import ADDED, LensModel
 from ..models.sites import sites_of
 from ..models.unembedding import losses_of
-from ..models.weights import attention_constants, output_weights
+from ..models.weights import AttentionWeights, Constants, attention_constants, attention_weights, output_weights
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
 from .locate import MeasuringPlan
@@ -38,7 +38,7 @@ FEW = 4
 _MOST_SAMPLED = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuringPass:
     """The pass that a link's own readings are made for: model, plan, sequence length, controls."""
 
@@ -50,6 +50,16 @@ class MeasuringPass:
     """Draws of every random control."""
     generator: torch.Generator
     """The generator of the random controls; the links draw from it in their order."""
+
+    @functools.cached_property
+    def weights(self) -> Callable[[int], AttentionWeights]:
+        """The attention's weights in a layer; those of one layer are kept, for all its readings."""
+        return functools.lru_cache(maxsize=1)(lambda layer: attention_weights(self.lens, layer=layer))
+
+    @functools.cached_property
+    def constants(self) -> Callable[[int], Constants]:
+        """What biases make in a layer, of every token alike."""
+        return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
 
 def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int[Tensor, " position"]:
@@ -137,21 +147,21 @@ def attention_readings(
 
 
 def position_readings(
-    lens: LensModel, positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
+    one: MeasuringPass, positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
 ) -> list[Reading]:
     """Standard deviation within the token and norm, by site and position; sums for S1 go to ``moments``.
 
     What biases make of every value alike (``Constants``) does not average out, and is left out of the deviation.
     """
-    readings, constants = [], functools.cache(functools.partial(attention_constants, lens))
+    readings = []
 
     def without_constant(x: Tensor, site: str, layer: int) -> Tensor:
         """Return a site without its constant."""
-        alike = getattr(constants(layer=layer), site) if site in ("v", "z", "attn_out") else None
+        alike = getattr(one.constants(layer), site) if site in ("v", "z", "attn_out") else None
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 
     for site in SITES_BY_POSITION:
-        if site not in sites_of(lens.family):
+        if site not in sites_of(one.lens.family):
             continue
 
         def std(view: LayerView, site: str = site) -> Tensor:

@@ -41,7 +41,7 @@ def all_readings(lens, length, moments):
     return [
         *r.attention_readings(PLAN.sink_positions),
         rate_reading(0.3),
-        *r.position_readings(lens, positions, moments=moments),
+        *r.position_readings(one, positions, moments=moments),
         *r.state_readings(PLAN.sink_positions, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=PLAN.sink_positions, positions=positions),

@@ -1,6 +1,5 @@
 """The outlier dimension makes the sink's key: after the norm nearly nothing else is left of the token."""
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ from ...edits.constructors import At, Edit, edit
 from ...measures import locking
 from ...measures.reductions import mean_where
 from ...models.lens import LensModel
-from ...models.weights import attention_constants, attention_weights, keys_of, norm_weights
+from ...models.weights import attention_weights, keys_of, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
@@ -37,7 +36,6 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     one. The logits are those before a soft cap.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
-    constants_of = functools.cache(functools.partial(attention_constants, lens))
     random_sets = {
         layer: torch.stack(
             [torch.randperm(lens.d_model, generator=one.generator)[: len(dims)] for _ in range(one.controls)]
@@ -47,8 +45,8 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def cosine(view: LayerView) -> Tensor:
         """Cosine of each key with what the dimensions alone would make."""
-        weights, dims = attention_weights(lens, layer=view.layer), dimensions[view.layer]
-        constants, gain = constants_of(layer=view.layer), _key_gain(lens, view.layer)
+        weights, dims = one.weights(view.layer), dimensions[view.layer]
+        constants, gain = one.constants(view.layer), _key_gain(lens, view.layer)
         x, k = view["attn_in"].float() - constants.read, (_key(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = view.valid.clone()
@@ -60,7 +58,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def cancelled(view: LayerView) -> Tensor:
         """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
-        weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
+        weights, constants = one.weights(view.layer), one.constants(view.layer)
         given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
         against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
         norms, other = _key(lens, view).norm(dim=-1), view.valid.clone()
@@ -71,7 +69,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     def split(view: LayerView) -> Tensor:
         """The logit of the sink's key, in parts."""
-        weights, constants = attention_weights(lens, layer=view.layer), constants_of(layer=view.layer)
+        weights, constants = one.weights(view.layer), one.constants(view.layer)
         x, k = view["attn_in"][:, key].float() - constants.read, _key(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
@@ -88,7 +86,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     if not layers:
         return []
     found = [Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers)]
-    biased = frozenset(layer for layer in layers if bool(constants_of(layer=layer).k.any()))
+    biased = frozenset(layer for layer in layers if bool(one.constants(layer).k.any()))
     if biased:
         found.append(Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased))
     if key == 0 or not rotary(lens):
