@@ -1,28 +1,49 @@
 """Generate text under edits, for example with the sink removed.
 
 An edit acts on every position of every pass, as in all other runs. The positions of edits are absolute, counted from
-the first token of the prompt; a position that does not exist yet is edited once it exists. Every new token takes a
-whole pass, since what an edit does to earlier positions may change as the sequence grows.
+the first token of the prompt; a position that does not exist yet is edited once it exists.
+
+Where the edits allow it, a new token takes the keys and values of the positions before it from the last pass, and only
+its own position is computed. They allow it if each is of all positions, or of positions of the prompt, and reads no
+other site. A function may still do something else to an earlier position once the sequence is longer: it may mix
+positions, or begin at some length. So each edit is called with the values of all positions at every new token. Where
+its result at an earlier one is not what it was, this token and those after it take whole passes. The first token with
+a cache is compared with a whole pass of the bridge too.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, Tokens, batch_of
-from ..edits.constructors import Edit
-from ..edits.hooks import Applied, edits_in
+from ..edits.constructors import Edit, EditError
+from ..edits.hooks import Applied, Step, edits_in
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.running import running
+from ..models.running import block_of_passes, running
+from ..models.sites import SITES
 from ..records import display
+from .layout import Layout
+from .mixers import Kept
+from .partial_pass import Pass, Visit, partial_pass
+
+_AGREE = 1e-4
+"""Logits of a pass with a cache agree with a whole pass within this share of the largest."""
+_SAME = 1e-5
+"""An edit does the same to a position within this share of its largest value, or within two steps of the type."""
+_OPEN = -1e4
+"""Scores below this are masked."""
+_MOST_HELD = 1 << 30
+"""Bytes of values that are held to call edits with them again; beyond, every token takes a whole pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +150,15 @@ def _continue(
     """Token ids of the continuation under the edits."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
+    n_prompt = tokens.shape[1]
+    held = _held_bytes(lens, edits, n_positions=n_prompt + max_new_tokens)
+    cache = _Cache(lens, edits) if held <= _MOST_HELD and _allow_cache(edits, n_prompt=n_prompt) else None
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        logits = _last_logits(lens, here, edits, record=record)
+        logits = None if cache is None else _cached_logits(cache, here, n_new=len(new), record=record)
+        if logits is None:
+            cache, logits = None, _last_logits(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
             raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:
@@ -144,6 +170,120 @@ def _continue(
             break
     record.warn()
     return tuple(new)
+
+
+def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
+    """Check whether no edit acts later on what was computed before, as far as can be told."""
+    return all(
+        one.reads is None and (one.positions is None or max(one.positions) < n_prompt) and one.keys is None
+        for one in edits
+    )
+
+
+def _held_bytes(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> int:
+    """Bytes of the values of edited sites, before and after each edit."""
+    sizes = (
+        prod(lens.sizes(SITES[one.site].axes, n_positions=n_positions, layer=layer))
+        for one in edits
+        for layer in one.over(lens.n_layers)
+    )
+    return 2 * sum(sizes) * torch.finfo(lens.dtype).bits // 8
+
+
+class _ChangedError(EditError):
+    """An edit does something else to an earlier position than when its keys and values were computed."""
+
+
+def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
+    """Logits of the next token; None where an edit needs a whole pass."""
+    try:
+        logits = cache.logits(tokens, record=record)
+    except EditError:
+        if not n_new:  # nothing was cached yet
+            raise
+        return None
+    if n_new == 1 and not _agree(logits, _last_logits(cache.lens, tokens, cache.edits, record=record)):
+        return None
+    return logits
+
+
+def _agree(logits: Tensor, whole: Tensor) -> bool:
+    """True if logits with the cache equal those of a whole forward, within rounding."""
+    return bool(torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())))
+
+
+class _Cache:
+    """Passes over the blocks that go on from the keys and values of the last one."""
+
+    def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
+        """Start without keys and values."""
+        self.lens, self.edits = lens, edits
+        self.keys: Kept = {}
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+        """The values of all positions that each step of an edit was shown, and what it made of them."""
+
+    def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
+        """Logits of the next token.
+
+        Raises:
+            EditError: an edit cannot be called, or does not do to earlier positions what it did.
+        """
+        n = tokens.shape[1]
+        held = {place: tuple(map(_longer, tensors)) for place, tensors in self.keys.items()}
+        begin = n - 1 if held else 0
+        applied = Applied(lens=self.lens, edits=self.edits, n_sequences=1)
+        valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
+        steps = applied.steps(sequences=slice(0, 1), valid=valid, layers=range(self.lens.n_layers))
+        for number, step in enumerate(steps):
+            act = partial(self._act, number=number, step=step, begin=begin)
+            visits.setdefault((step.site, step.layer), Visit()).edits.append((0, act))
+        layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
+        ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
+        self.keys = {}
+        with block_of_passes(self.lens):
+            out = partial_pass(self.lens, tokens, Pass(layout=layout, visits=visits, held=held, keep=self.keys, **ends))
+        assert out is not None  # the pass goes to the end
+        record.changed |= applied.changed
+        record.reached |= applied.reached
+        return out[0, -1].float().cpu()
+
+    def _act(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
+        """Make an edit of the last positions; refuse one that would now make something else of those before."""
+        axis = SITES[step.site].position_axis
+        if not begin:
+            new = step.act(tensor)
+            self.before[number], self.after[number] = tensor.clone(), tensor.clone() if new is None else new
+            return new
+        before, after = (_with_key(held[number], step.site) for held in (self.before, self.after))
+        whole = torch.cat([before, tensor], dim=axis)
+        new = step.act(whole)
+        found = whole if new is None else new
+        if not _same(found.narrow(axis, 0, begin), after):
+            raise _ChangedError(f"an edit of {step.site!r} changes what it does to earlier positions")
+        last = found.narrow(axis, begin, tensor.shape[axis])
+        self.before[number], self.after[number] = whole, torch.cat([after, last], dim=axis)
+        return None if new is None else last
+
+
+def _with_key(held: Tensor, site: str) -> Tensor:
+    """The values of a site once there is one more key, which no earlier query sees."""
+    if not SITES[site].observed:
+        return held
+    return torch.nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
+
+
+def _same(new: Tensor, held: Tensor) -> bool:
+    """True if an edit made of some positions what it made of them before, within rounding."""
+    share = max(_SAME, 2 * torch.finfo(held.dtype).eps)
+    scale = held.where(held > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are far larger
+    near = (new - held).abs() <= share * scale
+    return bool((near | (new == held)).all())
+
+
+def _longer(tensor: Float[Tensor, "*sequence position value"]) -> Tensor:
+    """Keys, values or a mixer's inputs with room for one more position."""
+    return torch.nn.functional.pad(tensor, (0, 0, 0, 1))
 
 
 def _last_logits(

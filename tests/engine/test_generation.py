@@ -4,10 +4,11 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from sink_lens.edits.constructors import edit, scale, zero
+from sink_lens.edits.constructors import EditError, edit, scale, zero
 from sink_lens.edits.eviction import window
 from sink_lens.engine import generation
 from sink_lens.engine.forward import run_with
+from sink_lens.engine.generation import _last_logits as last_logits
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
@@ -52,10 +53,10 @@ def test_under_edits_it_is_a_loop_of_edited_runs():
 
 def test_a_window_goes_on_with_the_tokens_that_are_written():
     lens = speaking()
-    one = window(5, keep=1)
-    found = generate(lens, "the cat and the dog", one, max_new_tokens=6)
-    assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 6)
-    assert found.ids != found.plain_ids
+    for one in (window(5, keep=1), whole_passes_only()):
+        found = generate(lens, "the cat and the dog", one, max_new_tokens=6)
+        assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 6)
+        assert found.ids != found.plain_ids
 
 
 def from_nine_tokens(x, at):
@@ -63,17 +64,80 @@ def from_nine_tokens(x, at):
     return x * -4 if at.valid.shape[1] >= 9 else x
 
 
+def evens_out(x, at):
+    """Take off the mean of all positions once there are eight, so that earlier ones change with every token."""
+    return x - 4 * x.mean(1, keepdim=True) if at.valid.shape[1] >= 8 else x
+
+
 def last_alone(x, at):
-    """Zero the last position only, which is another one at each new token."""
+    """Zero the last position only, whose keys and values are then those of an edited one for one pass."""
     return torch.where((at.positions == at.valid.shape[1] - 1).view(-1, *[1] * (x.dim() - 2)), 0.0, x)
 
 
-@pytest.mark.parametrize("change", [from_nine_tokens, last_alone])
-def test_an_edit_that_comes_to_act_on_earlier_positions_is_a_loop_of_edited_runs(change, monkeypatch):
+@pytest.mark.parametrize("site", ["v", "resid_post", "z"])
+@pytest.mark.parametrize("change", [from_nine_tokens, evens_out, last_alone])
+def test_an_edit_that_comes_to_act_on_earlier_positions_is_a_loop_of_edited_runs(site, change, monkeypatch):
     monkeypatch.setattr(generation, "_end_ids", lambda lens: set())
-    lens, one = speaking(), edit("resid_post", change, layers=[0, 1])
-    found = generate(lens, [5, 6, 7, 8, 9], one, max_new_tokens=12)
-    assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 12, end=None)
+    lens = speaking()
+    for where in ({}, {"positions": [1, 3]}):
+        if where and change is last_alone:
+            continue
+        one = edit(site, change, layers=[0, 1], **where)
+        found = generate(lens, [5, 6, 7, 8, 9], one, max_new_tokens=12)
+        assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 12, end=None)
+
+
+def test_a_pattern_that_comes_to_be_another_is_a_loop_of_edited_runs(monkeypatch):
+    monkeypatch.setattr(generation, "_end_ids", lambda lens: set())
+    lens = speaking()
+
+    def first_key(x, at):
+        """Attend to the first key alone, once there are nine."""
+        own = torch.zeros_like(x)
+        own[..., 0] = 1.0
+        return own if x.shape[-1] >= 9 else x
+
+    for one in (
+        edit("pattern", first_key),
+        edit("scores", lambda x, at: torch.where((x > -1e4) & (x.shape[-1] >= 9), x * -5, x)),
+    ):
+        found = generate(lens, [5, 6, 7, 8, 9], one, max_new_tokens=12)
+        assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 12, end=None)
+
+
+def test_an_edit_that_stays_takes_one_whole_pass(monkeypatch):
+    lens, whole = speaking(), []
+    monkeypatch.setattr(generation, "_last_logits", lambda *a, **k: (whole.append(1), last_logits(*a, **k))[1])
+    direction = torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0))
+    for one in (
+        zero("attn_out", layers=[1], positions=[0, 2]),
+        edit("resid_post", lambda x, at: x - (x @ direction)[..., None] * direction / direction.dot(direction)),
+        window(5, keep=1),
+    ):
+        whole.clear()
+        generate(lens, "the cat and the dog", one, max_new_tokens=8)
+        assert len(whole) == 2  # the first token with a cache, edited and not
+
+
+def test_values_that_are_too_many_to_hold_take_whole_passes(monkeypatch):
+    lens = speaking()
+    monkeypatch.setattr(generation, "_MOST_HELD", 1000)
+    monkeypatch.setattr(generation._Cache, "logits", lambda *_, **__: pytest.fail("values are held"))
+    one = scale("resid_post", 1.5)
+    monkeypatch.setattr(generation, "_allow_cache", lambda edits, **_: bool(edits))  # the unedited run may
+    found = generate(lens, "the cat and", one, max_new_tokens=3)
+    assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 3)
+
+
+def whole_passes_only():
+    """An edit of one's own that takes no pass over the last position alone."""
+
+    def change(x, at):
+        if len(at.positions) < at.valid.shape[1]:
+            raise EditError("every position is needed")
+        return x * torch.linspace(1, 3, x.shape[1])[:, None]
+
+    return edit("mlp_out", change, layers=[1])
 
 
 def test_a_position_that_is_not_there_yet_is_edited_when_it_is():
