@@ -1,6 +1,5 @@
 """Models to measure: by name, the checkpoints of a training, untrained models by configuration and seed."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,17 +127,7 @@ class RandomSequences:
             vocab_size=size,
         )
 
-    @property
-    def n_chunks(self) -> int:
-        """Count the chunks."""
-        return -(-self.sequences // CHUNK)
-
-    def chunks(self, lens: LensModel, *, start: int = 0) -> Iterator[TokenBatch]:
-        """The chunks in order, from one on."""
-        for index in range(start, self.n_chunks):
+    def chunks(self, lens: LensModel) -> Iterator[TokenBatch]:
+        """The chunks in order."""
+        for index in range(-(-self.sequences // CHUNK)):
             yield self.chunk(lens, index)
-
-    def digest(self, lens: LensModel) -> str:
-        """Hash that identifies these draws: of the rule that makes them and of the first chunk's tokens."""
-        rule = f"random {self.sequences} {self.length} {self.seed} {self.bos} {self.chunk(lens, 0).hash}"
-        return hashlib.sha256(rule.encode()).hexdigest()

@@ -10,7 +10,6 @@ sequence's probabilities shifted around the vocabulary by an offset of its own, 
 takes away what sequences share.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.running import running
 from ..progress import tqdm
 from ..records import display
-from .models_to_measure import CHUNK, RandomSequences
+from .models_to_measure import RandomSequences
 
 COVERED = 0.8
 """Share of the events of which the number of tokens is given."""
@@ -80,25 +79,6 @@ class Votes:
                 self.shifted[number, offset:] += row[: n_vocab - offset]
                 self.shifted[number, :offset] += row[n_vocab - offset :]
         self.n += len(wide)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Everything that was summed, to be kept on disk."""
-        names = ("argmax", "argmin", "probability", "square", "shifted")
-        kept = {name: getattr(self, name).numpy() for name in names}
-        return kept | {"n": np.array([self.n]), "generator": self._generator.get_state().numpy()}
-
-    def resume(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``state`` gave.
-
-        Raises:
-            InputError: it is no such state.
-        """
-        if missing := sorted(self.state().keys() - state.keys()):
-            raise InputError(f"resume has no {', '.join(missing)}; need what keep was given last")
-        for name in ("argmax", "argmin", "probability", "square", "shifted"):
-            setattr(self, name, torch.from_numpy(state[name].copy()))
-        self.n = int(state["n"][0])
-        self._generator.set_state(torch.from_numpy(state["generator"].copy()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +134,6 @@ def preference(
     bos: BosCondition = "without",
     batch_size: int | None = None,
     progress: bool = True,
-    resume: Mapping[str, np.ndarray] | None = None,
-    keep: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Preference:
     """Count the tokens that a model predicts after random sequences of its own ordinary tokens, against chance.
 
@@ -169,8 +147,6 @@ def preference(
         bos: ``without``, ``with`` or ``auto``; see ``random_tokens``.
         batch_size: sequences a forward; chosen by length and vocabulary if None.
         progress: show a bar.
-        resume: what ``keep`` was given last, to go on from there.
-        keep: called with all sums after each chunk of 64 sequences.
 
     Raises:
         InputError: too few sequences, a length over the context, or logits that are not finite.
@@ -181,16 +157,12 @@ def preference(
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check(lens)
     votes = Votes.of(lens, seed=seed)
-    if resume is not None:
-        votes.resume(resume)
     size = size_of_forward(lens, length=length) if batch_size is None else batch_size
-    with tqdm(total=sequences, initial=votes.n, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
-        for chunk in draws.chunks(lens, start=-(-votes.n // CHUNK)):
+    with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
+        for chunk in draws.chunks(lens):
             for part in chunk.batches(size):
                 votes.add(last_logits(lens, part))
                 bar.update(part.n_sequences)
-            if keep is not None:
-                keep(votes.state())
     return vote_shares(votes, length=length, generator=np.random.default_rng(seed))
 
 

@@ -1,9 +1,16 @@
-"""``survey``: one measurement of many models, from its configuration; what each kind of survey reads and computes."""
+"""``survey``: one measurement of many models, from its configuration; what each kind of survey reads and computes.
+
+Each model is opened, measured, written and closed, so that a stopped survey can be continued. A model that cannot be
+opened or measured becomes a row whose ``error`` says why, unless none can.
+"""
 
 import os
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +19,21 @@ import pandas as pd
 from ..activations.record import stream
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
-from ..errors import InputError
+from ..errors import InputError, SinkLensError, UndrawnError
 from ..estimate import now, seconds_of
 from ..models.lens import LensModel
+from ..models.load import usable
 from ..models.memory import held_bytes
-from ..records import Result, default_folder
+from ..progress import tqdm
+from ..records import Result, create_run, default_folder, display, read_run, versions
 from ..report.page import PageTable, shown_table
 from ..text import duration, short
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import agreement, contraction, passes
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .preference import Votes, last_logits, preference, size_of_forward
-from .survey_folder import MeasuredModel, Partial, Survey, variants_of, write_survey
-from .switches import switched_configs
+from .survey_folder import Grown, MeasuredModel
+from .switches import switched_configs, variant_table
 from .untrained_models import UntrainedConfig, read_untrained
 
 _FLOPS = 2e11
@@ -37,7 +46,6 @@ def survey(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
-    keep_every: float = 30.0,
     **fields: Any,
 ) -> Result:
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
@@ -47,7 +55,6 @@ def survey(
         out: the run folder; ``runs/KIND-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
-        keep_every: seconds between two times that the sums of the model in work are kept.
         **fields: fields of the configuration, as ``untrained=["gpt2"], sequences=64``; they win over ``config``.
 
     Raises:
@@ -56,24 +63,59 @@ def survey(
         SinkLensError: no model could be measured: what is wrong with the first.
     """
     config = _survey_config(config, fields)
-    kind, draws, found = KINDS[config.kind], _draws(config), _models(config)
-    record = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
-    record |= {"seeds": list(config.seeds)} | asdict(draws)
-    if isinstance(config, ContractionConfig):
-        record |= {"sinks": config.sinks}
-    asked = Survey(
-        kind=config.kind,
-        found=found,
-        measure=partial(kind.measure, config=config, draws=draws, progress=progress),
-        draws=draws,
-        asked=record,
-        tables=kind.tables,
-        finish=kind.finish,
-        device=config.device,
-        dtype=config.dtype,
-    )
+    kind, draws, found, device = KINDS[config.kind], _draws(config), _models(config), str(usable(config.device))
+    asked = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
+    asked |= {"seeds": list(config.seeds)} | asdict(draws)
+    asked |= {"sinks": config.sinks} if isinstance(config, ContractionConfig) else {}
+    provenance = {
+        "models": [one.name for one in found],
+        "token_source": "random, of each model's own ordinary tokens",
+        "sequences": draws.sequences,
+        "length": draws.length,
+        "token_seed": draws.seed,
+        "bos_condition": draws.bos,
+        "dtype": config.dtype or "float32",
+        "device": device,
+        "versions": versions(),
+    }
+    how: dict[str, Any] = {"expects": ["models", *kind.tables, "variants"], "overwrite": overwrite}
     folder = default_folder(config.kind) if out is None else out
-    return write_survey(asked, out=folder, overwrite=overwrite, progress=progress, keep_every=keep_every)
+    try:
+        writer = create_run(folder, kind=config.kind, config=asked, provenance=provenance, **how)
+    except UndrawnError as error:
+        return _drawn(error.folder)
+    with writer:
+        grown = Grown(writer, tables=kind.tables)
+        failed: SinkLensError | None = None
+        for one in tqdm(found, desc=config.kind, unit="model", disable=not progress or len(found) < 2, leave=False):
+            if one.name in grown.names:
+                continue
+            begun = time.perf_counter()
+            try:
+                lens = one.open(device=device, dtype=config.dtype)
+                given = kind.measure(lens, config=config, draws=draws, progress=progress)
+            except SinkLensError as error:
+                if len(found) > 1:
+                    warnings.warn(f"{one.name} is left out: {error}", stacklevel=1)
+                failed = failed or error
+                grown.add(one, error=str(error))
+                continue
+            grown.add(one, lens=lens, given=given, seconds=time.perf_counter() - begun)
+        if not grown.names and failed is not None:
+            raise failed
+        for name, frame in kind.finish(grown.whole, grown.tensors).items():
+            writer.write_csv(name, frame)
+    return _drawn(writer.folder)
+
+
+def _drawn(folder: Path) -> Result:
+    """The result of a survey's folder, whose page is drawn."""
+    run = read_run(folder)
+    display.page(folder)
+    errors = run.tables["models"]["error"].tolist()
+    failed = sum(isinstance(one, str) for one in errors)
+    said = f"{run.kind} of {len(errors) - failed} models" + (f"; {failed} could not be measured" if failed else "")
+    return Result(folder=folder, tables=run.tables, headline=said)
 
 
 def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
@@ -143,26 +185,28 @@ def _models(config: SurveyConfig) -> list[ModelToMeasure]:
     return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
-def _preference(
-    lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
-) -> MeasuredModel:
-    """Token preference of a model; its sums are kept while it runs."""
-    found = preference(lens, **asdict(draws), progress=progress, resume=sums.load(), keep=sums.keep)
+def _preference(lens: LensModel, *, config: SurveyConfig, draws: RandomSequences, progress: bool) -> MeasuredModel:
+    """Token preference of a model."""
+    found = preference(lens, **asdict(draws), progress=progress)
     top = found.top()
     text = [_text(lens, token) for token in top["token"].tolist()]
     frames = {"summary": found.summary, "coverage": found.coverage, "tokens": top.assign(text=text)}
     return MeasuredModel(frames=frames, tensors={})
 
 
-def _contraction(
-    lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
-) -> MeasuredModel:
+def _contraction(lens: LensModel, *, config: SurveyConfig, draws: RandomSequences, progress: bool) -> MeasuredModel:
     """Contraction of a model, and its directions."""
     assert isinstance(config, ContractionConfig)
     found = contraction(lens, **asdict(draws), sinks=config.sinks, progress=progress)
     frames = {name: getattr(found, name) for name in KINDS["contraction"].tables}
     kept = {name: one.astype(np.float32) for name, one in found.directions.items() if ".attention" not in name}
     return MeasuredModel(frames=frames, tensors=kept)
+
+
+def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
+    """The variants over their seeds; the checkpoints of a training are no repetitions, and are left out."""
+    summary = tables["summary"]
+    return {"variants": variant_table(summary.loc[summary["step"].isna()])}
 
 
 Step = Callable[[TokenBatch], object]

@@ -67,20 +67,6 @@ def test_how_the_sequences_are_batched_changes_nothing():
     assert np.allclose(whole.probability, small.probability)
 
 
-def test_going_on_from_what_was_kept_gives_the_same():
-    lens, kept = untrained(SMALL, seed=0), []
-
-    def keep(state):
-        kept.append({name: array.copy() for name, array in state.items()})
-
-    whole = preference(lens, sequences=150, length=16, keep=keep)
-    assert [int(state["n"][0]) for state in kept] == [64, 128, 150]  # chunks of 64
-    for state in kept:
-        again = preference(lens, sequences=150, length=16, resume=state)
-        assert (whole.argmax == again.argmax).all()
-        assert whole.summary.equals(again.summary)
-
-
 def test_an_untrained_relu_model_prefers_tokens():
     got = preference(untrained(SMALL, seed=0), sequences=500, length=16)
     row = got.summary.set_index("measure").loc["argmin_top_share"]

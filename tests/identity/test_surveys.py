@@ -1,7 +1,5 @@
 """A survey of several models goes on where it was stopped, and gives what one gives that nobody stopped."""
 
-from importlib import import_module
-
 import pandas as pd
 import pytest
 
@@ -37,26 +35,3 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(tmp_path, monkeypatch)
     for name in ("summary", "layers", "agreement", "variants"):
         one, other = (read_run(tmp_path / folder).tables[name] for folder in ("run", "whole"))
         pd.testing.assert_frame_equal(one, other)
-
-
-def test_the_sums_of_a_model_in_work_survive_a_stop(tmp_path, monkeypatch):
-    measuring = import_module("sink_lens.identity.preference")
-    really, chunks = measuring.last_logits, []
-
-    def stopping(lens, part):
-        chunks.append(part)
-        if len(chunks) == 3:
-            raise KeyboardInterrupt
-        return really(lens, part)
-
-    monkeypatch.setattr(measuring, "last_logits", stopping)
-    asked = {"untrained": [f"gpt2,{SMALL}"], "sequences": 200, "length": 16, "progress": False, "keep_every": 0.0}
-    with pytest.raises(KeyboardInterrupt):
-        surveys.survey("preference", out="run", **asked)
-    assert (tmp_path / "run" / "partial.safetensors").exists()
-    surveys.survey("preference", out="run", **asked)
-    assert len(chunks) == 5  # 4 chunks of 64, 64, 64 and 8, and the one that was stopped
-    assert not (tmp_path / "run" / "partial.safetensors").exists()
-    surveys.survey("preference", out="whole", **asked)
-    one, other = (read_run(tmp_path / folder).tables["summary"] for folder in ("run", "whole"))
-    pd.testing.assert_frame_equal(one, other)
