@@ -28,7 +28,6 @@ from ..stats import Interval, interval
 from .ablated import circuit_values
 from .choice import between, chosen, connected, largest, node_scores, outputs_of, random_like
 from .config import AT_MOST, CARRIES, CircuitConfig
-from .graph import Graph
 from .runs import Runs
 
 
@@ -64,12 +63,21 @@ class Judge:
         """Return whether the difference that faithfulness is divided by is told from 0."""
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
+    def used(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
+        """Those edges of a circuit that are on a path from the input to the metric; only they are run, as in EAP-IG."""
+        graph = self.runs.graph
+        return connected(graph, circuit, outputs=outputs_of(self.runs.metric, graph))
+
     def values(
         self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
     ) -> Float[np.ndarray, "circuit pair"]:
-        """The metric of every circuit by pair; equal circuits are run once."""
+        """The metric of every circuit by pair; equal circuits are run once.
+
+        A writer that reads no edge of the circuit computes on replaced streams, and what it makes of means, or of
+        nothing, is not what replaces it. Its edges would carry that.
+        """
         unlike: dict[bytes, int] = {}
-        at = [unlike.setdefault(np.ascontiguousarray(one).tobytes(), len(unlike)) for one in circuits]
+        at = [unlike.setdefault(self.used(one).tobytes(), len(unlike)) for one in circuits]
         different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike])
         return circuit_values(self.runs, different, advance=advance).numpy()[at]
 
@@ -175,9 +183,8 @@ def curve(
 
     def put(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
         """Add a circuit to run."""
-        used = connected(graph, mask, outputs=outputs)
-        rows.append(described(graph, used) | {"by": by, "share": share, "n": n, "draw": draw})
-        masks.append(used)
+        rows.append(described(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
+        masks.append(mask)
 
     for share in sorted(asked.sizes):
         n = max(1, round(share * graph.n_edges))
@@ -202,6 +209,7 @@ def curve(
     )
 
 
-def described(graph: Graph, used: Bool[np.ndarray, " edge"]) -> dict[str, object]:
-    """The edges of a circuit, and the nodes that they touch."""
-    return {"connected": int(used.sum()), "nodes": len(np.unique(graph.ends[1][used])) + 1}
+def described(judge: Judge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
+    """The edges of a circuit that are run, and the nodes that they touch."""
+    used = judge.used(circuit)
+    return {"connected": int(used.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][used])) + 1}

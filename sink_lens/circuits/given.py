@@ -101,10 +101,12 @@ def evaluate(
     if len(sizes) and not own.scores.any():
         raise InputError("sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own")
     judge, generator = Judge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
+    if not judge.used(own.chosen).any():
+        raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
     masks = [own.chosen, ~own.chosen]
     masks += [random_like(graph, own.chosen, generator=generator) for _ in range(random)]
     about = [{"by": by} for by in ("circuit", "without", *("random",) * random)]
-    rows = [row | {"n": int(mask.sum())} | described(graph, mask) for row, mask in zip(about, masks, strict=True)]
+    rows = [row | {"n": int(mask.sum())} | described(judge, mask) for row, mask in zip(about, masks, strict=True)]
     frame = pd.concat([pd.DataFrame(rows), judge.judged(judge.values(np.stack(masks)))], axis=1)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)

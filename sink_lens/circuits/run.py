@@ -435,15 +435,16 @@ def one_circuit(
     share = steady(curve)
     if given is not None:
         mask = given.on(half.graph).chosen
-        return replace(half, chosen=mask, size=int(mask.sum()), rows=()), "given"
-    if config.choice == "threshold" or config.edges is not None:
+        circuit, rule = replace(half, chosen=half.judge.used(mask), size=int(mask.sum()), rows=()), "given"
+    elif config.choice == "threshold" or config.edges is not None:
         circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
     elif share < 1:
         circuit, rule = half.smaller(max(1, round(share * half.graph.n_edges))), "smallest"
     else:
         circuit, rule = half, "none"
     if not circuit.n_edges:
-        need = f"a lower threshold than {config.threshold:g}" if rule == "threshold" else "more edges"
+        needs = {"threshold": f"a lower threshold than {config.threshold:g}", "given": "a circuit that has one"}
+        need = needs.get(rule, "more edges")
         raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
     return circuit, rule
 
@@ -452,7 +453,7 @@ def _judged(judge: Judge, circuit: Circuit) -> pd.DataFrame:
     """Rows of the curve: the circuit, its drawn part, all edges but its own, and as many of the largest scores."""
     like = circuit if circuit.rows else replace(circuit, rows=tuple(circuit.halves[0].tolist())).smaller(circuit.size)
     masks = np.stack([circuit.chosen, circuit.strongest(), ~circuit.chosen, like.chosen])
-    rows = [described(circuit.graph, mask) for mask in masks]
+    rows = [described(judge, mask) for mask in masks]
     frame = pd.DataFrame(rows).assign(by=["circuit", "picture", "without", "as_many"], n=masks.sum(1), draw=0)
     return pd.concat(
         [frame.assign(share=frame["n"] / circuit.graph.n_edges), judge.judged(judge.values(masks))], axis=1
@@ -508,6 +509,7 @@ def _summary(found: _Found) -> pd.DataFrame:
         "chosen_on": len(circuit.rows),
         "rule": found.rule,
         "edges": circuit.n_edges,
+        "asked_edges": circuit.size,
         "all_edges": circuit.graph.n_edges,
         **_kept(own, ""),
         **_kept(without, "without_"),

@@ -203,12 +203,21 @@ def _rule_told(row: Mapping[str, Any]) -> list[str]:
         "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
         f"keeps {carry}.",
         "asked": f"Its size was asked for. {said}.",
-        "given": f"It was given; as many of the largest scores keep {kept_told(row, 'as_many_')}. {said}.",
+        "given": f"It was given{_unused(row)}; as many of the largest scores keep {kept_told(row, 'as_many_')}. "
+        f"{said}.",
         "threshold": f"It has all scores above the threshold. {said}.",
     }.get(str(row["rule"]), "")
     if row["most_kept"] > AT_MOST:
         told += f" Faithfulness overshoots: circuits of {_size(row['most_kept_at'])} keep {percent(row['most_kept'])}."
     return [told.strip()] if told else []
+
+
+def _unused(row: Mapping[str, Any]) -> str:
+    """Say how many edges of a given circuit lead nowhere."""
+    asked = row.get("asked_edges", row["edges"])
+    if asked == row["edges"]:
+        return ""
+    return f" with {asked:,} edges, of which those on no path from the input to the metric are left out"
 
 
 def is_told(row: Mapping[str, Any]) -> bool:

@@ -9,12 +9,13 @@ import torch
 from lenses import lens_of, speaking
 from typer.testing import CliRunner
 
-from sink_lens import circuits
+from sink_lens import TokenBatch, circuits
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.cli import app
+from sink_lens.edits.mean_ablation import tokens_to_average
 from sink_lens.errors import InputError, RunError
 
-from .tiny_runs import METRIC, SIX, circuit, pair, reference_pairs
+from .tiny_runs import METRIC, SIX, circuit, exact_lens, pair, reference_pairs
 from .written_out import WithCircuit, WrittenOut
 
 
@@ -84,6 +85,46 @@ def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
             circuits.read(tmp_path / "bad.csv", lens=lens)
     with pytest.raises(InputError, match="need the model: lens="):
         circuits.read(tmp_path / "heads.csv")
+
+
+@pytest.mark.parametrize(
+    ("family", "ablation"),
+    [("llama", "mean_ordinary"), ("gpt2", "mean_aligned"), ("llama", "mean_all"), ("gpt2", "zero")],
+)
+def test_under_means_and_zero_only_edges_on_a_path_are_run_to_the_value_written_out(tmp_path, family, ablation):
+    lens, found = exact_lens(family), circuit(family, edges=15)
+    names, nodes = found.graph.names[found.chosen].tolist(), found.nodes
+    idle = nodes.loc[nodes["kind"].isin(["head", "mlp"]) & nodes["edges_in"].eq(0), "node"]
+    loose = [f"{one}->logits" for one in idle]
+    assert loose
+    pd.DataFrame({"edge": [*names, *loose]}).to_csv(tmp_path / "c.csv", index=False)
+    tokens = pair(n=3, length=9)[0]
+    with torch.no_grad():
+        run = WrittenOut(lens, tokens)
+        ordinary = tokens_to_average(lens, TokenBatch.from_tensor(tokens), "mean_ordinary").mask
+        instead = [
+            {
+                "zero": torch.zeros_like(one),
+                "mean_aligned": one.mean(0, keepdim=True).expand_as(one),
+                "mean_all": one.mean((0, 1), keepdim=True).expand_as(one),
+                "mean_ordinary": one[ordinary].mean(0).expand_as(one),
+            }[ablation]
+            for one in run.written()
+        ]
+        logits = {
+            "whole": run.logits,
+            "nothing": WithCircuit(lens, tokens, kept=[], instead=instead).logits,
+            "kept": WithCircuit(lens, tokens, kept=names, instead=instead).logits,
+            "loose": WithCircuit(lens, tokens, kept=[*names, *loose], instead=instead).logits,
+        }
+    rows = torch.arange(3)
+    value = {name: float((one[rows, -1, [5, 6, 9]] - one[rows, -1, [7, 8, 10]]).mean()) for name, one in logits.items()}
+    judged = circuits.evaluate(lens, (tokens, None), tmp_path / "c.csv", metric=METRIC, ablation=ablation, random=1)
+    row = judged.frame.iloc[0]
+    assert (row["n"], row["connected"]) == (len(names) + len(loose), len(names))
+    assert row["value"] == pytest.approx(value["kept"], abs=1e-6)
+    assert abs(value["loose"] - value["kept"]) > 1e-4
+    assert judged.gap.estimate == pytest.approx(value["whole"] - value["nothing"], abs=1e-6)
 
 
 class Harmful:

@@ -121,7 +121,8 @@ class WithCircuit(WrittenOut):
     """The same with only some edges: a reader sums its own stream, of what is added in this run or on other tokens."""
 
     def __init__(self, lens, tokens, *, kept, instead):
-        self.edges, self.instead = set(kept), WrittenOut(lens, instead).written()
+        self.edges = set(kept)
+        self.instead = instead if isinstance(instead, list) else WrittenOut(lens, instead).written()
         super().__init__(lens, tokens)
 
     def check(self, new, x):
