@@ -11,25 +11,19 @@ from typing import Literal
 
 import pytest
 import torch
-from lenses import lens_of
+from lenses import ALL_FAMILIES, lens_of
 
 from sink_lens.activations.record import capture
 from sink_lens.errors import SiteError
 from sink_lens.models.lens import LensModel
 from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
 from sink_lens.models.tiny import (
-    BY_LAYER_FAMILIES,
-    HYBRID_FAMILIES,
-    LATENT_FAMILIES,
-    MORE_FAMILIES,
-    TINY_FAMILIES,
     VOCAB_SIZE,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 BEGIN, END = "<!-- made by tests/checking/family_table.py -->", "<!-- end of what was made -->"
 BOTH, READ = "●", "○"
-FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -75,7 +69,7 @@ def _reason(lens: LensModel, site: str) -> str:
 
 
 @torch.no_grad()
-def found(families: Iterable[str] = FAMILIES) -> dict[str, list[str]]:
+def found(families: Iterable[str] = ALL_FAMILIES) -> dict[str, list[str]]:
     """What is found at each site of each architecture, or the reason why the site is refused."""
     tokens = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
     rows: dict[str, list[str]] = {}

@@ -37,35 +37,41 @@ def raw_run():
 
 
 @torch.no_grad()
-def raw_logits(family, tokens, changes=(), *, model=None):
-    """The raw model's logits; ``changes`` are (site, layer, function), the function writing into its argument."""
-    model = _raw_of(family) if model is None else model
-    row = family_of(type(model).__name__)
+def raw_logits(family, tokens, changes=(), *, model=None, lens=None):
+    """The raw model's logits; ``changes`` are (site, layer, function), the function writing into its argument.
+
+    With a ``lens`` they are those of its plain module, in which layers may differ.
+    """
+    model = lens.plain if lens else _raw_of(family) if model is None else model
     handles, inside = [], {}
     for site, layer, change in changes:
-        if SITES[site].observed:
+        row = lens.row(layer) if lens else family_of(type(model).__name__)
+        address = SITES[site].address(row)
+        if SITES[site].observed or address.side == "inside":
             inside.setdefault((site, layer), []).append(change)
         else:
-            handles.append(_listen(model, row, site, layer, change, batch=len(tokens)))
+            sizes = lens.head_sizes(layer) if lens else head_sizes(model.config, family=row, layer=layer)
+            handles.append(_listen(model, row, site, layer, change, address=address, batch=len(tokens), sizes=sizes))
     before = model.config._attn_implementation
     if inside:
         AttentionInterface.register("written_out", functools.partial(_attention, inside=inside))
         AttentionMaskInterface.register("written_out", eager_mask)
-        model.set_attn_implementation("written_out")
+        model.config._attn_implementation = "written_out"
     try:
         return model(tokens, use_cache=False).logits
     finally:
-        model.set_attn_implementation(before)
+        model.config._attn_implementation = before
         for handle in handles:
             handle.remove()
 
 
-def _listen(model, row, site, layer, change, *, batch):
+def _listen(model, row, site, layer, change, *, address, batch, sizes):
     """A torch hook that writes into a copy of what the site's submodule takes or gives."""
-    address = SITES[site].address(row)
-    sizes = head_sizes(model.config, family=row, layer=layer)
 
     def changed(tensor):
+        if address.scale != 1:  # the site is no view of the module's tensor
+            change(scaled := tensor * address.scale)
+            return scaled / address.scale
         tensor = tensor.clone()
         change(read_site(tensor, address=address, family=row, batch=batch, **sizes))  # a view: written into the whole
         return tensor
@@ -85,16 +91,31 @@ def _listen(model, row, site, layer, change, *, batch):
     return module.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def _attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, *, inside, **rest):
-    """Eager attention written out, with the changes of scores and pattern where they belong."""
+def _attention(
+    module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, alibi=None, *, inside, **rest
+):
+    """Eager attention written out, with the changes of what has no module where they belong."""
+
+    def changed(site, tensor):
+        for change in inside.get((site, module.layer_idx), ()):
+            change(tensor)
+        return tensor
+
+    query, key, value = (
+        changed(site, one.transpose(1, 2).clone()).transpose(1, 2)
+        for site, one in (("q", query), ("k", key), ("v", value))
+    )
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
-    for change in inside.get(("scores", module.layer_idx), ()):
-        change(scores)
+    if alibi is not None:
+        scores = scores + alibi[:, None, None] * torch.arange(scores.shape[-1])
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    scores = scores.masked_fill(~mask, torch.finfo().min) if mask.dtype == torch.bool else scores + mask
+    scores = changed("scores", scores)
     if weighting == "sigmoid":
         pattern = scores.sigmoid()
     elif s_aux is None:
@@ -103,6 +124,4 @@ def _attention(module, query, key, value, mask, scaling, softcap=None, s_aux=Non
         learned = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
         joined = torch.cat([scores, learned], dim=-1)
         pattern = (joined - joined.max(-1, keepdim=True).values).softmax(-1)[..., :-1]
-    for change in inside.get(("pattern", module.layer_idx), ()):
-        change(pattern)
-    return (pattern @ value).transpose(1, 2).contiguous(), None
+    return (changed("pattern", pattern) @ value).transpose(1, 2).contiguous(), None

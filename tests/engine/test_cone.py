@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lenses import lens_of
+from lenses import ALL_FAMILIES, lens_of
 from rounding import MOVED, assert_close
 from spying import spied
 
@@ -20,10 +20,6 @@ from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import (
-    BY_LAYER_FAMILIES,
-    HYBRID_FAMILIES,
-    LATENT_FAMILIES,
-    MORE_FAMILIES,
     TINY_FAMILIES,
     VOCAB_SIZE,
 )
@@ -153,7 +149,7 @@ SETS = {
 }
 CASES = [
     pytest.param(family, metrics, PACKS, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
-    for family in (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
+    for family in ALL_FAMILIES
     for name, metrics in SETS.items()
     if name == "all" or (family in TINY_FAMILIES and (name not in ("late", "early") or family == "gemma3"))
 ]

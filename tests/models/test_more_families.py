@@ -4,7 +4,7 @@ import pytest
 import torch
 from family_table import found, made, read, written
 from jaxtyping import TypeCheckError
-from lenses import lens_of, speaking
+from lenses import ALL_FAMILIES, lens_of, speaking
 from rounding import assert_rows_close
 from tiers import REPRESENTATIVES
 
@@ -16,11 +16,7 @@ from sink_lens.models.foreign import set_attention
 from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.tiny import (
-    BY_LAYER_FAMILIES,
-    HYBRID_FAMILIES,
-    LATENT_FAMILIES,
     MORE_FAMILIES,
-    TINY_FAMILIES,
     VOCAB_SIZE,
     config_of,
     tiny,
@@ -28,7 +24,6 @@ from sink_lens.models.tiny import (
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
 
-ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 OWN_ATTENTION = ("falcon", "gptj", "gpt_neo", "bloom")
 
 
@@ -42,7 +37,7 @@ def logits(model):
 
 
 def test_there_are_at_least_24_families():
-    assert {type(tiny(name)).__name__ for name in ALL} == set(FAMILIES)
+    assert {type(tiny(name)).__name__ for name in ALL_FAMILIES} == set(FAMILIES)
     assert len(FAMILIES) >= 24
 
 

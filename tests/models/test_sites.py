@@ -4,28 +4,24 @@ import functools
 
 import pytest
 import torch
+from lenses import ALL_FAMILIES
 from lenses import lens_of as lens
 from mlps import EXPERTS, UNGATED
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
+from raw_models import raw_logits
 
 from sink_lens import edits
 from sink_lens.activations.record import capture
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
-from sink_lens.models.sites import SITES, bridge_hook, read_site, site_of, sites_of
+from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
 from sink_lens.models.tiny import (
-    BY_LAYER_FAMILIES,
     HYBRID_FAMILIES,
     LATENT_FAMILIES,
-    MORE_FAMILIES,
-    TINY_FAMILIES,
     VOCAB_SIZE,
 )
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
-ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom", *LATENT_FAMILIES)
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
@@ -174,92 +170,6 @@ def test_edits_of_every_site_with_the_same_values_leave_the_logits_as_they_are(f
     assert torch.equal(found, baseline(family))
 
 
-@torch.no_grad()
-def raw_edit(family, site, layer=LAYER):
-    """The plain model's logits, noise added to the site at one layer by torch alone."""
-    model = lens(family)
-    address = SITES[site].address(model.row(layer))
-    root = model.layer(layer) if SITES[site].per_layer else model.plain
-
-    def change(tensor):
-        if address.scale != 1:  # not a view of the module's tensor
-            return tensor + noise_like(tensor) / address.scale
-        tensor = tensor.clone()
-        view = read_site(
-            tensor,
-            address=address,
-            family=model.family,
-            batch=BATCH,
-            **model.head_sizes(layer),
-        )
-        view += noise_like(view)  # a view: the change is in the whole tensor
-        return tensor
-
-    def after(module, args, output):
-        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
-
-    def before(module, args, kwargs):
-        if args:
-            return (change(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": change(kwargs["hidden_states"])}
-
-    module = root.get_submodule(address.module)
-    if address.side == "output":
-        handle = module.register_forward_hook(after)
-    else:
-        handle = module.register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        return model.plain(tokens(), use_cache=False).logits
-    finally:
-        handle.remove()
-
-
-@torch.no_grad()
-def raw_attention_edit(family, site, layer=LAYER):
-    """The same for what has no module, such as the pattern: an attention written out here, with the noise inside."""
-
-    def attention(
-        module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, alibi=None, **rest
-    ):
-        here = module.layer_idx == layer
-        given = {"q": query, "k": key, "v": value}
-        if here and site in given:
-            given[site] = given[site] + noise_like(given[site].transpose(1, 2)).transpose(1, 2)
-            query, key, value = given.values()
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.transpose(2, 3) * scaling
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        if alibi is not None:
-            scores = scores + alibi[:, None, None] * torch.arange(scores.shape[-1])
-        if mask is None:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~mask, torch.finfo().min) if mask.dtype == torch.bool else scores + mask
-        if here and site == "scores":
-            scores = scores + noise_like(scores)
-        if weighting == "sigmoid":
-            pattern = scores.sigmoid()
-        elif s_aux is None:
-            pattern = scores.softmax(-1)
-        else:
-            learned = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
-            pattern = torch.cat([scores, learned], dim=-1).softmax(-1)[..., :-1]
-        if here and site == "pattern":
-            pattern = pattern + noise_like(pattern)
-        return (pattern @ value).transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register("written_out", attention)
-    AttentionMaskInterface.register("written_out", eager_mask)
-    plain = lens(family).plain
-    before = plain.config._attn_implementation
-    plain.config._attn_implementation = "written_out"
-    try:
-        return plain(tokens(), use_cache=False).logits
-    finally:
-        plain.config._attn_implementation = before
-
-
 @pytest.mark.every_family
 @EVERY
 def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(family):
@@ -269,9 +179,8 @@ def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(fam
     places = {(site, LAYER) for site in sites_of(lens(family).family) if LAYER in having(family, site)} | {*mixers}
     for site, layer in sorted(places):
         found = edited_bridge(family, [(site, layer)], lambda tensor, hook: tensor + noise_like(tensor))
-        inside = SITES[site].observed or SITES[site].address(lens(family).row(layer)).side == "inside"
-        raw = raw_attention_edit if inside else raw_edit
-        expected = raw(family, site, layer)
+        noise = (site, layer, lambda view: view.add_(noise_like(view)))
+        expected = raw_logits(family, tokens(), [noise], lens=lens(family))
         assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm(), site
         assert_close(found, expected, of=(site, layer))
 
