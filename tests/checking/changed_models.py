@@ -559,17 +559,17 @@ def threads(world: World) -> str:
 
 def modes(world: World) -> str:
     before = run_with(world.lens, _TOKENS, _DOUBLE, logits=True).logits
-    kind = world.random.choice(("autocast", "inference", "float64"))
-    try:
-        torch.set_default_dtype(torch.float64 if kind == "float64" else torch.float32)
-        within = {"autocast": torch.autocast("cpu", dtype=torch.bfloat16), "inference": torch.inference_mode()}
-        with within.get(kind, contextlib.nullcontext()):
-            found = run_with(world.lens, _TOKENS, _DOUBLE, logits=True).logits
-            capture(world.lens, _TOKENS, sites=["z"], path="plain")
-    finally:
-        torch.set_default_dtype(torch.float32)
-    if not _same(found, before):
-        raise SilentlyWrongError(kind)
+    within = {"autocast": torch.autocast("cpu", dtype=torch.bfloat16), "inference": torch.inference_mode()}
+    for kind in ("autocast", "inference", "float64", "bfloat16"):
+        try:
+            torch.set_default_dtype(getattr(torch, kind) if "float" in kind else torch.float32)
+            with within.get(kind, contextlib.nullcontext()):
+                found = run_with(world.lens, _TOKENS, _DOUBLE, logits=True).logits
+                capture(world.lens, _TOKENS, sites=["z"], path="plain")
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if not _same(found, before):
+            raise SilentlyWrongError(kind)
     return "reaches"
 
 

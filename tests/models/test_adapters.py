@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 
-import peft
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
@@ -166,10 +165,3 @@ def test_a_folder_with_an_adapter_names_its_base_and_merge_and_unload(tmp_path):
     assert json.loads((tmp_path / "adapter_config.json").read_text())["peft_type"] == "LORA"
     with pytest.raises(ModelError, match=r"an adapter \(LORA\) of owner/base, .*merge_and_unload\(\)"):
         load(tmp_path)
-
-
-def test_every_door_takes_a_model_with_an_adapter():
-    model = with_adapter("llama")
-    assert isinstance(model, peft.PeftModel)
-    found = run_with(model, batch(), logits=True).logits
-    torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)

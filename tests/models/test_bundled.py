@@ -6,7 +6,6 @@ import shutil
 import sys
 import threading
 
-import forks
 import gguf
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from sink_lens.data import cache as cache_module
 from sink_lens.data.cache import cache_entries, sha256_of
 from sink_lens.errors import ModelError
 from sink_lens.models import bundled, conversion
-from sink_lens.models.prompt_tokens import tokenizer_of
 
 
 def stub_convert(path, *, folder):
@@ -142,27 +140,6 @@ def test_a_gguf_without_tokenizer_is_converted_without_one(tmp_path):
     assert not (folder / "tokenizer.json").exists()
 
 
-def test_a_gguf_is_parsed_once_and_its_tokenizer_can_be_had_without_its_weights(tmp_path, monkeypatch):
-    parsed = []
-
-    class Counted(gguf.GGUFReader):
-        def __init__(self, path, *rest):
-            if type(self) is Counted:  # the reader of headers, which steps over lists, is one too
-                parsed.append(path)
-            super().__init__(path, *rest)
-
-    monkeypatch.setattr(gguf, "GGUFReader", Counted)
-    file, folder = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out"
-    folder.mkdir()
-    conversion.convert(file, folder=folder)
-    assert parsed == [str(file)]
-    assert gguf.GGUFReader is Counted
-    tokenizer = tokenizer_of(file)
-    assert parsed == [str(file)] * 2
-    assert tokenizer("hello").input_ids == tokenizer_of(folder)("hello").input_ids
-    assert tokenizer_of(write_gguf(tmp_path / "none.gguf", tokenizer=False)) is None
-
-
 UNTIED = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
 DENSE = [(name, True) for name in (*UNTIED, "gemma2")] + [(name, False) for name in UNTIED]
 
@@ -178,23 +155,6 @@ def test_tensors_converted_one_by_one_are_those_that_transformers_reads(tmp_path
         found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], one) for name, one in expected.items()), file.stem
-
-
-def test_two_processes_convert_once(tmp_path, cache):
-    file = write_gguf(tmp_path / "tiny.gguf")
-    script = tmp_path / "convert.py"
-    script.write_text(
-        "import sys, pathlib; from sink_lens.models.bundled import converted_folder\n"
-        "found = converted_folder(pathlib.Path(sys.argv[1]), announce=lambda text: print('said', text))\n"
-        "print('found', found)"
-    )
-    code, said = forks.run(script, file, said=tmp_path / "said", ranks=2, env={"SINK_LENS_CACHE": str(cache)})
-    assert code == 0, said
-    first, second = (line for line in said.splitlines() if line.startswith("found "))
-    assert first == second
-    assert said.count("said Converting") == 1
-    assert [entry.complete for entry in cache_entries()] == [True]
-    assert parts(cache) == []
 
 
 @pytest.mark.real
@@ -311,20 +271,6 @@ def test_another_file_with_the_size_and_time_of_the_first_is_another_model(tmp_p
     assert len(stubbed) == 3
 
 
-def test_the_conversion_of_a_file_that_was_recognised_by_size_and_time_is_kept(tmp_path, stubbed, monkeypatch, recwarn):
-    file = some_gguf(tmp_path / "a.gguf")
-    folder = bundled.converted_folder(file)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name in ("inode", "ctime_ns"):
-        del manifest["source"][name]  # as earlier versions wrote it
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert bundled.converted_folder(file) == folder
-    monkeypatch.setattr(bundled, "sha256_of", lambda path: pytest.fail(f"hashed {path} again"))
-    assert bundled.converted_folder(file) == folder
-    assert len(stubbed) == 1
-    assert not recwarn.list
-
-
 def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path, cache, monkeypatch):
     file = some_gguf(tmp_path / "a.gguf")
 
@@ -373,14 +319,6 @@ def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage,
     assert (folder / "model.safetensors").read_bytes() == whole
     assert len(stubbed) == 2
     assert [entry.complete for entry in cache_entries()] == [True]
-
-
-def test_a_damaged_cache_whose_gguf_is_gone_is_an_error(tmp_path, stubbed):
-    file = some_gguf(tmp_path / "a.gguf")
-    flip_byte(bundled.converted_folder(file))
-    file.unlink()
-    with pytest.raises(ModelError, match=r"no file .*a\.gguf"):
-        bundled.converted_folder(file)
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):

@@ -210,14 +210,3 @@ def test_lists_are_stepped_over_and_everything_else_is_what_the_library_reads(tm
     assert [(one.name, one.data_offset, one.n_bytes) for one in ours.tensors] == [
         (one.name, one.data_offset, one.n_bytes) for one in theirs.tensors
     ]
-
-
-def test_a_nested_list_is_stepped_over(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "nested.gguf", "llama")
-    writer.add_array("nested", [[1, 2], [3]])
-    writer.add_uint32("after", 7)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert HeaderReader(tmp_path / "nested.gguf").get_field("after").contents() == 7

@@ -1,7 +1,6 @@
 """``load`` and ``wrap``: one set of weights on two paths, from a folder or an object, or a refusal that says why."""
 
 import functools
-import itertools
 import json
 import os
 
@@ -235,21 +234,6 @@ def test_masks_that_old_versions_saved_as_weights_are_no_weights(family, attenti
     extra = {f"{name}.bias": torch.ones(1, 1, 4, 4), f"{name}.masked_bias": torch.ones(1)}
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
     assert_rows_close(logits(load(tmp_path).plain), logits(tiny(family)))
-
-
-def test_weights_that_were_stored_quantised_are_noted(tmp_path):
-    """As gpt-oss is released: experts in MXFP4, two numbers a byte and a scale for 32."""
-    model = tiny("gpt_oss", hidden_size=64, intermediate_size=64)
-    model.config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    packed = ("experts.gate_up_proj", "experts.down_proj")
-    weights = {name: one.clone() for name, one in model.state_dict().items() if not name.endswith(packed)}
-    for layer, (name, rows) in itertools.product(range(3), (("gate_up_proj", 128), ("down_proj", 64))):
-        place = f"model.layers.{layer}.mlp.experts.{name}"
-        weights[f"{place}_blocks"] = torch.zeros(4, rows, 2, 16, dtype=torch.uint8)
-        weights[f"{place}_scales"] = torch.full((4, rows, 2), 124, dtype=torch.uint8)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text(model.config.to_json_string(use_diff=False))
-    assert any("the weights were stored in mxfp4" in note for note in load(tmp_path).notes)
 
 
 def test_code_beside_a_checkpoint_of_a_known_class_is_not_run_and_noted(tmp_path):

@@ -100,21 +100,6 @@ def test_a_model_in_training_gives_the_numbers_of_eval_mode_and_stays_in_trainin
     assert differing == []
 
 
-def test_the_bridge_sees_an_optimizer_step_of_a_model_in_training():
-    model = in_training("gpt2")
-    lens = wrap(model)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    before = run_with(lens, batch(), logits=True).logits
-    model(batch().tokens, labels=batch().tokens).loss.backward()
-    optimizer.step()
-    after = run_with(lens, batch(), logits=True).logits
-    assert not torch.equal(before, after)
-    with torch.no_grad():
-        expected = copy.deepcopy(model).eval()(batch().tokens).logits
-    assert torch.allclose(after, expected, rtol=1e-5, atol=1e-5)
-    assert model.training
-
-
 def test_an_error_or_a_refusal_leaves_the_model_in_training():
     model = in_training("gpt2")
     before = state(model)

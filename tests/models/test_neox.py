@@ -5,16 +5,12 @@ import torch
 from rounding import assert_rows_close
 
 from sink_lens.models.load import wrap
-from sink_lens.models.neox import SHARED_NEOX, PartOfFused, SharedNeoxAdapter, register
+from sink_lens.models.neox import PartOfFused, SharedNeoxAdapter
 from sink_lens.models.tiny import VOCAB_SIZE, tiny
 
 
 def tokens():
     return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(0))
-
-
-def test_registering_again_changes_nothing():
-    assert register() == register() == SHARED_NEOX
 
 
 def test_a_part_of_a_fused_projection_by_hand():
@@ -30,12 +26,6 @@ def test_a_part_of_a_fused_projection_by_hand():
     # 1 * (1 + 1 + 1) + 10 and 4 * 3 + 40
     assert key(torch.ones(1, 1, 3)).tolist() == [[[13, 52]]]
     assert list(key.parameters()) == []
-
-
-def test_a_part_without_bias():
-    part = PartOfFused(torch.nn.Linear(4, 12, bias=False), part=0, n_heads=2)
-    assert part.bias is None
-    assert part(torch.ones(1, 1, 4)).shape == (1, 1, 4)
 
 
 @torch.no_grad()

@@ -2,20 +2,11 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, LlamaConfig
+from transformers import AutoConfig, AutoModel
 
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny
-
-
-def test_without_choices_it_is_a_llama_with_its_type():
-    config = HeadNormConfig(num_attention_heads=4, hidden_size=48)
-    assert (config.attention, config.value_norm, config.value_norm_init) == ("softmax", "none", "matched")
-    assert (config.value_norm_eps, config.qk_norm, config.output_bias) == (1e-6, False, False)
-    assert config.model_type == "sink_lens_headnorm"
-    assert config.head_dim == 12
-    assert isinstance(config, LlamaConfig)
 
 
 @pytest.mark.parametrize(

@@ -456,22 +456,6 @@ def test_tied_embeddings_stay_tied(new_model, tokens, tmp_path):
     assert found.lm_head.weight is found.model.embed_tokens.weight
 
 
-def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
-    """A checkpoint without a gain gets the initial gain, computed from the loaded W_V."""
-    model = tiny("headnorm", value_norm="none")
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.v_proj.weight.mul_(5)
-    model.save_pretrained(tmp_path)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        norm = {"value_norm": "per_head", "value_norm_init": "first_token"}
-        found = HeadNormForCausalLM.from_pretrained(tmp_path, **norm)
-    for layer in found.model.layers:
-        torch.testing.assert_close(layer.self_attn.gamma[:, 0], layer.self_attn.first_token_size(), rtol=0.1, atol=0)
-        assert layer.self_attn.gamma.mean() > 3
-
-
 def gradients(model, ids):
     model.zero_grad()
     model(ids, labels=ids, use_cache=False).loss.backward()
