@@ -114,13 +114,6 @@ def test_numbers_are_copied_as_csv(opened, report):
     assert found.quiet
 
 
-def test_where_nothing_can_be_copied_the_numbers_are_shown(opened, report):
-    page = opened(report).page
-    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
-    page.locator("#mass-figure [data-copy]").click()
-    assert len(rows(page.locator("#mass-figure textarea").input_value())) == 6
-
-
 def test_the_views_open_and_fetch_nothing(opened, report):
     found = opened(report)
     page = found.page
@@ -206,37 +199,3 @@ def test_without_its_script_the_page_can_be_read(opened, report):
     assert not any(button.is_visible() for button in page.locator("button").all())
     assert page.locator("#scores-figure svg").is_visible()
     assert page.locator("#verdicts tbody tr").first.is_visible()
-
-
-def test_runs_beside_each_other_have_a_viewer_each(opened, tmp_path, monkeypatch):
-    image = "<svg viewBox='0 0 6 4'><image width='6' height='4'/></svg>"  # what the viewer needs of the drawn map
-    monkeypatch.setattr("sink_lens.report.html.svg", lambda figure, *, name: image)
-    folder = synthetic_run(tmp_path / "run", frames=few("heads", "tokens", **SIZE), drawn=patterns(**SIZE))
-    found = opened(render(folder, folder, out=tmp_path / "both.html"))
-    page = found.page
-    assert page.locator("[data-viewer]:visible").count() == 2
-    page.locator("[data-map='1']").press("ArrowLeft")
-    one, other = page.locator(".chosen").all_inner_texts()
-    assert one != other
-    assert found.quiet
-
-
-def test_a_large_run_stays_under_5_mb_and_says_which_patterns_it_holds(opened, tmp_path):
-    size = {"layers": 32, "heads": 32, "length": 4096}
-    report = render(synthetic_run(tmp_path / "run", frames=tables(**size, neurons=14_336), drawn=patterns(**size)))
-    assert report.stat().st_size < 5_000_000
-    found = opened(report)
-    page = found.page
-    assert "of 1,024 heads are in this page" in page.locator(".viewer").inner_text()
-    for _ in range(3):
-        page.get_by_role("button", name="Weaker").click()
-    scores = page.evaluate("parsed('pattern-data')[0].scores.flat()")
-    held = set(page.evaluate("parsed('pattern-data')[0].chosen"))
-    out = max(score for head, score in enumerate(scores) if head not in held)
-    assert out <= min(scores[head] for head in held) + 1e-3
-    weak = next(head for head in range(1024) if head not in held)
-    page.locator("[data-layer]").fill(str(weak // 32))
-    page.locator("[data-head]").fill(str(weak % 32))
-    page.locator("[data-head]").press("Enter")
-    assert "its pattern is not in this page" in page.locator(".chosen").inner_text()
-    assert found.quiet

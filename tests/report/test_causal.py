@@ -120,7 +120,3 @@ def test_a_set_of_makers_is_told_once_and_beside_chance():
     said = str(_makers_line(chance))
     removes = "Switching off 2 parts removes 90% [80%, 95%] of the outlier dimensions, no more than chance"
     assert said == f"{removes}: L1.N2, L1.N3"
-
-
-def test_without_interventions_nothing_is_said():
-    assert causal_rows({}) == []

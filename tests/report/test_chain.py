@@ -105,14 +105,6 @@ def test_a_branch_starts_again_from_its_node(tmp_path):
     circuit_of(read_run(tmp_path / "run")).draw()
 
 
-def test_a_chain_of_other_names_altogether_is_drawn(tmp_path):
-    rows = pd.DataFrame([{"order": 1, "link": "key_sink", "source": "here", "target": "there", "sentence": "It goes."}])
-    circuit = circuit_of(read_run(traced(tmp_path / "run", frames=tables() | {"chain": rows})))
-    assert circuit.nodes["label"].tolist() == ["here", "there"]
-    texts = [text.get_text() for text in circuit.draw().axes[0].texts]
-    assert {"here", "there"} <= set(texts)
-
-
 def test_a_source_that_is_no_run_is_refused():
     for source in (np.zeros(3), 5, None):
         with pytest.raises(InputError, match="need a run, its folder, or a result of patch"):

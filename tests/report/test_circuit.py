@@ -127,14 +127,6 @@ def test_without_links_or_sink_position_there_is_none(tmp_path, gone):
         circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))
 
 
-def test_without_a_growth_step_there_is_one_lane_that_says_so(tmp_path):
-    frames = tables(steps=())
-    circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
-    assert row(circuit.nodes, kind="neurons")["layers"] == "no growth step"
-    assert row(circuit.nodes, kind="heads")["layers"] == "layers 0–11"
-    assert {"the sink's", "key"} <= set(texts(circuit.draw()))
-
-
 SIZES = [(4, 4, ((1, 1),), 1), (80, 128, ((0, 9), (12, 30), (40, 41), (50, 50)), 7)]
 SIZES.append((80, 64, tuple((4 * n, 4 * n) for n in range(12)), 30))
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sink_lens.chain.page import story
 from sink_lens.chain.page import tables as trace_tables
@@ -24,20 +23,6 @@ def a_run(folder, kind, *, config=None, provenance=None, **frames):
         for name, frame in frames.items():
             (writer.write_csv if name == "summary" else writer.write_table)(name, pd.DataFrame(frame))
     return read_run(folder)
-
-
-@pytest.mark.parametrize(
-    ("neurons", "told"),
-    [("8 super neurons and 2 other makers", True), ("10 super neurons", True), ("8 super neurons", False)],
-)
-def test_the_makers_table_says_of_how_many_neurons_the_share_in_the_chain_is(tmp_path, neurons, told):
-    sets = {"set": ["half", "super neurons"], "control_of": "", "size": [2, 8], "parts": "1.2", "removed": [0.6, 0.72]}
-    sets |= {"ci_low": 0.5, "ci_high": 0.9, "control_largest": 0.0, "target": "sink"}
-    edit = {"link": "variance_neurons", "edit": f"mean ablation of {neurons}", "share": 0.91}
-    run = a_run(tmp_path / "run", "trace", maker_sets=sets, effects=[edit | {"is_primary": True}])
-    see, _ = trace_tables._maker_table(run)
-    said = "The 91% in the chain above comes from ablating 10 neurons: these 8 and the neurons among the makers."
-    assert see.endswith(said) if told else "in the chain above" not in see
 
 
 @pytest.mark.parametrize(("elsewhere", "said"), [(0, "that were not used"), (12, "that were used")])
@@ -81,22 +66,6 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
     assert part.title == "Training watched: no sink is born (2.0% of heads at the end)"
     assert "No alarm." in part.headline
     assert [table.title for table in part.tables] == ["Readings"]
-
-
-@pytest.mark.parametrize(("share", "said"), [(0.78, "78% [70%, 88%]"), (1.05, "all")])
-def test_the_set_to_keep_is_named_in_the_title(tmp_path, share, said):
-    row = {"verdict": "keep", "format": "int8_tensor", "closed_share": share, "closed_low": 0.7, "closed_high": 0.88}
-    row |= {"sentence": "Keep the sink tokens in 16 bit: int8_tensor costs 0.7 nats.", "cost_nats": 0.7}
-    run = a_run(tmp_path / "run", "quantise", summary=[row])
-    title = f"int8 tensor: keep the sink tokens in 16 bit, which closes {said} of the 0.7 nats that it costs"
-    assert content(run).title == title
-
-
-@pytest.mark.parametrize(("low", "told"), [(-0.1, True), (0.05, False)])
-def test_a_difference_whose_interval_holds_zero_is_none(tmp_path, low, told):
-    row = {"variant": "b", "curve": "evaluation", "mean": 0.1, "low": low, "high": 0.2}
-    run = a_run(tmp_path / "run", "compare", config={"by": ["lr"], "runs": {"a": {}, "b": {}}}, differences=[row])
-    assert content(run).title.endswith("; no difference can be told") == told
 
 
 @pytest.mark.parametrize(("low", "told"), [(-0.1, True), (0.05, False)])
@@ -151,20 +120,6 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
     assert all(any(cell.endswith("]†") for cell in row) for row in table.table.rows)
     with pytest.raises(InputError, match="least_effect is -1"):
         SweepConfig(grid=Grid.of(EditGrid(site="z")), least_effect=-1.0)
-
-
-def test_the_legend_of_the_forest_plot_is_whole():
-    rows = pd.DataFrame(
-        {"kind": "zero", "site": "neurons", "where": f"layer 11, position 0, unit {'1' * 40}"}, index=range(3)
-    )
-    rows = rows.assign(effect=[0.2, -0.2, 0.0], ci_low=[0.1, -0.3, -0.1], ci_high=[0.3, -0.1, 0.1], control_effect=0.0)
-    figure = sweep.forest(rows, metric="loss")
-    FigureCanvasAgg(figure).draw()
-    legend = figure.axes[0].legend_
-    assert legend is not None
-    legend = legend.get_window_extent()
-    assert legend.x0 >= 0
-    assert legend.x1 <= figure.bbox.width
 
 
 def test_models_of_a_fingerprint_are_named_by_what_tells_them_apart():

@@ -98,46 +98,6 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
         diagram.draw(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
 
 
-def many_into_one():
-    """Four levels: six nodes into one box, whose side is long enough for all their arrows."""
-    rows = [(f"a{20 + n}.h{n}", "logits", 0.1 + 0.04 * n) for n in range(6)]
-    rows += [("m0", "a23.h3<q>", 0.5), ("input", "m0", 0.6)]
-    return pd.DataFrame(rows, columns=["writer", "reader", "share"]).assign(score=1.0)
-
-
-def test_a_talk_of_four_levels_and_six_rows_is_drawn():
-    drawn = sketches.of_edges(many_into_one(), title="The circuit of the pairs", unit="of the logit difference")
-    figure = diagram.draw(drawn, style="talk")
-    assert faults(figure) == []
-    assert len(figure.axes[0].texts) > 9
-
-
-def heights(figure):
-    """Text -> the height of its middle, and the boxes' lowest and highest edge, in inches."""
-    texts = {text.get_text(): float(text.get_position()[1]) for text in figure.axes[0].texts}
-    boxes = [one for one in figure.axes[0].patches if hasattr(one, "get_boxstyle")]
-    return texts, min(one.get_y() for one in boxes), max(one.get_y() + one.get_height() for one in boxes)
-
-
-def test_the_number_of_an_arrow_over_boxes_stands_above_them_all():
-    boxes = tuple(Box(id=f"{a}{row}", text=a, row=row, column=n) for row in (0, 1) for n, a in enumerate("abc"))
-    ends = [("a0", "c0", "47%"), ("a0", "b0", "10%"), ("a1", "b1", "18%"), ("b1", "c1", "23%")]
-    arrows = tuple(Arrow(source=a, target=b, label=label, share=0.3, kind="holds") for a, b, label in ends)
-    for style in ("page", "paper", "talk"):
-        texts, _, top = heights(diagram.draw(Diagram(boxes=boxes, arrows=arrows, title="T"), style=style))
-        assert texts["47%"] > top, style
-
-
-def test_numbers_of_a_flat_chain_are_not_written_over_the_words_below():
-    texts, low, _ = heights(diagram.draw(sketches.of_edges(chain_of_edges(), title="T"), style="paper"))
-    assert min(texts["100%"], texts["90%"]) > low
-
-
-def chain_of_edges():
-    rows = [("input", "m2", 1.0), ("m2", "logits", 0.9)]
-    return pd.DataFrame(rows, columns=["writer", "reader", "share"]).assign(score=1.0)
-
-
 def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
     circuit = chain(tmp_path)
     pooled, parted = sketches.of_chain(circuit), sketches.of_chain(by_step(circuit))
@@ -148,13 +108,6 @@ def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
     ]  # fmt: skip
     assert len(parted.boxes) == 3 + 2 * 4
     assert ("neurons:0", "neurons:1", "33%") in {(one.source, one.target, one.label) for one in parted.arrows}
-
-
-def test_boxes_count_one_neuron_as_one_and_do_not_give_another_share_of_heads_than_the_title():
-    one = pd.DataFrame({"kind": ["neurons"], "label": "super neurons", "layers": "layer 1", "value": 1.0, "detail": ""})
-    assert sketches._node_words(one) == "1 super neuron, layer 1"
-    heads = one.assign(kind="heads", label="heads", layers="layers 2–4", value=12.0, detail="12 of 12\nabove 0.3")
-    assert sketches._node_words(heads) == "sink in 12 heads"
 
 
 def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):
@@ -287,10 +240,3 @@ def test_an_edge_into_a_shared_key_is_divided_among_its_heads_in_the_picture():
     figure = edge_figure(pd.DataFrame(rows, columns=["writer", "reader", "score"]), n_layers=3, group=2)
     widths = sorted(arrow.get_linewidth() for arrow in arrows_of(figure))
     assert widths == pytest.approx([2.25] * 4 + [4.0])  # 0.5 + 3.5 * share: the whole edge is as wide as two halves
-
-
-def test_an_arrow_ends_at_the_border_of_a_box_from_any_side():
-    rows = [("m0", "m1", 1.0), *((f"a1.h{n}", "m1", 0.5) for n in range(8))]
-    figure = edge_figure(pd.DataFrame(rows, columns=["writer", "reader", "score"]), n_layers=2)
-    ends = sorted(arrow.shrinkB for arrow in arrows_of(figure))
-    assert 1.3 * ends[0] < ends[-1]  # the box is wider than it is tall

@@ -106,11 +106,6 @@ def test_growth_steps_are_named_with_their_factor():
     assert {"layers 3 to 4", "×25"} <= {line.strip() for text in drawn for line in text.split("\n")}
 
 
-def test_norms_without_an_outlier_value_have_one_panel():
-    assert len(figures.norm_by_layer(layers().drop(columns="outlier_value")).axes) == 1
-    assert len(figures.norm_by_layer(layers()).axes) == 2
-
-
 def test_variance_that_follows_the_law_lies_on_it():
     for axes in figures.variance_by_position(positions(), layers=[1]).axes:
         measured, law = axes.lines
@@ -133,39 +128,12 @@ def test_super_neurons_alone_are_named_and_eight_at_most():
     assert len(figures.super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
 
 
-def test_names_of_close_super_neurons_and_numbers_of_an_axis_are_apart():
-    assert figures.apart([1.0, 1.5, 9.0], gap=2.0, top=10.0) == [1, 3, 9]
-    assert figures.apart([9.0, 9.0, 9.0], gap=2.0, top=10.0) == [6, 8, 10]
-    assert figures.apart([], gap=2.0, top=10.0) == []
-    table = neurons(count=20).assign(spike_ratio=np.geomspace(0.02, 4e5, 20))
-    figure = figures.super_neurons(table, position=0)
-    assert faults(figure) == []
-    low, high = figure.axes[0].get_xlim()
-    assert len([one for one in figure.axes[0].get_xticks() if low < one < high]) <= 5
-
-
-def test_a_name_does_not_lie_on_the_marker_beside_it():
-    ratio = np.array([8.6, 55.0, *np.geomspace(0.02, 4e5, 18)])
-    table = neurons(supers=(0, 1)).assign(spike_ratio=ratio, contribution_share=[0.06, 0.06, *[0.001] * 17, 0.7])
-    axes = figures.super_neurons(table, position=0).axes[0]
-    sides = {text.get_text(): text.get_ha() for text in axes.texts}
-    assert sides["L1.N0"] == "right"  # left of its point
-
-
 def test_many_neurons_are_drawn_as_an_image():
     few = svg(figures.super_neurons(neurons(count=50), position=0), name="few")
     many = svg(figures.super_neurons(neurons(count=30_000), position=0), name="many")
     assert "data:image/png" not in few
     assert "data:image/png" in many
     assert len(many) < 300_000
-
-
-def test_neurons_without_a_share_are_drawn_by_contribution_and_undefined_ones_not_at_all():
-    figure = figures.super_neurons(neurons().drop(columns="contribution_share"), position=0)
-    assert figure.axes[0].get_ylabel() == "contribution"
-    table = neurons(supers=())
-    table["spike_ratio"] = np.nan
-    figures.super_neurons(table, position=0).canvas.draw()
 
 
 def test_dimensions_stand_in_order_of_magnitude():
@@ -192,25 +160,10 @@ def test_a_figure_in_the_page_takes_its_colours_from_the_page():
     assert "http" not in drawn
 
 
-def test_ids_of_two_figures_differ():
-    one, two = (
-        set(re.findall(r' id="([^"]+)"', svg(figures.sink_scores(heads(), position=0), name=name))) for name in "ab"
-    )
-    assert one
-    assert not one & two
-
-
 def test_figures_leave_the_settings_of_matplotlib_alone():
     before = dict(matplotlib.rcParams)
     svg(figures.sink_scores(heads(), position=0), name="a")
     assert dict(matplotlib.rcParams) == before
-
-
-def test_a_pdf_with_a_formula_is_written_without_a_warning_about_its_font(caplog):
-    figure = style.canvas()
-    style.panel(figure).text(0.5, 0.5, "$W_O$", math_fontfamily="cm")
-    assert style.file_of(figure, "pdf").startswith(b"%PDF")
-    assert caplog.records == []
 
 
 def test_what_cannot_be_read_is_found():

@@ -1,8 +1,6 @@
 """Pages of tables of a million rows stay small, in size and in memory, and say what they are made from."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -14,19 +12,9 @@ from sink_lens.report import html
 from sink_lens.report.html import content
 from sink_lens.report.style import canvas, panel, thinned
 
-from .test_pages import CONFIGS, SAYS, frames_of
+from .test_pages import CONFIGS
 
 KEYS = ("rate_first", "mass_first", "max_activation")
-ALONG = ("cell", "layer", "step", "tokens", "position")
-SCRIPT = """
-import pathlib, re, resource, sys
-from sink_lens.report.html import page_text
-text = page_text(sys.argv[1])
-status = pathlib.Path("/proc/self/status")  # getrusage begins at the size of the process that started this one
-found = re.search(r"VmHWM:\\s*(\\d+)", status.read_text()) if status.exists() else None
-peak = int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(len(text.encode()), peak * 1024, "is made from" in text)
-"""
 
 
 def readings(steps):
@@ -41,17 +29,6 @@ def a_run(folder, kind, tables):
         for name, frame in tables.items():
             writer.write_table(name, frame)
     return folder
-
-
-def grown(frame, rows):
-    """A table of so many rows: along one column the frame again and again."""
-    times, rng = -(-rows // len(frame)), np.random.default_rng(0)
-    long = pd.concat([frame] * times, ignore_index=True).iloc[:rows]
-    along = next((name for name in ALONG if name in frame and frame[name].dtype == "int64"), None)
-    if along is not None:
-        again = np.arange(rows) // len(frame) * (frame[along].max() - frame[along].min() + 1)
-        long[along] = long[along] + again
-    return long.assign(**{name: long[name] + rng.normal(0, 0.01, rows) for name in long.select_dtypes("float")})
 
 
 def test_a_long_monitor_shows_the_last_readings_and_counts_all(tmp_path, monkeypatch):
@@ -116,22 +93,3 @@ def test_very_many_points_keep_their_extremes():
     assert x[y == 5.0].tolist() == [70_001]
     assert axes.collections[0].get_rasterized()
     assert thinned(canvas()) == ""
-
-
-def size_of(folder):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True, check=True)
-    size, memory, said = done.stdout.split()
-    return int(size), int(memory), said == "True"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", SAYS)
-def test_a_page_of_a_million_rows_is_small(tmp_path, kind):
-    tables = {"monitor": readings(112_000)} if kind == "monitor" else frames_of(kind)
-    longest = max(map(len, tables.values()))
-    if kind != "monitor":
-        tables = {name: grown(one, 1_000_000) if len(one) == longest else one for name, one in tables.items()}
-    size, memory, said = size_of(a_run(tmp_path / "run", kind, tables))
-    assert size < 5e6
-    assert memory < 1e9
-    assert said

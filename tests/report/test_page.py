@@ -15,9 +15,8 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.records import add_to_run, create_run, read_run
+from sink_lens.records import create_run
 from sink_lens.report.html import page_text, render
-from sink_lens.report.patterns import drawn_tokens
 from sink_lens.schema import table_of
 from sink_lens.text import number, visible
 
@@ -447,17 +446,6 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
     assert "neurons.parquet cannot be read: it is damaged" in page.text
     assert "patterns.safetensors cannot be read: it is damaged" in page.text
     assert sum(tag == "svg" for tag, _ in page.elements) == 7
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_tokens_without_a_position_or_a_text_are_left_out(copied):
-    with add_to_run(copied) as writer:
-        table = pd.read_parquet(copied / "tokens.parquet").astype({"position": object})
-        table.loc[0, "position"] = table.loc[1, "text"] = None
-        writer.write_table("tokens", table)
-    drawn = drawn_tokens(read_run(copied))
-    assert [place for place, _ in drawn][:2] == [2, 3]
-    assert_harmless(page_text(copied))
 
 
 @pytest.mark.usefixtures("undrawn")

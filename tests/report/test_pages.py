@@ -240,17 +240,6 @@ def test_a_set_of_entries_has_a_line_of_its_own():
     assert [text.get_text() for text in axes.get_yticklabels()][-1] == "set, outlier entries"
 
 
-def test_growth_steps_that_are_not_drawn_are_counted(tmp_path):
-    one = frames_of("ablate")["ablations"].head(1)
-    frame = pd.concat([one.assign(step=step) for step in range(1, 27)], ignore_index=True)
-    with create_run(tmp_path / "run", kind="ablate", config={}, provenance={}) as writer:
-        writer.write_table("ablations", frame)
-    (drawn,) = page_for("ablate").figures
-    said, figure = drawn.make(read_run(tmp_path / "run"))
-    assert "The first 24 of 26 growth steps are drawn; the table has all." in said
-    assert len(figure.axes) == 24
-
-
 def test_a_failed_cell_is_listed(tmp_path):
     part = content(read_run(a_run(tmp_path / "run", "sweep")))
     assert "1 edit failed" in part.headline[-1]
@@ -325,17 +314,6 @@ def test_one_figure_is_written_where_it_is_named_and_a_name_that_is_none_is_refu
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"formats": ["gif"]}, "the format is 'gif'; need some of png, svg, pdf"),
-    ],
-)
-def test_what_a_figure_cannot_have_is_refused(tmp_path, wrong, said):
-    with pytest.raises(InputError, match=said):
-        save_figures([tmp_path], tmp_path / "figures", **wrong)
-
-
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     folder = a_run(tmp_path / "run", "train")
     (tmp_path / "figures").write_text("a file")
@@ -351,15 +329,6 @@ def test_a_figure_asked_for_by_name_that_is_not_drawn_is_an_error(tmp_path, only
     assert done.exit_code == code, done.output
     assert f"figures: {tmp_path / 'out'} (" in done.output
     assert f"{'error' if code else 'warning'}: not drawn: course: The checkpoints of this run" in done.output
-
-
-def test_the_headline_of_a_patched_stream_is_where_the_decision_moves(tmp_path):
-    grid = pd.MultiIndex.from_product([range(12), range(6)], names=["layer", "position"]).to_frame(index=False)
-    layer, position = grid["layer"], grid["position"]
-    share = np.where((position == 3) & (layer < 7), 0.95, np.where((position == 5) & (layer > 7), 0.9, 0.01))
-    patches = grid.assign(value=1.0, effect=3 * share, normalised_effect=share, changed=True)
-    said = content(read_run(a_run(tmp_path / "run", "patch", empty={"patches": patches}))).title
-    assert said.endswith("is carried at position 3 ·<b>/·Spain up to layer 6 (95%), at position 5 from layer 8 (90%)")
 
 
 def test_every_column_of_a_table_says_what_it_means(tmp_path):

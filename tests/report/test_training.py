@@ -1,8 +1,5 @@
 """Figures of training: what is drawn where, on which scale, from frames alone."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -119,12 +116,6 @@ def test_what_was_not_watched_evaluated_or_repeated_is_drawn_without_it():
     assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
     made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
     assert "training loss, nats" in panels(comparison(made, variants=("none", "shared")))
-
-
-def test_comparing_and_drawing_load_no_torch():
-    code = "import sys, sink_lens.training.pages.training, sink_lens.training.compare; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_the_title_of_a_comparison_says_who_is_ahead_and_its_sentences_are_those_of_the_folder(tmp_path):
