@@ -20,6 +20,7 @@ def rehearsed(parts, folder, monkeypatch):
     return rows, gpu.tables(rows)
 
 
+@pytest.mark.exhaustive
 def test_a_dry_run_makes_every_measurement_of_a_gpu(monkeypatch, tmp_path):
     rows, shown = rehearsed("cde", tmp_path, monkeypatch)
     made = [(row["part"], row.get("what")) for row in rows]

@@ -116,6 +116,7 @@ def workers_of_a_pool():
     return [process.pid for process in multiprocessing.active_children()]
 
 
+@pytest.mark.exhaustive  # the first kill of a sweep is in test_killed.py
 def test_two_processes_one_of_which_is_killed_give_the_table_of_one(lens, local, tmp_path, monkeypatch):
     pools, killed = [], []
     pool = cluster.ProcessPoolExecutor
@@ -234,51 +235,6 @@ def test_a_cluster_that_does_not_answer_is_said_at_once_and_nothing_is_written(l
         ):
             swept(lens, tmp_path / "run", engine="ray")
     assert not (tmp_path / "run").exists()
-
-
-def cluster_of(made, *, room, resources):
-    """What ``ray_cluster`` uses of Ray: a cluster in which only so many workers ever begin."""
-
-    class Actor:
-        def __init__(self, job, device):
-            self.begins = len(made) < room
-            made.append(self)
-            self.ready = SimpleNamespace(remote=lambda: (self, len(made)))
-            self.run = SimpleNamespace(remote=lambda block: (self, "frame", block.number))
-
-    def wait(references, *, num_returns):
-        done = next((one for one in references if one[0].begins), None)
-        assert done is not None, "it would wait for ever"
-        return [done], [one for one in references if one is not done]
-
-    exceptions = SimpleNamespace(RayTaskError=KeyError)
-    return SimpleNamespace(
-        exceptions=exceptions,
-        is_initialized=lambda: True,
-        cluster_resources=lambda: resources,
-        remote=lambda **options: lambda worker: SimpleNamespace(remote=Actor),
-        put=lambda job: job,
-        wait=wait,
-        get=lambda reference: reference[2],
-    )
-
-
-def handed_out(monkeypatch, *, workers, room=2, on_gpu=False, resources=None):
-    made = []
-    fake = cluster_of(made, room=room, resources=resources or {"CPU": 4.0})
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(sys.modules, "ray.exceptions", fake.exceptions)
-    blocks = [engine.Block(number=number, prompts=slice(0, 1), first=0, cells=(number,)) for number in range(9)]
-    done = list(cluster.ray_cluster(None, blocks, workers=workers, on_gpu=on_gpu, advance=lambda cells: None))
-    assert sorted(frame for _, frame in done) == list(range(9))
-    return len(made)
-
-
-def test_workers_that_the_cluster_has_no_room_for_hold_nothing_up_and_a_gpu_must_be_there(monkeypatch):
-    assert handed_out(monkeypatch, workers=6) == 6
-    assert handed_out(monkeypatch, workers=None) == 2  # one for each two CPUs
-    with pytest.raises(InputError, match="the Ray cluster has no GPU and the model is on one"):
-        handed_out(monkeypatch, workers=2, on_gpu=True)
 
 
 @pytest.fixture(scope="module")

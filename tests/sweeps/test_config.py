@@ -114,26 +114,9 @@ def test_sources_of_tokens_and_changes_replace_what_the_file_says(tmp_path):
         ({"edits": [{"kind": 3}]}, r"kind of \[\[edits\]\] of the sweep is 3; need a text"),
         ({"edits": [{"site": ["z"]}]}, r"site of \[\[edits\]\] of the sweep is \['z'\]; need a text"),
         ({"sequences": 8, "lenght": 9, "edits": EDITS}, "the sweep has 'lenght', .*did you mean length"),
-        ({"tokens": {"sequences": "8"}, "edits": EDITS}, "sequences is '8'; need a whole number"),
-        ({"tokens": {"sequences": True}, "edits": EDITS}, "sequences is True; need a whole number"),
-        ({"tokens": {"length": 8.0}, "edits": EDITS}, "length is 8.0; need a whole number"),
-        ({"tokens": {"length": 1}, "edits": EDITS}, "length is 1; need at least 2"),
-        ({"tokens": {"sequences": 0}, "edits": EDITS}, "sequences is 0; need at least 1"),
-        ({"tokens": {"kind": "noise"}, "edits": EDITS}, "tokens is 'noise'; need one of text, random, repeated"),
-        ({"tokens": {"kind": 1}, "edits": EDITS}, "tokens is 1; need one of text, random, repeated"),
-        ({"tokens": {"bos": "maybe"}, "edits": EDITS}, "bos is 'maybe'"),
-        ({"tokens": {"prompts": "one text"}, "edits": EDITS}, "prompts is 'one text'; need a list"),
-        ({"tokens": {"prompts": [1]}, "edits": EDITS}, r"prompts is 1; need a text"),
         ({"tokens": {"prompts": []}, "edits": EDITS}, r"prompts of the sweep is \[\]; need a list of texts, one"),
-        ({"tokens": {"prompts": ["a"], "kind": "random"}, "edits": EDITS}, "given together with tokens 'random'"),
-        ({"tokens": {"prompts": ["a"], "text": "b"}, "edits": EDITS}, "both a text file and prompts"),
-        ({"tokens": {"text": "nowhere.txt"}, "edits": EDITS}, "there is no file nowhere.txt"),
         ({"controls": "5", "edits": EDITS}, "controls is '5'; need a whole number"),
         ({"controls": -1, "edits": EDITS}, "controls is -1; need a whole number from 0 on"),
-        ({"seed": 1.5, "edits": EDITS}, "seed is 1.5; need a whole number"),
-        ({"seed": -1, "edits": EDITS}, "seed is -1; need a whole number from 0 on"),
-        ({"model": 3, "edits": EDITS}, "model is 3; need a text"),
-        ({"device": 0, "edits": EDITS}, "device is 0; need a text"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
         ({"metrics": "loss", "edits": EDITS}, r"\[\[metrics\]\] of the sweep is 'loss'; need a list of tables"),
         (
@@ -159,14 +142,6 @@ def test_what_cannot_be_asked_is_refused(given, text):
 def test_a_file_that_is_no_sweep_is_named(tmp_path, name, text, says):
     with pytest.raises(InputError, match=rf"{name}.*{says}|{says}"):
         read_sweep(written(tmp_path, text, name=name))
-
-
-def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"none\.toml cannot be read as a sweep.*Need a TOML or JSON file"):
-        read_sweep(tmp_path / "none.toml")
-    (tmp_path / "picture.toml").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(InputError, match=r"picture\.toml cannot be read as a sweep"):
-        read_sweep(tmp_path / "picture.toml")
 
 
 # --- the example of the command

@@ -226,16 +226,6 @@ def test_one_two_and_three_axes_are_drawn(names):
     assert '<img alt="" src="data:image/png;base64,' in result._repr_html_()
 
 
-def test_over_three_axes_a_pixel_is_the_strongest_with_its_sign():
-    # Layer 0, unit 3: -1 at one factor and 1/2 at the other: -1 stands.
-    frame = swept_frame(
-        {"layer": [0, 1], "unit": [3, 5], "factor": [0.0, 2.0]}, effect=[-1, 0.5, 0, 0.25, 0, 0, 0.1, 0]
-    )
-    (image,) = effect_figure(frame).axes[0].images
-    assert image.get_array().tolist() == [[-1.0, 0.25], [0.0, 0.1]]
-    assert image.get_clim() == (-1.0, 1.0)
-
-
 def test_each_kind_of_edit_has_its_own_panel():
     frame = pd.concat([swept_frame({"layer": [0, 1]}), swept_frame({"unit": [0, 1]}, kind="mean")], ignore_index=True)
     titles = [axes.get_title(loc="left") for axes in effect_figure(frame, title="loss").axes]

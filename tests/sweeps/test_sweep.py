@@ -235,15 +235,6 @@ def test_the_headline_names_the_strongest_cell_of_each_metric_as_the_page_does(w
         assert f" is {effect(best)}, by {cell_name(best)}" in whole.headline
 
 
-def test_ranges_and_a_single_metric_are_taken_as_they_are(tmp_path):
-    grid = Grid.of(EditGrid(site="z", layers=range(2)), controls=0)
-    result = swept(tmp_path, what=grid, metrics=sink_mass(0))
-    assert result.frame["layer"].tolist() == [0, 1]
-    assert result.frame["n_controls"].tolist() == [0, 0]
-    assert len(result.controls) == 0
-    assert swept(tmp_path, what=grid, metrics=sink_mass(0)).headline == result.headline
-
-
 def test_a_configuration_is_the_same_sweep(tmp_path):
     saved = tmp_path / "model"
     llama().plain.save_pretrained(saved)
@@ -462,12 +453,6 @@ def test_failed_cells_alone_are_computed_again_and_only_when_that_is_asked(tmp_p
     swept(tmp_path / "a", what=cells, retry_failed=True)
     assert ran == []
     assert len(first.failed) == 2
-
-
-def test_cells_that_fail_again_stay_failed(tmp_path, ran):
-    cells = some_cells({"broken": True})
-    first = swept(tmp_path, what=cells)
-    assert_same(first, swept(tmp_path, what=cells, retry_failed=True))
 
 
 def test_a_retry_that_was_stopped_before_its_tables_does_not_leave_the_old_ones(tmp_path, monkeypatch):

@@ -132,25 +132,6 @@ def test_where_no_difference_can_be_told_nobody_is_called_faster(tmp_path):
         assert word not in found.headline
 
 
-def test_an_arm_that_is_ahead_may_miss_the_end_in_a_seed(tmp_path):
-    ends = {"none": (4.0,) * 6, "shared": (3.0, 3.1, 3.0, 3.1, 3.0, 4.05)}
-    runs = [
-        write_run(tmp_path / f"{variant}-{seed}", [6.0, 5.0, end], seed=seed, value_norm=variant)
-        for variant, each in ends.items()
-        for seed, end in enumerate(each)
-    ]
-    found = compare(runs, generator=generator())
-    assert "“shared” is ahead of the baseline" in found.headline
-    assert "“shared” reaches the baseline's final evaluation loss in 5 of 6 seeds, " in found.headline
-
-
-def test_equal_arms_are_equally_fast(tmp_path):
-    found = compare(variants(tmp_path, norm=BASE, seeds=(0, 1)), generator=generator())
-    first = found.tables["finals"].query("variant == 'per_head' and seed == 0")
-    assert first["acceleration"].tolist() == [1.0, 1.0]
-    assert first["difference"].tolist() == [0.0, 0.0]
-
-
 def test_without_an_evaluation_the_training_loss_is_compared(tmp_path):
     found = compare(variants(tmp_path, evaluation=False), generator=generator())
     assert set(found.tables["finals"]["curve"]) == {"training"}
@@ -275,17 +256,6 @@ def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(
     other = write_run(tmp_path / "o", BASE, seed=2, value_norm="per_head", decay_unshared_gain=False)
     with pytest.raises(RunError, match="also differ in decay_unshared_gain"):
         group([*base, *decayed, other])
-
-
-def test_softmax_has_no_first_gain_to_differ_in(tmp_path):
-    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1)]
-    norm = {"value_norm": "per_head", "value_norm_init": "matched"}
-    matched = [write_run(tmp_path / f"m{s}", BASE, seed=s, **norm) for s in (0, 1)]
-    assert list(group(base + matched).runs) == ["none", "per_head"]
-    ones = [write_run(tmp_path / f"o{s}", BASE, seed=s, **norm | {"value_norm_init": "ones"}) for s in (0, 1)]
-    assert list(group(matched + ones).runs) == ["matched", "ones"]
-    with pytest.raises(RunError, match="also differ in value_norm_init"):
-        group([*base, *matched, *ones])
 
 
 def test_what_does_not_touch_the_numbers_may_differ(tmp_path):

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import forks
@@ -205,20 +204,6 @@ def test_two_monitors_of_one_process_lose_no_reading(tmp_path, caplog):
     assert "another monitor of this process" in warning
 
 
-def test_a_training_that_is_resumed_beside_its_own_monitor_takes_the_folder(tmp_path, caplog):
-    folder, training = tmp_path / "run", Training()
-    first = begun(training, folder)
-    training.steps(0, 3, first)
-    resumed = Training(tiny("llama", seed=1))
-    with SinkMonitor(resumed.model, every=1, folder=folder, first_step=3) as second:
-        resumed.steps(3, 5, second)
-        training.steps(3, 6, first)  # it was not at its end
-        first.close()
-    assert steps_of(folder) == list(range(5))
-    assert steps_of(tmp_path / "run.beside-2") == [3, 4, 5]
-    assert len(warnings_of(caplog)) == 1
-
-
 def test_readings_are_kept_in_memory_where_nothing_can_be_written(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     training = Training()
@@ -286,40 +271,7 @@ def test_weights_that_are_not_finite_stop_nothing():
     assert not monitor.stopped
 
 
-def test_a_layer_that_stands_twice_is_read_at_both_places():
-    shared, apart = tiny("llama"), tiny("llama")
-    shared.model.layers[1] = shared.model.layers[0]
-    apart.model.layers[1].load_state_dict(apart.model.layers[0].state_dict())
-    found = []
-    for model in (shared, apart):
-        with SinkMonitor(model, every=1) as monitor:
-            model(input_ids=batches(1)[0], use_cache=False)
-            found.append(monitor.step())
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
-def test_monitors_of_several_threads_know_nothing_of_each_other():
-    models = {(seed, how): tiny("llama", seed=seed) for seed in range(4) for how in ("alone", "together")}
-
-    def train(found, seed):
-        training = Training(models[seed, "alone" if found is alone else "together"])
-        with SinkMonitor(training.model, every=1) as monitor:
-            training.steps(0, 12, monitor)
-        found[seed] = (training.losses, monitor.frame())
-
-    alone, together = {}, {}
-    for seed in range(4):
-        train(alone, seed)
-    threads = [threading.Thread(target=train, args=(together, seed)) for seed in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    for seed in range(4):
-        assert together[seed][0] == pytest.approx(alone[seed][0])
-        pd.testing.assert_frame_equal(together[seed][1], alone[seed][1])
-
-
+@pytest.mark.exhaustive
 def test_a_process_whose_monitor_stops_lets_no_other_one_wait(tmp_path):
     out = tmp_path / "readings.x"
     code, said = forks.run(HERE / "monitor_ranks.py", out, "broken", said=tmp_path / "said", ranks=2)

@@ -1,6 +1,5 @@
 """Documents that are packed into rows are read as the same documents in a batch, where attention keeps them apart."""
 
-import importlib.util
 import logging
 
 import pytest
@@ -133,26 +132,6 @@ def test_a_batch_that_trl_packed():
     assert_equal(packed, reading(model, batched(found), sequences=6)[0])
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("strategy", ["bfd", "bfd_split"])
-def test_batches_of_trl_itself(strategy):
-    from datasets import Dataset
-    from trl import pack_dataset
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-
-    rows = [one.tolist() for one in documents((16, 24, 9, 31, 12, 60))]
-    dataset = pack_dataset(Dataset.from_dict({"input_ids": rows}), seq_length=48, strategy=strategy)
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(list(dataset))
-    del batch["labels"]
-    lengths = [n for row in dataset["seq_lengths"] for n in row]
-    for name in ("llama", "gpt2"):
-        model = tiny(name)
-        packed, _ = reading(model, batch | {"use_cache": False}, sequences=9)
-        assert_equal(packed, reading(model, batched(of_lengths(batch, lengths)), sequences=9)[0])
-
-
 # --- attention that crosses documents
 
 
@@ -197,15 +176,6 @@ def test_a_flash_kernel_keeps_documents_apart():
     AttentionInterface.register("flash_of_a_test", _flash)
     model.config._attn_implementation_internal = "flash_of_a_test"  # the setter looks for a kernel on the hub
     packed, _ = reading(model, flattened(found, return_flash_attn_kwargs=True))
-    assert_equal(packed, expected)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_packed_documents_of_a_compiled_model():
-    torch._dynamo.reset()
-    model, found = tiny("llama"), documents()
-    expected, _ = reading(model, batched(found))
-    packed, _ = reading(model, flattened(found), call=torch.compile(model, backend="eager"))
     assert_equal(packed, expected)
 
 

@@ -64,21 +64,6 @@ def test_a_gain_a_head_that_decays_is_no_matrix():
     assert all(id(one) in by_adamw and id(one) not in by_muon for one in gains)
 
 
-def test_going_on_from_its_state_is_going_on():
-    whole, parted = model_of(config_of()), model_of(config_of())
-    stepped(whole, optimizer_of(whole), n=3)
-    first = optimizer_of(parted)
-    stepped(parted, first, n=2)
-    second = optimizer_of(parted)
-    second.load_state_dict(first.state_dict())
-    generator = torch.Generator().manual_seed(2)
-    for parameter in parted.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    second.step()
-    for one, other in zip(whole.parameters(), parted.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_a_schedule_reaches_both():
     optimizer = optimizer_of(model_of(config_of()))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
@@ -104,14 +89,11 @@ def variant(tmp_path_factory):
     "changes",
     [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}, {"attention": "key_bias"}],
 )
-def test_a_variant_trains_and_is_another_training(changes, variant, tmp_path):
+def test_a_variant_trains_and_is_another_training(changes, variant):
     plain, varied = variant(), variant(**changes)
     losses = [frame["eval_loss"].dropna() for frame in (plain.log, varied.log)]
     assert losses[1].iloc[-1] < losses[1].iloc[0]
     assert not losses[0].equals(losses[1])
-    again = train(config_of(**changes), out=tmp_path / "again", progress=False, data=data())
-    columns = ["step", "loss", "eval_loss", "lr"]
-    pd.testing.assert_frame_equal(again.log[columns], varied.log[columns])
 
 
 def test_a_key_bias_is_learned_without_decay_and_read_from_its_checkpoint_on_both_paths(variant):

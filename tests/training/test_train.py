@@ -501,23 +501,6 @@ def test_where_no_checkpoint_is_whole_it_is_said(whole, tmp_path):
         trained(out)
 
 
-def test_a_pickle_beside_the_weights_is_never_read(whole, stopped, tmp_path, monkeypatch):
-    out = copy_of(stopped, tmp_path / "run")
-    (out / "checkpoints/latest-10/pytorch_model.bin").write_bytes(b"not to be opened")
-    asked = []
-    load = torch.load
-
-    def watched(path, *given, **named):
-        asked.append((Path(path).name, named.get("weights_only")))
-        return load(path, *given, **named)
-
-    monkeypatch.setattr(torch, "load", watched)
-    trained(out)
-    assert {name for name, _ in asked} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    assert {only for _, only in asked} == {True}
-    same_run(whole.folder, out)
-
-
 def stop_at(out, step):
     """A run that was stopped after a step."""
     forward = Loop.training_step

@@ -250,26 +250,6 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_goes_on(run):
     assert watch(run, tokens=batch(), progress=False)["error"].isna().all()
 
 
-def test_the_first_checkpoint_may_be_the_damaged_one(tmp_path):
-    """The text is read with the tokenizer of the next."""
-    for step in (1, 2):
-        folder = tmp_path / f"checkpoint-{step}"
-        planted().model.save_pretrained(folder)
-        tiny_tokenizer(adds_bos=True).save_pretrained(folder)
-    weights = tmp_path / "checkpoint-1" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match="checkpoint 1 is left out"):
-        frame = watch(tmp_path, sequences=4, length=24, out=tmp_path / "out", progress=False)
-    assert frame.groupby("step")["error"].count().to_dict() == {1: 1, 2: 0}
-
-
-def test_a_table_that_was_deleted_is_measured_again(tmp_path):
-    folder = course(tmp_path / "run", sinks=(False,))
-    first = watch(folder, tokens=batch(), progress=False)
-    (folder / "watch.parquet").unlink()
-    pd.testing.assert_frame_equal(watch(folder, tokens=batch(), progress=False), first)
-
-
 def test_how_a_run_ended_stays_as_it_was(tmp_path):
     folder = course(tmp_path / "failed", sinks=(False,), status="failed")
     before = read_run(folder)
