@@ -93,23 +93,6 @@ def test_an_analysis_imports_no_private_name_and_no_other_analysis(folder):
         assert not_allowed(path.read_text(encoding="utf-8"), own=f"{folder.parent.name}.{folder.name}") == []
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from sink_lens.chain.trace import _write",
-        "from sink_lens._hidden import write",
-        "import sink_lens._hidden",
-        "from sink_lens import stats\nstats._weights()",
-        "import sink_lens.stats\nsink_lens.stats._weights()",
-        "from analyses.a_structural_origin.mediation.run import measure",
-        "from ..mediation import run",
-        "import analyses.a_structural_origin.mediation.run",
-    ],
-)
-def test_a_private_name_or_another_analysis_would_be_seen(source):
-    assert len(not_allowed(source)) == 1
-
-
 @pytest.mark.parametrize("folder", first(FOLDERS, stay=lambda folder: folder.name in OF_EACH_HELPER), ids=name)
 def test_tiny_mode_does_not_expect_the_committed_result(folder):
     """Where it does, it reads the committed tables back and computes nothing."""
@@ -161,22 +144,6 @@ def test_every_figure_and_table_has_a_folder_or_a_reason():
         assert not row.folder or row.theirs, row.where
     of_papers = {claim.name for claim in found if claim.paper.startswith(("A, figure", "A, table", "C,", "D,"))}
     assert of_papers <= {row.folder for row in rows}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("", "folder '', reason ''; need one of the two"),
-        ('folder = "mediation"\nreason = "too large"', "need one of the two"),
-        ('folder = "nowhere"', "said to be in nowhere; need one of .*continued_training"),
-        ('folder = "mediation"\nnumbers = ["gone"]', "names gone; need numbers"),
-    ],
-)
-def test_a_row_without_a_folder_or_a_reason_is_refused(row, message, tmp_path):
-    path = tmp_path / "coverage.toml"
-    path.write_text(f'[[row]]\nwhere = "A, figure 99"\nshows = "it"\n{row}\n')
-    with pytest.raises(InputError, match=message):
-        read_coverage(path, claims=[read_claim(folder) for folder in FOLDERS])
 
 
 def test_the_table_of_the_zoo_is_that_of_its_rows():

@@ -80,11 +80,6 @@ def test_trace_begins_with_its_answer_and_ends_with_the_path_of_the_report(trace
     assert lines[-2:] == ["report: here/report.html", "run: here"]
 
 
-def test_quiet_prints_only_the_folder(traced):
-    assert run("trace", "--out", "here", "--quiet").stdout == "here\n"
-    assert traced[0]["progress"] is False
-
-
 # --- errors
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformer_lens.patching as reference
-from transformer_lens.tools.analysis import direct_logit_attribution as attribution
 
-from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "coming_from.md"
@@ -68,25 +66,6 @@ def test_what_is_said_and_the_logit_lens(page):
     assert int(page["by_layer"].readout.target_ranks.flatten()[-1]) == rank
 
 
-def test_direct_logit_attribution(page):
-    family, ids = page["of_family"], page["tokens"].tokens
-    other = page["lens"].tokenizer(" a", add_special_tokens=False)["input_ids"][0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        folded = wrap(tiny(family)).bridge  # a copy, since folding changes the model
-        folded.enable_compatibility_mode(fold_value_biases=False)
-        both = torch.tensor([page["right"]]), torch.tensor([other])
-        parts = attribution(folded, ids, answer_tokens=both[0], incorrect_tokens=both[1], unit="component")
-        by_head = attribution(folded, ids, answer_tokens=both[0], incorrect_tokens=both[1], unit="head")
-    first = sum("embed" in label for label in parts.labels)
-    expected = torch.cat([parts.attribution[:first].sum(0, keepdim=True), parts.attribution[first:]]).double()
-    torch.testing.assert_close(page["by_part"].values[:-1], expected, rtol=0.0, atol=1e-5)
-    heads = page["by_head"].values[(page["by_head"].frame["part"] == "head").tolist()]
-    torch.testing.assert_close(heads, by_head.attribution[: len(heads)].double(), rtol=0.0, atol=1e-5)
-    last = page["logits"][0, -1].double()
-    torch.testing.assert_close(page["by_head"].values.sum(), last[page["right"]] - last[other], rtol=0.0, atol=1e-5)
-
-
 def test_the_recipes_that_the_page_warns_of_are_off(page):
     lens, cache = page["lens"], page["cache"]
     other = lens.tokenizer(" a", add_special_tokens=False)["input_ids"][0]
@@ -118,33 +97,6 @@ def test_patching_and_the_path(page):
             lambda logits: (logits[:, -1, ids[0]] - logits[:, -1, ids[1]]).mean(), 0, 1, "q", verbose=False,
         )  # fmt: skip
     assert page["path"].frame["value"].item() == pytest.approx(float(direct[1, 2]), abs=2e-5)
-
-
-def test_ablations_and_their_loss(page):
-    lens, ids = page["lens"], page["several"].tokens
-    z = lens.bridge.run_with_cache(ids)[1]["blocks.1.attn.hook_z"]
-    for name, new in (("zeroed", torch.zeros_like(z[..., 0, :])), ("meant", z[..., 0, :].mean((0, 1)))):
-
-        def set_head(z, hook, new=new):
-            z = z.clone()
-            z[:, :, 0] = new
-            return z
-
-        hooks = [("blocks.1.attn.hook_z", set_head)]
-        by_token = lens.bridge.run_with_hooks(ids, fwd_hooks=hooks, return_type="loss", loss_per_token=True).detach()
-        torch.testing.assert_close(page[name].token_loss, by_token, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(page[name].loss, by_token.mean(1), rtol=1e-4, atol=1e-5)
-
-
-def test_induction(page):
-    for layer in range(page["lens"].n_layers):
-        pattern = page["lens"].bridge.run_with_cache(page["twice"])[1]["pattern", layer]
-        by_hand = pattern[..., range(20, 40), range(1, 21)].mean((0, -1))  # query 20 + i, key i + 1
-        found = page["induction"][layer]
-        distinct = all(len(set(row.tolist())) == 20 for row in page["half"])
-        assert distinct or (found - by_hand).abs().max() < 0.1
-        if distinct:
-            torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
 
 
 def test_steering(page):

@@ -6,28 +6,24 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 from dataclasses import dataclass
-from hashlib import sha256
 from html import unescape
 from importlib import import_module
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 import typer
 from tiers import first
 from typer.testing import CliRunner
 
-from sink_lens import TraceConfig, cli, load, read_run, trace
+from sink_lens import cli, read_run
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run
 from sink_lens.report import html
-from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep
-from sink_lens.training.config import TrainConfig, read_train
+from sink_lens.sweeps import read_sweep
 
 from .training.runs import watched, write_run
 
@@ -39,9 +35,7 @@ FILES = {
     'steps = 4\nwarmup = 1\nlog_every = 2\neval_every = 4\ndevice = "cpu"\ndata = "mine.txt"\n',
     "mine.txt": "It was the best of times, it was the worst of times, and nobody knew. " * 40,
     "unknown.toml": 'colour = 1\n[[edits]]\nsite = "z"\n',
-    "empty.toml": "[tokens]\nlength = 9\n",
     "broken.toml": "[[edits]\n",
-    "short.toml": '[tokens]\nlength = 1\n[[edits]]\nsite = "z"\n',
     **{
         f"{name}.toml": f'[tokens]\nkind = "random"\nlength = 10\n[[metrics]]\nname = "norm"\n{rest}\n'
         for name, rest in {
@@ -492,32 +486,17 @@ def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, mo
     assert len(made) == sum("--example" not in line for line in lines if name != "status")
 
 
-def test_the_example_is_a_file_to_begin_with(tmp_path):
-    for name in ("sweep", "train"):
-        (tmp_path / name).write_text(run(name, "--example").stdout)
-    config = read_sweep(tmp_path / "sweep")
-    assert config.metrics == (MetricSpec(name="sink_mass", options={"sink_position": 0, "layers": "12-29"}),)
-    assert config.grid.edits[1] == EditGrid(kind="zero", site="z", heads="each")
-    assert read_train(tmp_path / "train") == TrainConfig()
-
-
 # --- what is refused
 
 LONG = "a" * 5000
 REFUSED = {
     "trace RANDOM --threshold 1.5": "threshold is 1.5",
-    "trace RANDOM --threshold 0": "threshold is 0",
-    "trace RANDOM --length 1": "length is 1",
-    "trace RANDOM --sequences 0": "sequences is 0",
-    "trace RANDOM --tokens words": "tokens is 'words'",
-    "trace RANDOM --bos maybe": "bos is 'maybe'",
     "trace MODEL --text away.txt": "away.txt",
     "trace RANDOM --prompt a": "prompts",
     "trace RANDOM --sequnces 3": "--sequnces",
     "trace ~no-such-user/model": "no-such-user",
     f"isolate RANDOM --target-position {10**30}": "target",
     "isolate RANDOM --layers 3-1": "--layers is '3-1'",
-    "isolate RANDOM --tokens noise": "tokens is 'noise'",
     "amplify RANDOM --layers 0-4": "layer",
     "amplify RANDOM --factors 1,two": "--factors is '1,two'",
     "ablate RANDOM --length 1": "length is 1",
@@ -528,50 +507,36 @@ REFUSED = {
     "patch MODEL": "give --clean TEXT and --corrupted TEXT",
     "patch MODEL --clean 'a b'": "give --clean TEXT and --corrupted TEXT",
     "patch MODEL --clean 'a cat' --corrupted 'an elephant'": "need the same number",
-    "patch PAIR --metric beauty": "metric is 'beauty'; need one of sink_mass",
     "patch PAIR --metric logit_difference": "give --correct TEXT",
     "patch PAIR --metric logit_difference --correct giraffe": "give --incorrect TEXT",
     "patch PAIR --metric logit_difference --correct giraffe --incorrect a": "tokens behind 'a b c'; need one",
     "patch PAIR --metric norm": "give it with --metric-layers N",
     "patch PAIR --layers 2-0": "--layers is '2-0'; need numbers and ranges such as 0-3,7",
-    "patch PAIR --site resid_mid": "there is no site 'resid_mid'",
-    "patch PAIR --direction up": "direction is 'up'; need one of denoising, noising",
     "patch PAIR --sink-position 99": "reads position 99",
     "patch PAIR --metric loss --sink-position 1": "it is for metric sink_mass and norm and dominance",
     "patch PAIR --metric kl --metric-layers 1": "metric_layers is (1,), which nothing reads here",
     "patch PAIR --correct a": "it is for metric logit_difference",
     "patch PAIR --steps 5": "steps is 5, which nothing reads here: it is for approximate and screen",
     "patch PAIR --screen 2 --check 3": "it is for approximate. Leave it out",
-    "patch PAIR --approximate --check -1": "check is -1",
-    "patch PAIR --batch-size -1": "batch_size is -1",
     "sweep": "no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml",
     "sweep none.toml": "none.toml cannot be read as a configuration of sweep",
     "sweep unknown.toml": "has 'colour', which is not known; need some of",
-    "sweep empty.toml": "has no edits",
     "sweep broken.toml": "cannot be read as a configuration of sweep",
-    "sweep short.toml": "length is 1; need at least 2",
     "SWEEP --engine slurm": "slurm",
-    "SWEEP --workers 0": "workers is 0; need at least 1",
     "sweep sweep.toml --model MODEL --devices cuda:7,cuda:8": "cuda",
     "sweep sweep.toml 'a\u202egnp.exe\nerror: not ours'": "⟨U+202E⟩",
     "train": "no file was given; need one that says what to train: sink-lens train --example > train.toml",
     "train none.toml": "none.toml cannot be read as a configuration of train",
     "train train.toml --set lr": "--set lr is no setting; need NAME=VALUE",
     "train train.toml --set speed=3": "--set has 'speed', which is not known; did you mean seed?",
-    "train train.toml --set lr=fast": "lr is 'fast'; need a number",
-    "train train.toml --set accumulation=2": "accumulation",
-    "train train.toml --set size=huge": "size is 'huge'",
-    "train train.toml --device tpu": "device is 'tpu'; need one of cpu, cuda, mps",
     "compare MODEL missing": "MODEL",
     "preference": "nothing to measure",
     "preference MODEL --seeds 0-3": "--seeds was given and no untrained model",
-    "preference --untrained gpt3": "style is 'gpt3'",
     "preference GPT2 --length 100": "takes at most 64",
     "preference GPT2 --device @SUM(A1)": "device @SUM(A1) cannot be used here",
     "contraction --switch mlp": "--switch was given and no untrained model",
     "contraction GPT2 --length 8": "need 10 tokens",
     "contraction GPT2 --sequences 10": "need at least 50",
-    f"contraction GPT2 --sequences {10**30}": "sequences",
     "contraction GPT2 --seeds a": "need numbers and ranges",
     "contraction missing --device cpu": "is no folder and no file here",
     "fingerprint": "no model was given; need two or more",
@@ -579,21 +544,12 @@ REFUSED = {
     "fingerprint MODEL MODEL/../MODEL": "is there twice; need each model once",
     "fingerprint TWO --sequences 49": "49 inputs were asked for; need at least 50",
     "fingerprint TWO --length 300": "takes at most 256",
-    "fingerprint TWO --length 0": "the length is 0",
     "fingerprint TWO --null bayes": "--null is 'bayes'; need one of analytical",
-    "fingerprint TWO --coordinates 60": "60 of 48 coordinates",
     "card RANDOM --threshold 2": "threshold is 2.0; need a number between 0 and 1",
     "card RANDOM --columns loss": "--columns was given; need more than two models, or folders of runs for it",
     "card RANDOM --by bos --trace x": "--trace goes with the card of one model",
-    "card RANDOM --by taste": "by is 'taste'; need one of weights, dtype, bos",
-    "card RANDOM --most-loss 0": "most_loss is 0.0; need nats above 0",
     "origin MODEL missing": "origin",
     f"trace {LONG}": "too long",
-    f"trace --text {LONG}": "too long",
-    f"sweep {LONG}": "too long",
-    f"train {LONG}": "too long",
-    f"compare {LONG} {LONG}": "too long",
-    f"preference {LONG}": "too long",
 }
 """What is asked of each command and cannot be done -> what the error says."""
 BEFORE_WEIGHTS = {
@@ -706,6 +662,7 @@ def killed_at_its_page(path, text, **options):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a fork; on Windows nothing is forked")
+@pytest.mark.exhaustive
 def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(tmp_path, monkeypatch):
     """In a fork of this process: SIGKILL where the page would be written."""
     monkeypatch.setattr(html, "page_text", short_page)
@@ -725,25 +682,6 @@ def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(tmp_pat
     (part,) = [name for name in before if name.startswith("report.html")]
     del before[part]
     assert tables(folder) == before
-
-
-def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(html, "page_text", short_page)
-    lens, out = load("MODEL", device="cpu"), tmp_path / "run"
-    config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, interventions=False, random_init=False)
-    whole = trace(lens, config=config, out=out, progress=False)
-    whole.report_path.unlink()
-    monkeypatch.setattr("sink_lens.chain.trace.scout_and_measure", None)  # nothing is measured
-    drawn = trace(lens, config=config, out=out, progress=False)
-    assert drawn.report_path.exists()
-    assert drawn.location == whole.location
-    assert drawn.headline == whole.headline
-    assert "heads give position 0 a sink score above the threshold" in whole.headline
-    assert {name: frame.shape for name, frame in drawn.tables.items()} == {
-        name: frame.shape for name, frame in whole.tables.items()
-    }
-    with pytest.raises(RunError, match="--overwrite"):
-        trace(lens, config=config, out=out, progress=False)
 
 
 def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritten_run(tmp_path, monkeypatch):
@@ -910,28 +848,6 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     assert quiet == {"out": "a", "overwrite": True, "progress": False}
 
 
-@pytest.mark.parametrize(
-    ("column", "cell", "said"),
-    [
-        ("value", [1, 2], "'value' is mixed; need float"),
-        ("value", "a", "'value' is string; need float"),
-        ("metric", [1, 2], "'metric' is mixed; need str"),
-        ("sequence", float("inf"), "'sequence' holds inf; need whole numbers"),
-        ("sequence", 0.5, "'sequence' holds 0.5; need whole numbers"),
-    ],
-)
-def test_a_table_with_other_content_is_no_table_of_the_run(done, tmp_path, column, cell, said):
-    folder = shutil.copytree(done("sweep").folder, tmp_path / "run")
-    path, record = folder / "baseline.parquet", json.loads((folder / "run.json").read_text())
-    frame = pd.read_parquet(path)
-    frame.assign(**{column: [cell] * len(frame)}).to_parquet(path, index=False)
-    record["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
-    (folder / "run.json").write_text(json.dumps(record))
-    with pytest.raises(RunError, match=said):
-        read_run(folder).tables["baseline"]
-    assert run(*meant("SWEEP --quiet"), "--out", folder).exit_code == 2
-
-
 @pytest.mark.parametrize("name", ["isolate", "patch"])
 def test_a_finished_run_is_overwritten_if_asked_and_quiet_prints_the_folder_alone(done, name):
     assert done(name).folder.is_dir()
@@ -952,26 +868,6 @@ BASE = [6.0, 5.0, 4.0, 3.0]
 WATCHING = import_module("sink_lens.training.watch")
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """No figure is drawn."""
-    from sink_lens.records import display
-
-    for name in ("course", "comparison"):
-        monkeypatch.setattr(f"sink_lens.training.pages.training.{name}", lambda *data, **options: None)
-    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
-    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
-
-
-def variants(tmp_path, *, seeds=(0, 1, 2), norm=(5.5, 4.5, 3.0, 2.0), **config):
-    made = []
-    for seed in seeds:
-        made.append(write_run(tmp_path / f"softmax-{seed}", BASE, seed=seed, masses=(0.0, 0.02)))
-        changed = {"seed": seed, "value_norm": "shared"} | config
-        made.append(write_run(tmp_path / f"norm-{seed}", list(norm), masses=(0.0, 0.02), **changed))
-    return made
-
-
 def test_watch_says_when_the_sink_was_born(monkeypatch, tmp_path):
     monkeypatch.setattr(WATCHING, "watch", lambda folder, **options: watched([0.0, 0.05, 0.6]))
     folder = write_run(tmp_path / "run", BASE)
@@ -985,65 +881,3 @@ def test_watch_says_when_the_sink_was_born(monkeypatch, tmp_path):
     quiet = run("watch", folder, "--threshold", 0.1, "--quiet")
     assert len(quiet.stdout.splitlines()) == 1
     assert "(step 10)" in quiet.stdout  # 5% over 0.1 at step 10 already, and no less after it
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_watch_says_plainly_that_there_is_no_sink_no_whole_checkpoint_or_no_training(monkeypatch, tmp_path):
-    folder, frames = write_run(tmp_path / "run", BASE), [watched([0.0, 0.02]), watched([0.1])]
-    assert run("watch", tmp_path).exit_code == 2
-    nothing = run("watch", folder)
-    assert (nothing.exit_code, "has no checkpoint; need checkpoints/checkpoint-N" in nothing.stderr) == (2, True)
-    frames[1] = frames[1].assign(measure="error", error="damaged")
-    monkeypatch.setattr(WATCHING, "watch", lambda folder, **options: frames.pop(0))
-    done = run("watch", folder)
-    assert "no sink at threshold 0.3; at the last checkpoint (640 tokens) 1.0% of layers and heads" in done.stdout
-    damaged = run("watch", folder)
-    assert (damaged.exit_code, "no checkpoint of" in damaged.stderr) == (2, True)
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("change", "options", "says"),
-    [
-        (
-            {},
-            (),
-            (
-                "in value norm: “shared” against “none”, 3 seeds each (0, 1, 2), 2.56k tokens per run, on the same",
-                "ends at 2.0000 nats for “shared” and at 3.0000 for “none”",
-                "“none” has no sink in any of 3 seeds (fewer than 5% of heads)",
-                "1.33",  # 2560 over 1920
-                "sink rate above 0.3",
-                "effective rank",
-            ),
-        ),
-        (
-            {"norm": (6.0, 5.9, 5.5, 5.0)},
-            (),
-            (
-                "“shared” is behind the baseline",
-                "not reached",
-                "does not reach the baseline's final evaluation loss in any of 3 seeds",
-            ),
-        ),
-        ({"seeds": (0, 1)}, ("--quiet",), ("warning: an interval of two seeds says little",)),
-        (
-            {},
-            ("--by", "value_norm", "--baseline", "shared"),
-            ("in value norm: “none” against “shared”", "“none” is behind the baseline"),
-        ),
-        ({"seeds": (0,), "lr": 5}, (), ("error: ", "the runs also differ in lr")),
-        ({"seeds": (0,), "seed": 9}, (), ("error: ", "the variants have other seeds")),
-    ],
-)
-def test_compare_prints_what_it_finds(change, options, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = run("compare", *variants(tmp_path, **change), *options)
-    assert done.exit_code == (2 if "error: " in says else 0), done.output
-    assert [text for text in says if text not in done.output] == []
-    assert "--quiet" not in options or "final losses" not in done.stdout
-    if done.exit_code:
-        assert not Path("runs").exists()
-    else:
-        (made,) = Path("runs").iterdir()
-        assert (made.name[:8], read_run(made).kind) == ("compare-", "compare")

@@ -96,12 +96,6 @@ def toy():
     return (lambda *words: RUNNER.invoke(app, [*map(str, words)])), calls
 
 
-def test_without_options_every_field_has_its_default(toy):
-    run, calls = toy
-    assert run().exit_code == 0
-    assert calls == [(Toy(), False)]
-
-
 def test_every_kind_of_field_is_an_option(toy):
     run, calls = toy
     done = run(
@@ -176,21 +170,10 @@ def test_what_a_file_cannot_say_is_refused(toy, tmp_path, line, text):
     assert calls == []
 
 
-def test_an_option_that_cannot_be_read_is_named(toy):
-    run, _ = toy
-    assert str(run("--layers", "3-1").exception).startswith("--layers is '3-1'")
-
-
 def test_lists_paths_and_whole_numbers_from_python_are_taken(tmp_path):
     config = with_fields(Toy, None, {"layers": range(2), "factors": [1, 2], "share": 1, "model": tmp_path})
     assert config == Toy(layers=(0, 1), factors=(1.0, 2.0), share=1.0, model=str(tmp_path))
     assert with_fields(Toy, config, {"share": None}).share is None
-
-
-def test_docs_are_read_from_the_classes_a_class_is_made_from():
-    docs = field_docs(TraceConfig)
-    assert docs["sequences"] == "Number of sequences."
-    assert docs["controls"].startswith("Number of draws of every random control")
 
 
 # --- every command

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run, versions
+from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -374,16 +374,6 @@ def test_a_run_json_of_the_wrong_shape_is_refused_and_nothing_is_deleted(tmp_pat
     assert names(tmp_path) == before
 
 
-def test_a_run_that_cannot_be_replaced_is_back_at_once(tmp_path, monkeypatch):
-    finished(tmp_path)
-    before = names(tmp_path)
-    full_disk(monkeypatch)
-    with pytest.raises(RunError, match="the disk is full"):
-        start(tmp_path, overwrite=True)
-    assert names(tmp_path) == before
-    assert read_run(tmp_path).status == "finished"
-
-
 def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     with pytest.raises(KeyboardInterrupt) as nothing, start(tmp_path / "nothing"):
         raise KeyboardInterrupt
@@ -423,12 +413,6 @@ def test_tensors_or_runs_that_are_not_there_are_named(tmp_path):
         finished(tmp_path).tensors("patterns")
     with pytest.raises(RunError, match=r"has no run\.json"):
         read_run(tmp_path / "nothing")
-
-
-def test_versions_name_what_decides_numbers():
-    found = versions()
-    assert set(found) == {"python", "torch", "transformers", "transformer-lens", "sink-lens"}
-    assert found["torch"]
 
 
 def test_a_log_that_another_goes_on_with_writes_no_more(tmp_path, monkeypatch):

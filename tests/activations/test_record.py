@@ -243,19 +243,6 @@ def test_nothing_of_a_pass_is_kept(request):
     assert all(tensor.untyped_storage().nbytes() == 6 * 48 * 4 for tensor in found.values["first"].values())
 
 
-def test_a_tensor_is_dropped_when_the_last_reading_that_waits_for_it_has_it():
-    held = []
-    readings = [
-        Reading(name="z", sites=("z",), function=lambda view: held.append(("z", sorted(view.tensors)))),
-        Reading(
-            name="both", sites=("z", "attn_out"), function=lambda view: held.append(("both", sorted(view.tensors)))
-        ),
-        Reading(name="post", sites=("resid_post",), function=lambda view: held.append(("post", sorted(view.tensors)))),
-    ]
-    stream(lens("llama"), tokens(), readings)
-    assert held == 3 * [("z", ["z"]), ("both", ["attn_out", "z"]), ("post", ["resid_post"])]
-
-
 def test_captured_tensors_share_no_storage():
     found = capture(lens("llama"), tokens(), sites=["resid_pre", "resid_post", "z", "z_raw"])
     storages = [tensor.untyped_storage().data_ptr() for tensor in found.tensors.values()]
@@ -454,18 +441,6 @@ def test_sequences_and_tokens_that_the_model_does_not_take_are_refused():
         capture(lens("llama"), tokens(1, 257), sites=["z"])
     with pytest.raises(InputError, match=r"token id 300 is outside the vocabulary of 300"):
         stream(lens("llama"), torch.tensor([[1, 300]]), keep("z"))
-
-
-def test_progress_is_shown_where_it_is_asked_for(capsys, monkeypatch):
-    monkeypatch.setattr("sink_lens.progress.SHORT", 0.0)
-    stream(lens("llama"), tokens(), keep("z"))
-    capture(lens("llama"), tokens(), sites=["z"])
-    assert capsys.readouterr().err == ""
-    stream(lens("llama"), tokens(), keep("z"), progress=True, label="looking")
-    capture(lens("llama"), tokens(), sites=["z"], progress=True)
-    shown = capsys.readouterr().err
-    assert "looking" in shown
-    assert "capturing" in shown
 
 
 def test_a_hook_that_never_fires_is_an_error_and_no_empty_reading(monkeypatch):

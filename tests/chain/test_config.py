@@ -10,43 +10,12 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError
 
 
-def test_defaults_are_32_sequences_of_64_tokens_of_text():
-    config = TraceConfig(model="m")
-    assert (config.sequences, config.length, config.tokens, config.bos, config.threshold) == (
-        32,
-        64,
-        "text",
-        "auto",
-        0.3,
-    )
-
-
-def test_interventions_are_made_by_default_on_20_sequences_of_64_tokens():
-    config = TraceConfig(model="m")
-    assert (
-        config.interventions,
-        config.intervention_sequences,
-        config.intervention_length,
-        config.target_position,
-    ) == (
-        True,
-        20,
-        64,
-        None,
-    )
-
-
 def test_it_is_frozen_and_goes_into_json_whole():
     config = TraceConfig(model="m", prompts=("a b", "c d e"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 1
     written = json.loads(json.dumps(dataclasses.asdict(config)))
     assert TraceConfig(**(written | {"prompts": tuple(written["prompts"])})) == config
-
-
-def test_an_unknown_key_is_rejected():
-    with pytest.raises(TypeError, match="sequnces"):
-        TraceConfig(model="m", sequnces=3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.screen import embeddings
 from sink_lens.chain.setting import (
     interior_position,
-    random_dimensions,
     segments,
     sequences_to_choose_by,
     setting_of,
@@ -25,7 +24,6 @@ from sink_lens.chain.setting import (
 )
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
-from sink_lens.engine.baseline_run import BaselineRun
 from sink_lens.engine.cells import from_layer
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
@@ -217,25 +215,6 @@ def held(place, one, site, layer):
     return run_with(place.lens, place.tokens, one, sites=(site,)).tensors[site, layer]
 
 
-def test_a_site_is_captured_once(planted_at, monkeypatch):
-    fresh, calls = dataclasses.replace(planted_at().setting), []  # without what others captured
-
-    right = BaselineRun.read
-
-    def counted(baseline_run, needs):
-        calls.append((needs.sites, needs.layers))
-        return right(baseline_run, needs)
-
-    monkeypatch.setattr(BaselineRun, "read", counted)
-    first = fresh.tensors("z", layers=[1, 2])
-    again = fresh.tensors("z", layers=[2, 3])
-    assert calls == [(("z",), (1, 2)), (("z",), (3,))]
-    assert again[2] is first[2]
-    fresh.tensors("k", layers=[2])
-    fresh.tensors("attn_out", layers=[0])
-    assert [layers for _, layers in calls[2:]] == [(0, 1, 2, 3, 4)]  # both, of every layer, in one pass
-
-
 def test_the_mean_is_over_all_positions_but_the_sink(planted_at):
     clean = torch.arange(3 * 20 * 2.0).reshape(3, 20, 2)
     # positions 1 to 19 have the mean 10; value = 40 sequence + 2 position + unit
@@ -270,15 +249,6 @@ def test_units_are_held_and_no_others(planted_at):
     assert one.label == "mean_ordinary of 2 neurons at 0"
     edits = place.keep_units("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
     assert [one.label.split()[2] for one in edits] == ["1", "2"]  # each layer has its own count
-
-
-def test_random_dimensions_are_as_many_others():
-    drawn = random_dimensions([3, 7], d_model=10, draws=5, generator=torch.Generator().manual_seed(0))
-    assert len(drawn) == 5
-    for dims in drawn:
-        assert len(set(dims)) == 2
-        assert not {3, 7} & set(dims)
-    assert len({tuple(dims) for dims in drawn}) > 1
 
 
 # --- sequences that choose, and sequences that test

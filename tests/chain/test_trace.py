@@ -1,11 +1,7 @@
 """The whole trace on tiny models: run folders, the planted truth, resuming, refusals."""
 
-import dataclasses
 import functools
 import io
-import json
-import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -254,17 +250,6 @@ def test_prompts_of_unequal_length_are_padded(tmp_path):
     assert found.config["prompts"] == list(prompts)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "opt"])
-def test_a_given_batch_with_padding_is_traced(family, tmp_path):
-    run(speaking(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), random_init=False)
-    found = check_folder(tmp_path / "run")
-    assert found.provenance["token_source"] == "tensor"
-    assert found.tables["conditions"]["condition"].tolist() == ["without"]
-    kept = found.tables["tokens"].groupby("sequence").size().tolist()
-    assert len(kept) == sequences_studied(found)
-    assert not Counter(kept) - Counter([20, 20, 13, 5, 2])
-
-
 def test_what_stands_at_padding_changes_no_table(tmp_path):
     results = []
     for fill in (0, 99):
@@ -273,16 +258,6 @@ def test_what_stands_at_padding_changes_no_table(tmp_path):
         results.append(run(speaking("llama"), tmp_path / str(fill), batch=batch, random_init=False).tables)
     for name in results[0]:
         pd.testing.assert_frame_equal(results[0][name], results[1][name], rtol=1e-3, atol=1e-4, obj=name)
-
-
-def test_one_sequence_has_values_and_no_intervals(tmp_path):
-    result = run(planted_lens(), tmp_path / "run", sequences=1, length=24)
-    check_folder(tmp_path / "run")
-    assert result.location.sink_found
-    assert result.links["ci_low"].isna().all()
-    verdicts = result.links.groupby("link")["verdict"].first()
-    assert set(verdicts) == {"undecided"}
-    assert text_of(brief(result, conclusion=""))
 
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9])
@@ -308,33 +283,7 @@ def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path)
     assert repeated.tables["conditions"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_text_is_cut_from_a_file(tmp_path):
-    (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
-    config = TraceConfig(
-        model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, random_init=False, interventions=False
-    )
-    trace(speaking("llama"), config=config, out=tmp_path / "run", progress=False, report=False)
-    assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
-
-
 # --- a model by name, and what is recorded
-
-
-def test_a_saved_folder_is_traced_by_its_path(tmp_path):
-    planted().model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "model")
-    config = asked(model=str(tmp_path / "model"), sequences=3, length=12, device="cpu", random_init=False)
-    by_name = trace(config, out=tmp_path / "by-name", progress=False, report=False)
-    other = trace(planted_lens(), config=config, out=tmp_path / "by-object", progress=False, report=False)
-    same_tables(by_name.tables, other.tables)
-    record = json.loads((tmp_path / "by-name" / "run.json").read_text())
-    assert record["config"] == json.loads(json.dumps(dataclasses.asdict(config)))
-    wanted = (
-        "model weights_sha256 tokens_sha256 bos_condition dtype device kernel versions seeds thresholds token_source"
-    )
-    assert set(wanted.split()) <= set(record["provenance"])
-    weights = [read_run(tmp_path / name).provenance["weights_sha256"] for name in ("by-name", "by-object")]
-    assert weights[0] == weights[1]
 
 
 def test_the_default_folder_is_named_after_model_and_time():
@@ -342,36 +291,7 @@ def test_the_default_folder_is_named_after_model_and_time():
     assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
 
 
-def test_the_same_question_gives_the_same_tables(tmp_path, whole):
-    again = run(planted_lens(), tmp_path / "again", sequences=4, length=16)
-    same_tables(again.tables, whole.tables)
-    same_tables(dict(read_run(again.folder).tables), dict(read_run(whole.folder).tables))
-    other = run(planted_lens(), tmp_path / "other", sequences=4, length=16, seed=1, random_init=False)
-    assert not other.tables["tokens"].equals(again.tables["tokens"])
-
-
 # --- interrupted
-
-
-def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, whole):
-    with monkeypatch.context() as patch:
-        patch.setattr(tracing, "random_init", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    stopped = read_run(tmp_path / "run")
-    assert stopped.status == "interrupted"
-    assert stopped.missing == ["links", "summary", "random_init_heads", "random_init_links"]
-    pd.testing.assert_frame_equal(stopped.tables["conditions"], whole.tables["conditions"])
-    with monkeypatch.context() as patch:
-        patch.setattr(tracing, "_conditions", interrupt)  # finished: must not be measured again
-        patch.setattr(tracing, "link_table", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    monkeypatch.setattr(tracing, "random_init", interrupt)  # nor the finished random-init baseline
-    again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    same_tables(again.tables, whole.tables)
-    same_tables(dict(read_run(tmp_path / "run").tables), dict(read_run(whole.folder).tables))
-    check_folder(tmp_path / "run")
 
 
 # --- cut
@@ -503,17 +423,6 @@ def test_patterns_are_those_of_the_first_sequence(tmp_path):
     with torch.no_grad():
         expected = eager(batch.tokens[:1, :9], output_attentions=True).attentions
     assert np.abs(pattern / 255 - torch.cat(expected).numpy()).max() < 0.5 / 255 + 1e-4
-
-
-def test_one_bar_says_what_is_done_and_what_is_left(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("sink_lens.progress.watched", lambda: True)
-    config = dataclasses.replace(asked(), interventions=False, random_init=False)
-    trace(planted_lens(), config=config, out=tmp_path / "run", progress=True, report=False)
-    stages = re.findall(r"trace: ([a-zA-Z ]+)(, about)?(?(2) \d\S* left)", capfd.readouterr().err)
-    assert list(dict.fromkeys(stages)) == [
-        ("measuring", ""),  # how long the rest takes is known from the first stage on
-        ("measuring with the other BOS condition", ", about"),
-    ]
 
 
 def test_token_ids_are_traced_as_their_batch_is(tmp_path):

@@ -1,6 +1,5 @@
 """Token batches: what is cut where, BOS exactly once or not at all, and no silent substitution."""
 
-import logging
 from itertools import pairwise
 
 import pytest
@@ -170,11 +169,6 @@ def test_sequences_are_consecutive_and_never_overlap(n, sequences, length):
     assert all(after - before >= length for before, after in pairwise(starts))
 
 
-def test_text_says_its_name_and_no_seed():
-    made = from_text("abcdefgh", plain_tokenizer(), sequences=1, length=4, name="whale")
-    assert (made.source, made.seed) == ("text:whale", None)
-
-
 def test_a_text_too_short_for_the_sequences_says_how_many_would_fit():
     with pytest.raises(InputError, match=r"has 10 tokens; need 4 x 3 = 12 .* \(3 would fit\)"):
         from_text("abcdefghij", plain_tokenizer(), sequences=4, length=3)
@@ -195,29 +189,6 @@ def test_fewer_than_one_sequence_or_two_tokens_are_refused(sequences, length, te
         random_tokens(tokenizer, generator=generator(), **size)
     with pytest.raises(InputError, match=text):
         repeated_tokens(tokenizer, generator=generator(), **size)
-
-
-def test_a_text_longer_than_the_models_context_gives_no_warning():
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logger = logging.getLogger("transformers.tokenization_utils_base")
-    level, disabled = logger.level, logger.disabled
-    logger.setLevel(logging.WARNING)  # whatever an earlier test, such as of the command line, has set
-    logger.disabled = False
-    logger.addHandler(handler)
-    try:
-        tokenizer = plain_tokenizer()
-        assert tokenizer.model_max_length == 32
-        from_text("a" * 100, tokenizer, sequences=2, length=8)
-        assert records == []
-        # The same text read without care does warn, so the silence above is ours.
-        tokenizer("a" * 100)
-        assert ["longer than the specified maximum" in record.getMessage() for record in records] == [True]
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.disabled = disabled
 
 
 # Prompts.

@@ -1,17 +1,11 @@
-import importlib
 import inspect
-import pkgutil
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sink_lens.measures
 from sink_lens.measures.table import MEASURES
-
-# What only computes for the measures, and is documented where it stands.
-MACHINERY = {"reductions", "kendall", "table"}
 
 
 def draw(generator, *shape):
@@ -96,53 +90,6 @@ def test_every_measure_is_defined_on_an_ordinary_layer():
     assert [name for name, result in results(0).items() if numbers(result).isnan().all()] == []
 
 
-BUILDING_BLOCKS = {
-    "mean_rows": "averages a per-row measure over real rows",
-    "tells": "a decision: whether a window is long enough for a sink score",
-    "fewest_queries": "sink_score: the least number of queries that can tell a sink",
-    "row_shares": "the weights that sigmoid attention is judged by",
-    "uniform_mass": "what sink_mass is under uniform attention: its null",
-    "super_neurons": "a decision: contribution_share against a threshold",
-    "top_dimensions": "indices of a neuron's column",
-    "outlier_dimensions": "indices by a token's energy",
-    "massive_activations": "a decision: magnitudes against two thresholds",
-    "stable_range": "range of thresholds with the same decision",
-    "check_dimension": "refuses a wrong dimension",
-    "label": "a decision: value_norm_ratio against a threshold",
-    "effective_ranks": "effective_rank without each of some sets of positions, from one Gram matrix",
-    "norm_ratio": "value_norm_ratio from norms that are known",
-    "triangular_factor": "stable_rank: W_O by what its columns make alike",
-    "value_norms": "value_norm_ratio: the norms that it compares",
-    "sampled_queries": "sink_mask: the queries that are read of a long sequence",
-    "earlier_keys": "sink_mask: which keys each query reaches",
-    "fair_shares": "sink_mask: attention as a multiple of its fair share",
-    "share_score": "sink_mask: how many fair shares a token receives",
-    "norm_ratios": "sink_mask: norms over the sequence's median norm",
-    "score_gap": "a decision: where the scores of sinks begin",
-    "residual_outliers": "a decision: entries against their token's median",
-    "token_kurtosis": "sink_mask: how few dimensions hold a token's stream",
-    "rate_by_key": "sink_mask: how often the token at a position is marked",
-}
-"""Public functions of these modules that are not measures: name -> what the function does instead."""
-
-
-def public_functions():
-    for info in pkgutil.iter_modules(sink_lens.measures.__path__):
-        if info.name in MACHINERY:
-            continue
-        module = importlib.import_module(f"sink_lens.measures.{info.name}")
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__ and not name.startswith("_"):
-                yield name, function
-
-
-def test_every_public_function_is_in_the_table_or_a_building_block():
-    names = [name for name, _ in public_functions()]
-    assert len(names) == len(set(names))
-    assert set(names) == MEASURES.keys() | BUILDING_BLOCKS.keys()
-    assert not MEASURES.keys() & BUILDING_BLOCKS.keys()
-
-
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_measure_is_labelled_and_cites_what_the_docstring_cites(name):
     measure = MEASURES[name]
@@ -152,15 +99,3 @@ def test_a_measure_is_labelled_and_cites_what_the_docstring_cites(name):
     assert measure.meaning
     if measure.reference != "ours":
         assert measure.reference in (inspect.getdoc(measure.function) or "")
-
-
-# `agreement` takes a pair, in which neither comes first.
-@pytest.mark.parametrize("name", sorted(MEASURES.keys() - {"agreement"}))
-def test_everything_after_the_first_argument_is_keyword_only(name):
-    parameters = list(inspect.signature(MEASURES[name].function).parameters.values())[1:]
-    assert [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY] == []
-
-
-def test_the_table_cannot_be_changed():
-    with pytest.raises(TypeError):
-        MEASURES["new"] = MEASURES["gini"]  # pyright: ignore[reportIndexIssue]

@@ -1,16 +1,12 @@
 """Patches have intervals over pairs and random parts as controls, take any edit, and are kept in a folder."""
 
 import functools
-import shutil
 import sys
-import warnings
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-import transformer_lens.patching as reference
-from filelock import FileLock
 from lenses import lens_of
 from rounding import assert_close
 
@@ -33,7 +29,6 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.config import Put
 from sink_lens.patching.parts import cells, drawn_parts
 from sink_lens.records import read_run
-from sink_lens.records.shards import progress_of
 from sink_lens.report import circuit_of
 from sink_lens.report.html import content
 from sink_lens.stats import paired_differences
@@ -210,49 +205,6 @@ def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
         patched(**two)
 
 
-def test_shards_divide_the_patches_and_the_last_one_makes_the_tables_of_one_process(tmp_path, monkeypatch):
-    fields = {"metric": METRIC, "layers": [1, 2], "batch_size": 1, "progress": False}
-    whole, out = patching.patch(lens(), *pair(), **fields, out=tmp_path / "whole"), tmp_path / "run"
-    map_block, ran = Engine.map, []
-
-    def noted(self, block, take, **options):
-        ran.append(block.number)
-        return map_block(self, block, take, **options)
-
-    monkeypatch.setattr(Engine, "map", noted)
-
-    def part(shard, **more):
-        return patching.patch(lens(), *pair(), **fields | more, out=out, shard=shard)
-
-    for shard in ("2/3", "3/3", "2/3"):  # one is requeued
-        assert not part(shard).finished
-    shown = progress_of(out)
-    assert shown["state"].tolist() == ["not begun", "finished", "finished"]
-    assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
-    assert min(shown["done"][1:]) > 0
-    with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):
-        part("1/4")
-    with pytest.raises(RunError, match="metric_name"):
-        part("1/3", metric=metrics.sink_mass(0))
-    with FileLock(out / "shard-2-of-3" / ".lock"), pytest.raises(RunError, match="in use by another process"):
-        part("2/3")
-    done = list(ran)
-    shutil.copytree(out, tmp_path / "rest")
-    last = part("1/3")
-    assert last.finished
-    assert torch.equal(last.values, whole.values)
-    assert sorted(ran) == list(range(len(ran)))  # each block once
-    assert not list(out.glob("shard-*"))
-    again = part("3/3")
-    assert again.finished
-    assert again.frame.equals(whole.frame)
-    assert sorted(ran) == list(range(len(ran)))
-    rest = patching.patch(lens(), *pair(), **fields, out=tmp_path / "rest")  # takes what the shards have done
-    assert rest.frame.equals(whole.frame)
-    assert len(ran) == 2 * len(set(ran)) - len(done)
-    assert not list((tmp_path / "rest").glob("shard-*"))
-
-
 def score(logits):
     return logits[:, -1, 7]
 
@@ -341,40 +293,6 @@ def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_pat
     assert again.frame.equals(patched(out=tmp_path / "c", batch_size=1, **options(in_notebook(text.format(2.0)))).frame)
     with pytest.raises(RunError, match=r"cannot be known: .*open_file holds a .*Give out another name, or overwrite"):
         patched(out=tmp_path / "b", batch_size=1, **options(in_notebook(own.format(2.0))))
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_every_patches_the_stream_attention_and_mlp_as_transformer_lens_does(family, tmp_path):
-    own = lens_of(family)
-    clean = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(0))
-    corrupted = clean.clone()
-    corrupted[:, 2] = 3 + (clean[:, 2] + 50) % 297
-    metric = metrics.logit_difference(5, 7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _, cache = own.bridge.run_with_cache(clean)
-        theirs = reference.get_act_patch_block_every(
-            own.bridge, corrupted, cache, lambda logits: (logits[:, -1, 5] - logits[:, -1, 7]).mean()
-        )  # site layer position
-    found = patching.patch(own, clean, corrupted, site="every", metric=metric, controls=0, progress=False)
-    assert found.frame["site"].tolist()[:4] == ["resid_pre", "attn_out", "mlp_out", "resid_pre"]
-    ours = torch.tensor(found.frame["value"].to_numpy(copy=True)).reshape(3, 5, 3).permute(2, 0, 1)
-    torch.testing.assert_close(ours, theirs.double(), rtol=0.0, atol=1e-5)
-    alone = patching.patch(own, clean, corrupted, site="attn_out", metric=metric, controls=0, progress=False)
-    rows = found.frame["site"] == "attn_out"
-    assert torch.equal(found.values[rows.tolist()], alone.values)
-    same = found.patching_result()
-    assert (same.axis_names, tuple(same.values.shape)) == (["layer", "pos", "site"], (3, 5, 3, 2))
-    assert "The strongest patch is at layer" in found._repr_html_()
-    assert "control_effect" not in found._repr_html_()  # without controls, a column of nothing
-    kept = patching.patch(own, clean, corrupted, site="every", metric=metric, controls=0, out=tmp_path, progress=False)
-    assert torch.equal(kept.values, found.values)
-    assert kept.folder == tmp_path
-    shutil.rmtree(tmp_path / "mlp_out")  # as if it was stopped: the same call does what is missing
-    again = patching.patch(own, clean, corrupted, site="every", metric=metric, controls=0, out=tmp_path, progress=False)
-    assert torch.equal(again.values, found.values)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["attn_out", "mlp_out", "resid_pre"]
-    assert len(read_run(tmp_path / "mlp_out").tables["patches"]) == 15
 
 
 def test_a_layer_below_0_counts_from_the_last(tmp_path):

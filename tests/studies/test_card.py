@@ -175,17 +175,3 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
     assert row["dimension"] == written
     assert [neuron for neuron, _ in sorted(row["neurons"])] == list(range(5))
     assert [share for _, share in row["neurons"]] == pytest.approx([0.2] * 5, abs=0.01)
-
-
-def test_the_line_of_makers_names_each_neuron_with_its_share():
-    row = {
-        "layer": 2,
-        "dimension": 507,
-        "neurons": [(90, 0.68), (430, 0.33)],
-        "experts": [],
-        "attn_out": 0,
-        "mlp_out": 1,
-    }
-    assert model_card._maker(row) == "layer 2: L2.N90 (68%), L2.N430 (33%) of the growth of dimension 507"
-    alone = row | {"neurons": [], "attn_out": 0.2, "mlp_out": 0.8}
-    assert model_card._maker(alone) == "layer 2: attention (20%); the MLP (80%) of the growth of dimension 507"

@@ -1,7 +1,6 @@
 """What the studies share: run folders, families, refusals, notebooks, configurations."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lenses import speaking
@@ -14,7 +13,6 @@ from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
 from sink_lens.studies import ablate, card, quantise
 from sink_lens.studies.amplify import amplify
 from sink_lens.studies.isolate import isolate
-from sink_lens.studies.study import Study
 
 
 def test_a_study_leaves_a_finished_run(tmp_path):
@@ -73,12 +71,6 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, t
     with pytest.raises(InputError, match=text):
         call(planted_lens()[1], out)
     assert not out.exists()
-
-
-def test_in_a_notebook_the_headline_is_text(tmp_path):
-    tables = {"summary": pd.DataFrame({"a": [1]})}
-    study = Study(folder=tmp_path, tables=tables, headline="<b>bold</b>")
-    assert "&lt;b&gt;" in study._repr_html_()
 
 
 def test_a_study_can_be_asked_by_configuration(tmp_path):

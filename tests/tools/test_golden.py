@@ -98,21 +98,6 @@ def test_a_planted_difference_is_found(compared, changes, says):
     assert says in said
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"printed": "it took 2 s\nfails\n"}, "terminal.txt\n    1 lines before and 1 after differ\n    - holds\n"),
-        ({"kind": "sweep"}, '- kind = "trace"\n    + kind = "sweep"'),
-        ({"provenance": {"seed": 2}}, "+ provenance.seed = 2"),
-    ],
-)
-def test_a_text_that_differs_is_listed_and_can_be_allowed(compared, changes, says, tmp_path):
-    code, said = compared(**changes)
-    assert code == 1
-    assert says in said
-    assert main([str(tmp_path / "before"), str(tmp_path / "after"), "--tables-only"]) == 0
-
-
 def test_progress_bars_times_and_the_order_of_columns_are_no_difference(compared):
     bar = "cuts:  50%| | 1/2 [00:01, 3.1cut/s]cuts: 2cut [00:01, 9.1cut/s]\n   \x1b[A\n"
     assert compared(printed=f"it took 20 s\n{bar}holds\n", links=LINKS[LINKS.columns[::-1]])[0] == 0
@@ -158,24 +143,6 @@ def test_a_difference_is_found_behind_the_map(compared, column, row, value):
     assert code == 1
     assert f"{column}" in said
     assert "1 differences in tables" in said
-
-
-def test_a_table_can_be_left_out_with_a_reason(compared):
-    assert compared(links=None, renames='[ignored]\n"*/links.parquet" = "gone"\n')[0] == 0
-
-
-def test_an_entry_that_fits_nothing_is_told(compared):
-    code, said = compared(renames='[columns."*/link.parquet"]\nvalue = "number"\n')
-    assert code == 1
-    assert "the map: columns.*/link.parquet.value fits nothing" in said
-
-
-def test_an_unknown_section_and_an_empty_folder_are_refused(compared, tmp_path):
-    with pytest.raises(SystemExit, match="has renames; need some of columns"):
-        compared(renames="[renames]\n")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match="holds no table"):
-        main([str(tmp_path / "empty"), str(tmp_path / "before")])
 
 
 def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):

