@@ -208,7 +208,6 @@ SPECIAL = {
     "min_lr": 0.125,
     "value_norm": "per_head",
     "device": "cuda",
-    "trackers": ("tensorboard", "wandb"),
     "fsdp": None,  # muon does not go with it
     **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
     **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),

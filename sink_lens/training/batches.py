@@ -9,7 +9,8 @@ from torch.utils.data import Subset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.cache import cache_folder, locked, new_folder, write_manifest
-from ..data.packing import pack, texts_of
+from ..data.corpora import text_hash, texts_of
+from ..data.packing import pack
 from ..data.vocabulary import train_vocabulary
 from ..errors import InputError
 from ..models.bundled import bundled_gguf, converted_folder
@@ -46,7 +47,7 @@ def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
     Raises:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
     """
-    source = source_hash(config.data)
+    source = text_hash(texts_of(config.data))
     tokenizer = tokenizer_of(config, source=source)
     check_vocabulary(tokenizer, vocab_size=config.vocab_size)
     asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos} {config.eval_frac}"
@@ -125,16 +126,6 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
             f"the tokenizer {config.tokenizer} cannot be read ({first}); need bpe, a folder that "
             f"save_pretrained wrote, {DEFAULT_MODEL}, or a hub name and a network"
         ) from error
-
-
-def source_hash(source: str) -> str:
-    """SHA-256 over the documents of a source, in order."""
-    digest = hashlib.sha256()
-    for text in texts_of(source):
-        payload = text.encode()
-        digest.update(len(payload).to_bytes(8, "little"))
-        digest.update(payload)
-    return digest.hexdigest()
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:

@@ -146,8 +146,6 @@ class TrainConfig:
     """Steps whose checkpoints are kept, besides 0, the powers of two and the last step."""
     watch: bool = False
     """Measure the chain on every kept checkpoint and write watch.parquet."""
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = field(default=(), metadata={"option": "tracker"})
-    """Log to tensorboard or wandb too; repeat for both."""
 
     def __post_init__(self) -> None:
         """Fill in what the size says, and refuse what cannot be run."""
@@ -281,6 +279,8 @@ class CompareConfig:
             raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run above 0, at most 1")
 
 
+_GONE = ("trackers",)
+"""Fields of older runs, which changed no number."""
 _LEAST = {
     0: ("warmup", "eval_every", "save_every", "min_lr", "weight_decay", "clip"),
     1: ("n_layers", "n_heads", "n_kv_heads", "d_mlp", "batch", "accumulation", "steps", "log_every", "eval_sequences"),
@@ -325,7 +325,6 @@ eval_every = 100
 save_every = 200          # to go on from; those of 0, 1, 2, 4, 8, ... and the end are kept
 checkpoints = []          # more that are kept, by step
 watch = false             # measure the chain on every checkpoint that is kept
-trackers = []             # tensorboard, wandb
 """
 """A file to begin with."""
 
@@ -358,5 +357,6 @@ def train_config(given: Mapping[str, Any], *, where: str = "the configuration", 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
     """
+    given = {name: value for name, value in given.items() if name not in _GONE}
     check_known(given, [one.name for one in fields(TrainConfig)], where=where)
     return with_fields(TrainConfig, None, {**given, **changes}, where="train")

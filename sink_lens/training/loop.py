@@ -278,9 +278,6 @@ class Loop(Trainer):
         }
         tr_loss.zero_()
         self.rows.append(row)
-        if self.config.trackers:
-            self.log({name: value for name, value in row.items() if name != "step" and math.isfinite(value)})
-            self.state.log_history.clear()  # the log is the record
         if self._bar is not None and since:
             self._bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
         if time.perf_counter() - self._written > _LOG_SECONDS:

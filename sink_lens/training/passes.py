@@ -54,7 +54,7 @@ def cost_of(config: TrainConfig) -> Cost:
     asked, n_parameters = passes(config), parameters_of(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
     on_cpu = config.device == "cpu" or (config.device is None and not _has_gpu())
-    if config.trackers or config.compile or config.dtype != "float32" or not on_cpu:
+    if config.compile or config.dtype != "float32" or not on_cpu:
         seconds, peak, device, source = timed_step(config)
         a_token = seconds / (BACKWARD * config.batch * config.length)
         return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source=source, **shared)
@@ -81,10 +81,9 @@ def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FL
     from ..models.headnorm import undecayed
     from ..models.wrapping import random_state_kept
     from .model import model_of
-    from .train import check_device, check_trackers
+    from .train import check_device
 
     device = check_device(config)
-    check_trackers(config)
     with random_state_kept():
         model: Any = model_of(config)
         apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)

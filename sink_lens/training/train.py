@@ -5,11 +5,8 @@
 
 import contextlib
 import gc
-import importlib.util
 import json
-import netrc
 import os
-import re
 import shutil
 import signal
 import threading
@@ -18,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pandas as pd
 import torch
@@ -26,7 +22,6 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..data.cache import from_home
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.foreign import take_one_gpu
 from ..models.wrapping import random_state_kept
@@ -128,7 +123,6 @@ def train(
         )
     config = config_of_call(config, fields)
     device = check_device(config)
-    check_trackers(config)
     folder = Path(out)
     with random_state_kept(), quiet():
         args = arguments(config, folder, device=device)
@@ -226,9 +220,8 @@ def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArgu
         disable_tqdm=True,
         log_level="error",
         log_level_replica="error",
-        report_to=list(config.trackers) or "none",
+        report_to="none",
         run_name=folder.name,
-        project="sink-lens",
         **sharding,
     )
     if args.n_gpu > 1:  # without a launcher: one GPU, and not the Trainer's old data parallel
@@ -259,43 +252,6 @@ def check_device(config: TrainConfig) -> str:
     if config.dtype == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported():
         raise InputError("dtype is bf16 and the GPU has none; need float32")
     return device
-
-
-def check_trackers(config: TrainConfig) -> None:
-    """Refuse a tracker whose package is not there, and Weights & Biases without a key: it would ask in the middle."""
-    for tracker in config.trackers:
-        if importlib.util.find_spec(tracker) is None:
-            raise InputError(
-                f"the tracker {tracker} is asked for and not installed; need pip install 'sink-lens[{tracker}]', or "
-                "leave it out of trackers: the log is written in any case"
-            )
-
-    if "wandb" in config.trackers and not _wandb_is_ready():
-        raise InputError(
-            f"the tracker wandb is asked for and there is no key for {_wandb_host()}, in WANDB_API_KEY or .netrc; need "
-            "one: run wandb login, or set WANDB_MODE=offline, or leave wandb out of trackers"
-        )
-
-
-def _wandb_host() -> str:
-    return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or "api.wandb.ai"
-
-
-def _wandb_is_ready() -> bool:
-    """Check whether Weights & Biases needs no key, or has one where ``wandb login`` puts it."""
-    if os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
-        return True
-    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")):
-        return True
-    settings = Path(os.environ.get("WANDB_DIR", ".")) / "wandb" / "settings"  # what wandb offline writes
-    with contextlib.suppress(OSError, ValueError):
-        if re.search(r"^\s*(mode|disabled)\s*=\s*(offline|disabled|true)", settings.read_text("utf-8"), re.MULTILINE):
-            return True
-    for file in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
-        with contextlib.suppress(OSError, netrc.NetrcParseError):
-            if file and netrc.netrc(from_home(file)).authenticators(_wandb_host()):
-                return True
-    return False
 
 
 def check_processes(config: TrainConfig, n_processes: int) -> None:

@@ -42,9 +42,9 @@ def test_every_size_sets_the_same_fields_and_each_can_be_replaced():
 
 
 def test_a_configuration_is_whole_frozen_and_can_be_written_and_read_back():
-    config = TrainConfig(checkpoints=(3, 5), trackers=("wandb",), n_kv_heads=2)
+    config = TrainConfig(checkpoints=(3, 5), n_kv_heads=2)
     assert None not in {name: value for name, value in asdict(config).items() if name != "device"}.values()
-    assert train_config(json.loads(json.dumps(asdict(config)))) == config
+    assert train_config(json.loads(json.dumps(asdict(config))) | {"trackers": []}) == config  # an older run's has it
     with pytest.raises(FrozenInstanceError):
         config.lr = 1.0
 
@@ -97,8 +97,6 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
         ("betas = [0.9]", "betas is (0.9,); need two numbers"),
         ("betas = 0.9", "betas is 0.9; need a list"),
         ("checkpoints = [700]", "checkpoints has [700]; need steps from 0 to 600"),
-        ('trackers = "wandb"', "trackers is 'wandb'; need a list"),
-        ('trackers = ["mlflow"]', "trackers is 'mlflow'; need one of tensorboard, wandb"),
         ('device = "tpu"', "device is 'tpu'; need one of cpu, cuda, mps"),
         ('device = "cpu"\nfsdp = true', "fsdp is asked for on cpu; need GPUs"),
     ],

@@ -29,7 +29,7 @@ from sink_lens.training import loop as loop_module
 from sink_lens.training.batches import corpus_of, tokenizer_hash
 from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
-from sink_lens.training.train import arguments, check_device, check_processes, check_trackers, train
+from sink_lens.training.train import arguments, check_device, check_processes, train
 
 HERE = Path(__file__).parent
 _SCRIPT = spec_from_file_location("tiny_run", HERE / "tiny_run.py")
@@ -216,39 +216,11 @@ def test_sharding_is_configured_and_refused_where_it_would_be_skipped(tmp_path, 
     assert check_device(config) == "cuda"
 
 
-def test_a_device_that_is_not_there_a_tracker_and_a_batch_that_cannot_be_shared_are_refused(tmp_path):
+def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refused():
     with pytest.raises(InputError, match="device is cuda and there is none; need one of cpu"):
         check_device(config_of(device="cuda"))
-    with pytest.raises(InputError, match=r"the tracker tensorboard .* not installed; need pip install 'sink-lens\["):
-        trained(tmp_path / "run", config=config_of(trackers=("tensorboard",)))
     with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"):
         check_processes(config_of(accumulation=2), 3)
-
-
-def test_wandb_without_a_key_is_refused_before_training_begins(tmp_path, monkeypatch):
-    for name in (
-        "WANDB_API_KEY",
-        "WANDB_MODE",
-        "WANDB_DISABLED",
-        "WANDB_IDENTITY_TOKEN_FILE",
-        "WANDB_BASE_URL",
-        "NETRC",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    asked = config_of(trackers=("wandb",))
-    with pytest.raises(InputError, match=r"no key for api\.wandb\.ai.*run wandb login, or set WANDB_MODE=offline"):
-        trained(tmp_path / "run", config=asked)
-    assert not (tmp_path / "run").exists()
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
-    check_trackers(asked)
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    with pytest.raises(InputError, match=r"no key for wandb\.example\.org"):
-        check_trackers(asked)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_trackers(asked)
 
 
 # --- a run
