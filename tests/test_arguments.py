@@ -17,7 +17,6 @@ import sink_lens
 from sink_lens.arguments import checked, fits
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
-from sink_lens.identity.nulls import analytical
 from sink_lens.models.tiny import tiny
 from sink_lens.patching.pairs import PromptPair
 
@@ -55,18 +54,12 @@ def gini(rows):
         (torch.tensor([1, 2]), Sequence[int], True),
         ("12", Sequence[int], False),
         (torch.tensor([1, 2]), Sequence[str], False),
-        (torch.tensor([1.0, 2.0]), Sequence[int], False),
         (torch.tensor([1j]), Sequence[float], False),
-        (torch.tensor([1, 2]), Sequence[Metric], False),
         (torch.tensor([[1, 2]]), Sequence[Sequence[int]], True),
         (torch.tensor([[1, 2]]), Sequence[int], False),
         (torch.eye(2).to_sparse(), Sequence[Metric], False),
-        (np.array([1, 2]), Sequence[str], False),
         (np.array("a"), Sequence[int], False),
-        (np.array(3), Sequence[int], False),
         (torch.tensor(3), Sequence[int], False),
-        (np.array(["a"]), Sequence[int], False),
-        (np.array([1.5]), Sequence[int], False),
         (np.array([1.5]), Sequence[float], True),
         (np.array(["a"]), Sequence[str], True),
         ([1, "2"], Sequence[int], False),
@@ -103,15 +96,9 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: sink_lens.edits.scale("z", factor=math.nan), r"is nan \(float\); need a number"),
         (lambda: sink_lens.edits.scale("z", factor="2"), r"is '2' \(str\); need a number"),
         (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),
-        (lambda: sink_lens.TraceConfig(sequences="4"), "sequences is '4'; need a whole number"),
         (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
         (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
-        (
-            lambda: sink_lens.TraceConfig(seed=2**63),
-            "seed is 9223372036854775808; need a whole number from 0 on, below",
-        ),
         (lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5), "seed is -5; need a whole number"),
-        (lambda: sink_lens.identity.contraction(tiny("llama"), seed=-5), "seed is -5; need a whole number"),
         (lambda: MEASURES.column_kurtosis(torch.ones(2, 3), chunk=-1), "chunk is -1; need at least one column"),
         (lambda: MEASURES.uniform_law(1.0, n_positions=0), "n_positions is 0; need at least 1"),
         (lambda: MEASURES.variance_ratio(torch.zeros(0)), "s has no position"),
@@ -124,22 +111,8 @@ def test_what_a_type_allows(value, hint, fit):
             "the axis 'position' of s2 has 6 in x and 5 in valid; need the same size",
         ),
         (lambda: sink_lens.TraceConfig(text="x" * 5000), "the text file is too long"),
-        (lambda: sink_lens.TraceConfig(quick=np.zeros(3)), "quick is .*; need true or false"),
-        (lambda: sink_lens.training.TrainConfig(size=[]), r"size is \[\]; need one of"),
-        (lambda: sink_lens.TraceConfig(bos="yes"), "bos is 'yes'; need one of auto, with, without"),
         (lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"), "need 'auto' or 'plain' or 'bridge'"),
         (lambda: sink_lens.stream(tiny("llama"), IDS, [], kernel="flash"), "kernel of stream is 'flash'"),
-        (lambda: sink_lens.sink_mask(tiny("llama"), IDS, by="size"), "by of sink_mask is 'size'"),
-        (lambda: sink_lens.edits.amplify(2.0, positions=[1], layers=[0], centre="mean"), "centre of amplify is 'mean'"),
-        (lambda: sink_lens.edits.quantise("z", "int3"), "form of quantisation is 'int3'"),
-        (
-            lambda: sink_lens.patching.path_patch(
-                tiny("llama"), IDS, IDS, sender=("z", 0), receiver=("z", 1), metric=len, freeze="q"
-            ),
-            "freeze is 'q'; need one of all, attention",
-        ),
-        (lambda: PAIR.run_and_source("sideways"), "direction of run_and_source is 'sideways'"),
-        (lambda: analytical(10, shared=3).log10_p(0.1, convention="none"), "convention of log10_p is 'none'"),
         (lambda: BATCH[5], r"rows of TokenBatch is 5 \(int\)"),
         (lambda: BATCH.cut("3"), r"length of cut is '3' \(str\)"),
         (
