@@ -84,15 +84,9 @@ def test_what_a_type_allows(value, hint, fit):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (
-            lambda: gini(None),
-            r"of gini is None \(NoneType\); need a tensor Float",
-        ),
+        (lambda: gini(None), r"of gini is None \(NoneType\); need a tensor Float"),
         (lambda: gini("a"), r"is 'a' \(str\); need a tensor Float"),
-        (
-            lambda: gini(META),
-            "the device meta, which holds no values; need a tensor",
-        ),
+        (lambda: gini(META), "the device meta, which holds no values; need a tensor"),
         (lambda: sink_lens.edits.scale("z", factor=math.nan), r"is nan \(float\); need a number"),
         (lambda: sink_lens.edits.scale("z", factor="2"), r"is '2' \(str\); need a number"),
         (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),

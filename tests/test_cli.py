@@ -215,8 +215,7 @@ def test_third_party_libraries_are_quieted_by_the_command(monkeypatch):  # not b
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ("given", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
 )
 def test_threads_that_wait_sleep_soon_unless_the_user_says_how(given, spins):
     told = """

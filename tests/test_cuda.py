@@ -8,18 +8,7 @@ import warnings
 import pytest
 import torch
 
-from sink_lens import (
-    TokenBatch,
-    TraceConfig,
-    capture,
-    edits,
-    generate,
-    run_with,
-    sink_mask,
-    sweep,
-    trace,
-    wrap,
-)
+from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
 from sink_lens.edits import metrics
 from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.engine.engine import Engine

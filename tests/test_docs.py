@@ -32,10 +32,7 @@ def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     options = ("-W", "--keep-going", "-q", "-D", "toc_object_entries=0", "-d", out / "doctrees")
     built = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, DOCS, out / "html"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "sphinx", *options, DOCS, out / "html"], capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
     return out / "html"

@@ -51,12 +51,7 @@ def results():
     )
     yield (
         AttributionResult(
-            frame=SWEPT,
-            runs=object.__new__(RunPair),
-            values_then=object.__new__(Values),
-            grid=(),
-            **PATCHED,
-            **SITE,
+            frame=SWEPT, runs=object.__new__(RunPair), values_then=object.__new__(Values), grid=(), **PATCHED, **SITE
         ),
         "to first order",
     )

@@ -23,11 +23,7 @@ from sink_lens.kinds import imported, kinds
 from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
-from sink_lens.studies.config import (
-    AblateConfig,
-    AmplifyConfig,
-    CardConfig,
-)
+from sink_lens.studies.config import AblateConfig, AmplifyConfig, CardConfig
 from sink_lens.studies.study import config_of_study
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
@@ -215,10 +211,7 @@ SPECIAL = {
     "keep": (0, 3),
 }
 """Values of fields whose checks refuse an arbitrary value."""
-OF_KIND = {
-    CardConfig: {"trace": None, "most_loss": 0.5},
-    ReportConfig: {"by": ("dtype",)},
-}
+OF_KIND = {CardConfig: {"trace": None, "most_loss": 0.5}, ReportConfig: {"by": ("dtype",)}}
 """The same, where a name means something else in one configuration."""
 
 

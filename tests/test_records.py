@@ -76,22 +76,12 @@ def test_what_was_written_is_read(tmp_path):
     assert (run.folder / "report.html").read_text(encoding="utf-8") == "<p>é</p>"
     assert (run.status, run.kind, run.config, run.provenance) == ("finished", "trace", CONFIG, PROVENANCE)
     assert run.missing == ["neurons"]
-    assert names(run.folder) == [
-        "heads.parquet",
-        "patterns.safetensors",
-        "report.html",
-        RUN_FILE,
-        "summary.csv",
-    ]
+    assert names(run.folder) == ["heads.parquet", "patterns.safetensors", "report.html", RUN_FILE, "summary.csv"]
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "now"),
-    [
-        ("trace", "arms", "conditions"),
-        ("trace", "twin_heads", "random_init_heads"),
-        ("preference", "arms", "variants"),
-    ],
+    [("trace", "arms", "conditions"), ("trace", "twin_heads", "random_init_heads"), ("preference", "arms", "variants")],
 )
 def test_a_table_that_was_renamed_is_read_by_both_names(tmp_path, kind, name, now):
     table = pd.DataFrame({"sink_rate": [0.5]})
@@ -107,12 +97,7 @@ def test_a_table_that_was_renamed_is_read_by_both_names(tmp_path, kind, name, no
 
 
 def test_run_json_is_strict_json_and_says_running_at_once(tmp_path):
-    config = {
-        "ratio": float("nan"),
-        "top": (np.float32(0.5), np.int64(3)),
-        "out": Path("there"),
-        "inf": np.inf,
-    }
+    config = {"ratio": float("nan"), "top": (np.float32(0.5), np.int64(3)), "out": Path("there"), "inf": np.inf}
     with start(tmp_path, config=config) as writer:
         text = (tmp_path / RUN_FILE).read_text()
         assert "NaN" not in text

@@ -9,16 +9,14 @@ from sink_lens.text import edge_name, for_terminal, named_parts, number, part_na
 
 
 @pytest.mark.parametrize(
-    ("indices", "text"),
-    [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([11, 1, 2, 2], "1-2,11"), ([4, 0, 2], "0,2,4")],
+    ("indices", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([11, 1, 2, 2], "1-2,11"), ([4, 0, 2], "0,2,4")]
 )
 def test_span(indices, text):
     assert span(indices) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "indices"),
-    [("3", [3]), ("0-3,7", [0, 1, 2, 3, 7]), ("7, 0-1", [7, 0, 1]), ("2-2", [2]), ("1,1", [1, 1])],
+    ("text", "indices"), [("3", [3]), ("0-3,7", [0, 1, 2, 3, 7]), ("7, 0-1", [7, 0, 1]), ("2-2", [2]), ("1,1", [1, 1])]
 )
 def test_ranges(text, indices):
     assert ranges(text, name="layers") == indices

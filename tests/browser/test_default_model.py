@@ -14,10 +14,7 @@ from sink_lens.report.html import render
 
 SOME_TEXT = re.compile(r"[\s\S]{6}")
 RUN = Path(__file__).parent / "default_model"
-FIGURES = (
-    *("scores", "circuit", "mass", "norms", "variance", "dims", "neurons", "qk", "mediation"),
-    "amplification",
-)
+FIGURES = (*("scores", "circuit", "mass", "norms", "variance", "dims", "neurons", "qk", "mediation"), "amplification")
 
 
 @pytest.fixture(scope="module")

@@ -216,10 +216,7 @@ def undecided_link(row, *, present="yes", necessary="undecided", floors="calibra
             undecided_link(effect("variance_neurons", low=0.2), floors="not calibrated"),
             "breaking it may remove less than the floor that was asked for, or than a random control does",
         ),
-        (
-            undecided_link(effect("variance_neurons") | COSTS),
-            "this edit damages the model itself (loss +5.5 nats)",
-        ),
+        (undecided_link(effect("variance_neurons") | COSTS), "this edit damages the model itself (loss +5.5 nats)"),
         (
             undecided_link(effect("variance_neurons", had=0.1, uniform=0.06)),
             "the sink has hardly more attention than chance",

@@ -33,11 +33,7 @@ def traced(lens, tmp_path_factory):
 def cut(lens, tmp_path_factory):
     """A trace of the default model on text with its interventions, which take minutes."""
     config = TraceConfig(
-        model=DEFAULT_MODEL,
-        random_init=False,
-        intervention_sequences=2,
-        intervention_length=32,
-        controls=2,
+        model=DEFAULT_MODEL, random_init=False, intervention_sequences=2, intervention_length=32, controls=2
     )
     return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "cut", progress=False, report=False)
 

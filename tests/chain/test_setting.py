@@ -19,9 +19,7 @@ from sink_lens.chain.setting import (
     setting_of,
     why_no_interventions,
 )
-from sink_lens.chain.setting import (
-    sequences_to_test as held_out,
-)
+from sink_lens.chain.setting import sequences_to_test as held_out
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.engine.cells import from_layer

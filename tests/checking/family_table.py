@@ -17,9 +17,7 @@ from sink_lens.activations.record import capture
 from sink_lens.errors import SiteError
 from sink_lens.models.lens import LensModel
 from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
-from sink_lens.models.tiny import (
-    VOCAB_SIZE,
-)
+from sink_lens.models.tiny import VOCAB_SIZE
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 BEGIN, END = "<!-- made by tests/checking/family_table.py -->", "<!-- end of what was made -->"

@@ -9,11 +9,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 WIDTH, HEADS, KV_HEADS, NEURONS, LAYERS = 16, 2, 1, 24, 2
 # The 256 byte tokens of GPT-2's alphabet, two merges, and an end mark.
-VOCABULARY = [chr(code) if 33 <= code < 127 else chr(256 + code) for code in range(256)] + [
-    "he",
-    "hel",
-    "<e>",
-]
+VOCABULARY = [chr(code) if 33 <= code < 127 else chr(256 + code) for code in range(256)] + ["he", "hel", "<e>"]
 
 
 def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenizer=True, pre=None):

@@ -3,16 +3,7 @@
 import numpy as np
 import pytest
 
-from sink_lens.circuits.choice import (
-    between,
-    chosen,
-    connected,
-    greedy,
-    largest,
-    node_scores,
-    outputs_of,
-    random_like,
-)
+from sink_lens.circuits.choice import between, chosen, connected, greedy, largest, node_scores, outputs_of, random_like
 from sink_lens.circuits.graph import Graph
 from sink_lens.edits import metrics
 

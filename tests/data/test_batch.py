@@ -24,12 +24,7 @@ def test_valid_is_true_at_real_tokens_only_and_the_hash_is_over_shape_tokens_and
     # "1x2", then the ids 5 and 6 and the length 2, each as eight bytes, lowest first.
     expected = sha256(b"1x2" + b"".join(n.to_bytes(8, "little") for n in (5, 6, 2))).hexdigest()
     assert batch([[5, 6]], [2]).hash == expected
-    batches = [
-        batch([[5, 6]], [2]),
-        batch([[5, 7]], [2]),
-        batch([[5, 6]], [1]),
-        batch([[5], [6]], [1, 1]),
-    ]
+    batches = [batch([[5, 6]], [2]), batch([[5, 7]], [2]), batch([[5, 6]], [1]), batch([[5], [6]], [1, 1])]
     assert len({one.hash for one in batches}) == len(batches)
     tokens = torch.arange(6).reshape(3, 2)
     transposed = from_tensor(tokens.T.contiguous().T)

@@ -190,10 +190,7 @@ def test_fewer_than_one_sequence_or_two_tokens_are_refused(sequences, length, te
 def test_prompts_of_unequal_length_are_padded_on_the_right():
     tokenizer = byte_tokenizer(pad="<pad>", eos="</s>")
     made = from_prompts(["abcd", "e"], tokenizer)
-    assert made.tokens.tolist() == [
-        [0, *ids_of("abcd", tokenizer)],
-        [0, *ids_of("e", tokenizer), 3, 3, 3],
-    ]
+    assert made.tokens.tolist() == [[0, *ids_of("abcd", tokenizer)], [0, *ids_of("e", tokenizer), 3, 3, 3]]
     assert made.lengths.tolist() == [5, 2]
     assert (made.source, made.seed) == ("prompts", None)
 

@@ -204,12 +204,7 @@ def test_outcomes(new, old, expected):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        outcome([0.1], [0.8], keys=(5, 1)),
-        outcome([0.1], [0.8], layers=(1, 3)),
-        outcome([0.1, 0.1], [0.8, 0.8]),
-    ],
+    "other", [outcome([0.1], [0.8], keys=(5, 1)), outcome([0.1], [0.8], layers=(1, 3)), outcome([0.1, 0.1], [0.8, 0.8])]
 )
 def test_runs_that_are_no_pair_are_refused(other):
     run = outcome([0.1], [0.8])

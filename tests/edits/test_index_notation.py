@@ -67,8 +67,7 @@ def test_each_of_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("indices", "text"),
-    [(None, "all"), ((4,), 4), ((0, 1, 2, 3, 7), "0-3,7"), ((7, 9), "7,9"), ((9, 8, 1), "1,8-9")],
+    ("indices", "text"), [(None, "all"), ((4,), 4), ((0, 1, 2, 3, 7), "0-3,7"), ((7, 9), "7,9"), ((9, 8, 1), "1,8-9")]
 )
 def test_a_value_is_shown_as_it_is_written(indices, text):
     assert index_text(indices) == text

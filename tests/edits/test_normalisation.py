@@ -220,15 +220,9 @@ def test_numbers_that_mean_nothing_are_refused(make, text):
 @pytest.mark.parametrize(
     ("one", "text"),
     [
-        (
-            variance_calibration(torch.ones(3)),
-            r"factor of layer 0 has the shape \(3, 1\); need the model's 4 heads",
-        ),
+        (variance_calibration(torch.ones(3)), r"factor of layer 0 has the shape \(3, 1\); need the model's 4 heads"),
         (variance_calibration(torch.ones(2), heads=[1, 0]), r"the factor of layer 0 has the shape \(2, 1\)"),
-        (
-            head_rms_norm({1: torch.ones(5)}),
-            r"target of layer 1 has the shape \(5,\); need the model's 4 heads, its",
-        ),
+        (head_rms_norm({1: torch.ones(5)}), r"target of layer 1 has the shape \(5,\); need the model's 4 heads, its"),
         (head_rms_norm({1: torch.ones(12, 4)}), r"shape \(12, 4\); need .* heads first"),
         (head_rms_norm({1: torch.ones(1, 4, 12)}), r"shape \(1, 4, 12\)"),
     ],

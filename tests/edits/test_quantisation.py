@@ -231,10 +231,7 @@ def test_what_cannot_be_quantised_is_refused():
         run_with(lens, TOKENS, quantisation("z", "int8_tensor", channels={0: [48]}), layers=[0])
     with pytest.raises(EditError, match=r"shape \(1, 20\) and the run has 3 sequences"):
         run_with(lens, TOKENS, quantisation("z", "int8_tensor", tokens=torch.ones(1, 20, dtype=torch.bool)), layers=[0])
-    with (
-        pytest.raises(InputError, match="mixture of experts"),
-        quantised_weights(wrap(tiny("gpt_oss")), "int8_token"),
-    ):
+    with pytest.raises(InputError, match="mixture of experts"), quantised_weights(wrap(tiny("gpt_oss")), "int8_token"):
         pass
 
 

@@ -19,14 +19,7 @@ from sink_lens.models.tiny import VOCAB_SIZE
 KEYS = (0, 6)
 TOKENS = from_tensor(torch.randint(3, VOCAB_SIZE, (5, 20), generator=torch.Generator().manual_seed(2)))
 NEEDS = Needs(
-    keys=KEYS,
-    layers=(0, 1, 2),
-    sites=("resid_post",),
-    loss=True,
-    logits=False,
-    state=True,
-    whole=True,
-    positions=None,
+    keys=KEYS, layers=(0, 1, 2), sites=("resid_post",), loss=True, logits=False, state=True, whole=True, positions=None
 )
 EARLY = (isolate([6]), scale("mlp_out", 2.0, layers=[0], positions=[3, 9]))
 LATE = [

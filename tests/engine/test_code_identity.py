@@ -61,18 +61,12 @@ OTHER = {
     "a number": ("def f(x): return x * 2", "def f(x): return x * 3"),
     "the type of a number": ("def f(x): return x * 1", "def f(x): return x * True"),
     "an attribute": ("def f(run): return run.loss", "def f(run): return run.mass"),
-    "a helper": (
-        "def g(x): return x\ndef f(x): return g(x)",
-        "def g(x): return -x\ndef f(x): return g(x)",
-    ),
+    "a helper": ("def g(x): return x\ndef f(x): return g(x)", "def g(x): return -x\ndef f(x): return g(x)"),
     "a helper's helper": (
         "def h(x): return x\ndef g(x): return h(x)\ndef f(x): return g(x)",
         "def h(x): return -x\ndef g(x): return h(x)\ndef f(x): return g(x)",
     ),
-    "a helper in a lambda": (
-        "def g(x): return x\nf = lambda x: g(x)",
-        "def g(x): return -x\nf = lambda x: g(x)",
-    ),
+    "a helper in a lambda": ("def g(x): return x\nf = lambda x: g(x)", "def g(x): return -x\nf = lambda x: g(x)"),
     "a helper in a comprehension": (
         "def g(x): return x\ndef f(x): return [g(one) for one in x]",
         "def g(x): return -x\ndef f(x): return [g(one) for one in x]",
@@ -115,10 +109,7 @@ OTHER = {
         "def by(k):\n    def deco(g):\n        @functools.wraps(g)\n        def h(x): return k * g(x)\n"
         "        return h\n    return deco\n@by(2)\ndef f(x): return x",
     ),
-    "a function under no_grad": (
-        "@torch.no_grad()\ndef f(x): return x",
-        "@torch.no_grad()\ndef f(x): return -x",
-    ),
+    "a function under no_grad": ("@torch.no_grad()\ndef f(x): return x", "@torch.no_grad()\ndef f(x): return -x"),
     "a callable object": (
         "class C:\n    def __init__(self, k): self.k = k\n    def __call__(self, x): return x * self.k\nf = C(1)",
         "class C:\n    def __init__(self, k): self.k = k\n    def __call__(self, x): return x * self.k\nf = C(2)",

@@ -19,10 +19,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import (
-    TINY_FAMILIES,
-    VOCAB_SIZE,
-)
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 LENGTHS = (20, 17, 20)
 METRICS = (

@@ -85,10 +85,7 @@ def test_tokens_are_those_that_every_model_has():
 def test_different_tokenizers_are_refused_unless_asked_for():
     other = tiny_tokenizer()
     other.add_tokens(["zzz"])
-    known = {
-        "a": facts(lens(tokenizer=tiny_tokenizer())),
-        "b": facts(lens(tokenizer=other, vocab_size=310)),
-    }
+    known = {"a": facts(lens(tokenizer=tiny_tokenizer())), "b": facts(lens(tokenizer=other, vocab_size=310))}
     with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*--any-tokenizer"):
         shared_inputs(known, sequences=50, length=4, seed=0)
     assert shared_inputs(known, sequences=50, length=4, seed=0, any_tokenizer=True).ids == tuple(range(3, 300))

@@ -66,9 +66,7 @@ def test_positive_share_is_the_nested_loops_with_distinct_kv_heads(seed, key):
 def test_the_parts_of_the_logit_by_hand():
     # Query [1 2], parts [3 0] and [1 1], scale 1/2: 3/2 and 3/2.
     found = logit_split(
-        torch.tensor([1.0, 2.0])[None, None, None],
-        parts=torch.tensor([[3.0, 0.0], [1.0, 1.0]])[None, None],
-        scale=0.5,
+        torch.tensor([1.0, 2.0])[None, None, None], parts=torch.tensor([[3.0, 0.0], [1.0, 1.0]])[None, None], scale=0.5
     )
     assert found.flatten().tolist() == pytest.approx([1.5, 1.5])
 

@@ -81,9 +81,7 @@ def test_row_norms_and_their_ranks():
 def test_selectivity_by_hand():
     # x = [3 4], gate row [1 0], up row [1 1]: cosine 3/5, gate 3, up 7.
     found = selectivity(
-        torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]),
-        gate_row=torch.tensor([1.0, 0.0]),
-        up_row=torch.tensor([1.0, 1.0]),
+        torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]), gate_row=torch.tensor([1.0, 0.0]), up_row=torch.tensor([1.0, 1.0])
     )
     assert found.cosine[0, 0].item() == pytest.approx(0.6)
     assert found.gate[0].tolist() == pytest.approx([3.0, 0.0])

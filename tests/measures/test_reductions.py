@@ -59,10 +59,7 @@ def test_the_median_is_numpys(pairs):
 
 def test_queries_from_keeps_the_real_ones_only():
     valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
-    assert queries_from(valid, start=2).tolist() == [
-        [False, False, True, True],
-        [False, False, True, False],
-    ]
+    assert queries_from(valid, start=2).tolist() == [[False, False, True, True], [False, False, True, False]]
 
 
 @pytest.mark.parametrize("key", [-1, 4])

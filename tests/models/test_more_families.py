@@ -15,12 +15,7 @@ from sink_lens.models.families import FAMILIES, family_of_model
 from sink_lens.models.foreign import set_attention
 from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
-from sink_lens.models.tiny import (
-    MORE_FAMILIES,
-    VOCAB_SIZE,
-    config_of,
-    tiny,
-)
+from sink_lens.models.tiny import MORE_FAMILIES, VOCAB_SIZE, config_of, tiny
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
 

@@ -14,11 +14,7 @@ from sink_lens.activations.record import capture
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
-from sink_lens.models.tiny import (
-    HYBRID_FAMILIES,
-    LATENT_FAMILIES,
-    VOCAB_SIZE,
-)
+from sink_lens.models.tiny import HYBRID_FAMILIES, LATENT_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")

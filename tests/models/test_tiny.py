@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.tiny import (
-    BOS_ID,
-    TINY_FAMILIES,
-    VOCAB_SIZE,
-    WINDOW,
-    planted,
-    tiny,
-    tiny_tokenizer,
-)
+from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, VOCAB_SIZE, WINDOW, planted, tiny, tiny_tokenizer
 
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "gpt_oss")
 LENGTH = 24

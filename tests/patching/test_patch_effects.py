@@ -10,17 +10,7 @@ import torch
 from lenses import lens_of
 from rounding import assert_close
 
-from sink_lens import (
-    TokenBatch,
-    capture,
-    direct_logit_attribution,
-    edits,
-    generate,
-    patching,
-    run_with,
-    sweep,
-    wrap,
-)
+from sink_lens import TokenBatch, capture, direct_logit_attribution, edits, generate, patching, run_with, sweep, wrap
 from sink_lens.edits import metrics
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.engine import Engine
@@ -351,10 +341,7 @@ def test_a_layer_below_0_counts_from_the_last(tmp_path):
     ):
         (found, wanted) = one(-1, -3), one(2, 0)
         assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
-    for call in (
-        lambda: edits.freeze("z", {-1: torch.zeros(1)}),
-        lambda: edits.normalise({-1: torch.ones(4)}),
-    ):
+    for call in (lambda: edits.freeze("z", {-1: torch.zeros(1)}), lambda: edits.normalise({-1: torch.ones(4)})):
         with pytest.raises(InputError, match="need layers counted from 0 on"):
             call()
     for ask in (lambda: capture(own, tokens, sites=["z"], layers=[-4]), lambda: run_with(own, tokens, layers=[-4])):

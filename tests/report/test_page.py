@@ -110,15 +110,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
         rows.append(table.assign(dominance_ratio=ratio[at] * 2.4, is_outlier=(table.index == 0) & (at > 0)))
     frames["dimensions"] = pd.concat(rows, ignore_index=True)
     steps = [(0, 1, min(2, layers - 1), 1.1, 31.0, 0, 378), (1, 11, 11, 32.0, 112.0, 0, 378)]
-    names = [
-        "step",
-        "first_layer",
-        "last_layer",
-        "ratio_before",
-        "ratio_after",
-        "sink_position",
-        "outlier_dimension",
-    ]
+    names = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
     frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
     frames["conditions"] = pd.DataFrame(
         {
@@ -191,13 +183,7 @@ SUMMARY = pd.DataFrame(
 def synthetic_run(folder, *, frames=None, summary=SUMMARY, drawn=None, without=(), **provenance):
     """A finished run folder with the tables of `frames`, but for the files named in `without`."""
     frames = tables() if frames is None else frames
-    config = {
-        "model": "default",
-        "threshold": 0.3,
-        "min_sink_rate": 0.05,
-        "super_share": 0.05,
-        "growth_factor": 2.0,
-    }
+    config = {"model": "default", "threshold": 0.3, "min_sink_rate": 0.05, "super_share": 0.05, "growth_factor": 2.0}
     known = {
         "model": "SmolLM2-135M-Instruct (synthetic)",
         "weights_sha256": "ab" * 32,
@@ -324,10 +310,7 @@ def test_every_link_has_a_line_with_its_verdict(page, link):
     )
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["circuit", "scores", "mass", "variance", "norms", "dims", "neurons", "qk"],
-)
+@pytest.mark.parametrize("key", ["circuit", "scores", "mass", "variance", "norms", "dims", "neurons", "qk"])
 def test_every_figure_is_drawn_with_a_sentence(page, key):
     places = [index for index, (_, attributes) in enumerate(page.elements) if attributes.get("id") == f"{key}-figure"]
     after = [tag for tag, _ in page.elements[places[0] : places[0] + 9]]
@@ -344,8 +327,7 @@ def test_ids_are_once_and_every_reference_has_its_target(page, whole):
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["ab" * 32, "cd" * 32, "sdpa", "2.13.0", "seeds.bootstrap", "thresholds.threshold", "config.super_share"],
+    "value", ["ab" * 32, "cd" * 32, "sdpa", "2.13.0", "seeds.bootstrap", "thresholds.threshold", "config.super_share"]
 )
 def test_the_provenance_stands_at_the_foot(page, value):
     assert value in page.text.split("Where these numbers come from")[1]

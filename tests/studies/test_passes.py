@@ -11,12 +11,7 @@ from sink_lens.estimate import Sizes
 from sink_lens.models.header import read_header
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.card import card
-from sink_lens.studies.config import (
-    AmplifyConfig,
-    CardConfig,
-    IsolateConfig,
-    QuantiseConfig,
-)
+from sink_lens.studies.config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
 from sink_lens.studies.passes import passes
 from sink_lens.studies.quantise import quantise
 from sink_lens.studies.tokens.config import TokensConfig

@@ -197,11 +197,7 @@ def test_an_option_that_the_engine_would_not_heed_is_refused(lens, tmp_path, mon
 
 @pytest.mark.parametrize(
     ("what", "metrics"),
-    [
-        ([cell_of(zero("z"), name="mine")], METRICS),
-        (GRID, [loss()]),
-        (GRID, [METRICS[0], lambda run: run.loss]),
-    ],
+    [([cell_of(zero("z"), name="mine")], METRICS), (GRID, [loss()]), (GRID, [METRICS[0], lambda run: run.loss])],
 )
 def test_functions_cannot_be_sent_to_processes_and_nothing_is_written(lens, tmp_path, what, metrics):
     with pytest.raises(InputError, match="need a Grid and MetricSpec, or one device, or engine='ray'"):

@@ -85,10 +85,7 @@ def test_equal_folders_are_counted(compared):
         ({"name": "chains"}, "runs/trace/chains.parquet\n    the table is new after"),
         ({"csv": changed("value", 0, 0.10000000000000002)}, "summary.csv: value"),
         ({"tensor": np.nextafter(TENSOR, np.float32(9))}, "means.safetensors: means\n    6 of 6 values differ"),
-        (
-            {"tensor": TENSOR.astype("float64")},
-            "the type is F32 [2, 3] before, F64 [2, 3] after",
-        ),
+        ({"tensor": TENSOR.astype("float64")}, "the type is F32 [2, 3] before, F64 [2, 3] after"),
         ({"tensor": TENSOR.reshape(3, 2)}, "the type is F32 [2, 3] before, F32 [3, 2] after"),
     ],
 )

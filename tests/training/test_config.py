@@ -17,10 +17,7 @@ def n_parameters(config):
     return config.vocab_size * config.d_model + config.n_layers * layer + config.d_model
 
 
-@pytest.mark.parametrize(
-    ("size", "millions"),
-    [("toy", 3.4), ("small", 10.0), ("medium", 40.5), ("paper", 151.9)],
-)
+@pytest.mark.parametrize(("size", "millions"), [("toy", 3.4), ("small", 10.0), ("medium", 40.5), ("paper", 151.9)])
 def test_a_size_has_about_as_many_parameters_as_it_says(size, millions):
     assert n_parameters(TrainConfig(size=size)) / 1e6 == pytest.approx(millions, abs=0.1)
 

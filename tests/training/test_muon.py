@@ -86,8 +86,7 @@ def variant(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}, {"attention": "key_bias"}],
+    "changes", [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}, {"attention": "key_bias"}]
 )
 def test_a_variant_trains_and_is_another_training(changes, variant):
     plain, varied = variant(), variant(**changes)

@@ -18,14 +18,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoints_of
 from sink_lens.training.checkpoint_folders import checkpoints_in
-from sink_lens.training.watch import (
-    births,
-    evaluation_tokens,
-    measure_checkpoint,
-    run_tokenizer,
-    tokens_by_step,
-    watch,
-)
+from sink_lens.training.watch import births, evaluation_tokens, measure_checkpoint, run_tokenizer, tokens_by_step, watch
 
 from .runs import CONFIG, EACH, PROVENANCE, log, watched, write_run
 

@@ -131,11 +131,7 @@ def test_without_outlier_dimensions_nothing_is_read():
 
 def test_random_dimensions_are_as_many_and_drawn_by_the_generator():
     a, b, c = (
-        stream(
-            lens_of("llama"),
-            batch(length=12),
-            own(lens_of("llama"), plan(), length=12, seed=seed),
-        )
+        stream(lens_of("llama"), batch(length=12), own(lens_of("llama"), plan(), length=12, seed=seed))
         for seed in (0, 0, 1)
     )
     assert torch.equal(a["key_cosine", 1], b["key_cosine", 1])

@@ -69,10 +69,7 @@ def test_a_name_that_is_nearly_a_field_is_refused_and_others_are_kept_as_transfo
         ({"qk_norm": "yes"}, r"qk_norm is 'yes'; need true or false"),
         ({"value_norm_length": 0}, r"value_norm_length is 0; need a number of tokens, 1 or more, or None"),
         ({"value_norm_length": True}, r"value_norm_length is True; need a number of tokens"),
-        (
-            {"value_norm_init": "zeros"},
-            r"value_norm_init is 'zeros'; need one of first_token, .*, matched$",
-        ),
+        ({"value_norm_init": "zeros"}, r"value_norm_init is 'zeros'; need one of first_token, .*, matched$"),
         ({"value_norm_eps": -1.0}, r"value_norm_eps is -1.0; need a number, 0 or more"),
         ({"value_norm_eps": float("nan")}, r"value_norm_eps is nan; need a number, 0 or more"),
     ],

@@ -22,9 +22,7 @@ CASES = {
     "llama": {},
     "llama with biases": {"attention_bias": True, "mlp_bias": True},
     "llama, tied": {"tie_word_embeddings": True},
-    "llama, scaled rotation": {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
-    },
+    "llama, scaled rotation": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}},
     "mistral": {"sliding_window": None},
     "mistral with a window over the context": {"sliding_window": 256},
     "qwen2": {},
