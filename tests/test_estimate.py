@@ -16,17 +16,8 @@ from sink_lens.errors import InputError
 from sink_lens.estimate import Pass, Passes, estimate, in_words
 from sink_lens.models.header import read_header, sizes_of
 from sink_lens.models.load import load
-from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.config import CardConfig, IsolateConfig
 from sink_lens.studies.passes import passes as of_study
-
-
-@pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "model"
-    planted().model.save_pretrained(path)
-    tiny_tokenizer(adds_bos=True).save_pretrained(path)
-    return path
 
 
 def shown(cost):
@@ -35,13 +26,13 @@ def shown(cost):
     return " ".join(text.getvalue().split())
 
 
-def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and_the_rest(folder, monkeypatch):
+def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and_the_rest(planted_folder, monkeypatch):
     monkeypatch.setattr(estimating, "operations_a_second", lambda: 1e6)
     parts = (Pass(name="read", forwards=2, tokens=10), Pass(name="learn", backwards=1, tokens=5, slowness=2.0))
-    header = read_header(folder)
+    header = read_header(planted_folder)
     for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):
         asked = Passes(parts=parts, sequences=1, positions=10, bytes=1000, unembeds=unembeds)
-        cost = estimate(CardConfig(model=str(folder), device="cpu"), lambda config, sizes, asked=asked: asked)
+        cost = estimate(CardConfig(model=str(planted_folder), device="cpu"), lambda config, sizes, asked=asked: asked)
         # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 2 operations a number, and (1 + 400 / 48) for no products
         assert cost.seconds == pytest.approx((20 + 40) * 2 * weights * (1 + 400 / header.d_model) / 1e6)
         assert cost.bytes_peak == 650_000_000 + header.weight_bytes + 1000
@@ -64,25 +55,25 @@ def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(t
         estimate(TraceConfig(**asked | {"tokens": "text"}), of_trace)
 
 
-def test_two_models_are_read_in_the_same_passes(folder):
+def test_two_models_are_read_in_the_same_passes(planted_folder):
     alone, both = (
-        estimate(CardConfig(model=str(folder), others=others, device="cpu"), of_study)
-        for others in ((), (str(folder),))
+        estimate(CardConfig(model=str(planted_folder), others=others, device="cpu"), of_study)
+        for others in ((), (str(planted_folder),))
     )
     assert both.bytes_weights == 2 * alone.bytes_weights
     assert both.passes.parts[0].forwards == alone.passes.parts[0].forwards == 6
 
 
-def test_weights_that_are_narrower_in_their_files_are_said(folder, tmp_path):
-    lens = load(folder, dtype="bfloat16")
+def test_weights_that_are_narrower_in_their_files_are_said(planted_folder, tmp_path):
+    lens = load(planted_folder, dtype="bfloat16")
     lens.plain.save_pretrained(tmp_path / "half")
     text = shown(estimate(CardConfig(model=str(tmp_path / "half"), tokens="random", device="cpu"), of_study))
     assert "in the checkpoint's own type (--dtype auto)" in text
 
 
-def test_it_refuses_what_trace_refuses(folder):
+def test_it_refuses_what_trace_refuses(planted_folder):
     with pytest.raises(InputError, match="takes at most 256"):
-        estimate(TraceConfig(model=str(folder), tokens="random", length=300), of_trace)
+        estimate(TraceConfig(model=str(planted_folder), tokens="random", length=300), of_trace)
 
 
 def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothing_is_written(tmp_path, monkeypatch):
@@ -150,7 +141,7 @@ READ_TEXT = ("a sweep of prompts", "patch", "circuit")
 
 
 @pytest.mark.parametrize("name", DRY_RUNS)
-def test_a_dry_run_on_the_cpu_imports_no_library_of_models(name, folder, tmp_path):
+def test_a_dry_run_on_the_cpu_imports_no_library_of_models(name, planted_folder, tmp_path):
     """A tokenizer takes a part of transformers, and a training's timed step takes torch; no model is imported."""
     heavy = {"transformer_lens", "scipy", "accelerate", "pandas", "transformers.modeling_utils"}
     heavy |= set() if name in READ_TEXT else {"transformers"}
@@ -161,7 +152,7 @@ def test_a_dry_run_on_the_cpu_imports_no_library_of_models(name, folder, tmp_pat
         f"print(sorted({heavy!r} & set(sys.modules)))"
     )
     (tmp_path / "sweep.toml").write_text(SWEPT)
-    given = {"MODEL": str(folder), "FILE": str(tmp_path / "sweep.toml")}
+    given = {"MODEL": str(planted_folder), "FILE": str(tmp_path / "sweep.toml")}
     words = [given.get(word, word) for word in DRY_RUNS[name]] + ["--device", "cpu", "--dry-run"]
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
     assert "tokens" in done.stdout

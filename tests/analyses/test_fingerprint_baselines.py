@@ -8,7 +8,6 @@ import torch
 
 from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
 from sink_lens import wrap
-from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny
 
 IDS = range(3, 40)
@@ -49,14 +48,6 @@ def test_cka_does_not_see_a_rotation_a_shift_or_a_scale():
     rotation, _ = np.linalg.qr(rng.standard_normal((5, 5)))
     assert cka(x, 3 * x @ rotation + 1) == pytest.approx(1, rel=1e-12)
     assert cka(x, rng.standard_normal((30, 5))) < 0.5
-
-
-def test_cka_refuses_other_inputs_and_states_that_say_nothing():
-    x = np.random.default_rng(0).standard_normal((6, 3))
-    with pytest.raises(InputError, match="states on 6 and on 5 inputs"):
-        cka(x, x[:5])
-    with pytest.raises(InputError, match="do not depend on the input"):
-        cka(x, np.ones((6, 3)))
 
 
 def test_the_cosine_of_the_parameters_leaves_embeddings_out():
@@ -108,16 +99,6 @@ def whole(lens, layer):
     return torch.stack([e @ q @ k.T @ e.T, e @ v @ o @ e.T, e @ up @ down @ e.T]).detach()
 
 
-def test_the_invariant_products_refuse_tokens_and_layers_that_are_not_there():
-    first = model()
-    with pytest.raises(InputError, match="1 tokens were given; need two or more"):
-        invariant_cosine(first, first, ids=[3])
-    with pytest.raises(InputError, match=rf"from 0 to {first.d_vocab - 1}"):
-        invariant_cosine(first, first, ids=[3, first.d_vocab])
-    with pytest.raises(InputError, match=r"layers \[99\] were asked for"):
-        invariant_cosine(first, first, ids=[3, 4], layers=[99])
-
-
 def scaled(factors):
     def change(module):
         for layer, factor in zip(module.model.layers, factors, strict=True):
@@ -138,10 +119,3 @@ def test_the_intrinsic_fingerprint_is_the_course_of_deviations_along_the_layers(
     assert intrinsic_correlation(up, up) == pytest.approx(1)
     assert intrinsic_correlation(up, again) > 0.9  # other weights, the same course
     assert intrinsic_correlation(up, down) < -0.5
-
-
-def test_a_shorter_course_is_interpolated_and_one_layer_has_none():
-    long = changed(model(num_hidden_layers=5), scaled([1.0, 2.0, 3.0, 4.0, 5.0]))
-    short = changed(model(num_hidden_layers=3), scaled([1.0, 3.0, 5.0]))
-    assert intrinsic_correlation(long, short) > 0.9
-    assert np.isnan(intrinsic_correlation(model(num_hidden_layers=1), long))

@@ -40,31 +40,6 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch,
     assert whole[0]["wrote_1"] > 0
 
 
-def test_a_training_that_diverges_ends_and_keeps_its_rows(tmp_path):
-    def broken(model, another):
-        with torch.no_grad():
-            model.model.norm.weight.fill_(math.nan)
-
-    rows = list(training(TINY, Asked(budget="middle", rate=1e-2, seed=0, change=broken), keep=tmp_path / "one"))
-    assert [row["step"] for row in rows] == [0]
-    assert math.isnan(rows[0]["prose"])
-    assert rows[0]["machine"]
-
-
-def test_finals_of_another_rate_than_the_best_do_not_count():
-    rows = [
-        {"data": first_gain.TASK, "kind": kind, "arm": arm, "rate": rate, "seed": seed, "step": 1, "prose": prose}
-        for arm in first_gain.ARMS
-        for kind, rate, seed, prose in (
-            ("trial", 1e-3, 100, 4.0), ("trial", 2e-3, 100, 5.0), ("final", 1e-3, 0, 3.0), ("final", 2e-3, 0, 3.5)
-        )
-    ]  # fmt: skip
-    table = pd.DataFrame(rows)
-    assert set(first_gain.finals_of(table, first_gain.TASK)["rate"]) == {1e-3}
-    later = table.assign(prose=table["prose"].mask((table["kind"] == "trial") & (table["rate"] == 2e-3), 3.0))
-    assert set(first_gain.finals_of(later, first_gain.TASK)["rate"]) == {2e-3}
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("arm", ["softmax", "matched"])
 def test_a_step_on_a_gpu_is_a_step_on_a_processor(arm):

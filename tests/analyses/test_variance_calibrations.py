@@ -7,7 +7,6 @@ import torch
 from analyses.variance_calibrations import CALIBRATIONS, calibration
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
-from sink_lens.errors import InputError
 from sink_lens.identity.contraction import contraction
 from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
@@ -61,10 +60,3 @@ def test_effects_are_paired_with_none(frame):
     found = rows.loc["amplify", "inter_excess"]
     assert found["effect_low"] < found["effect"] < found["effect_high"]
     assert np.isfinite(rows["value"]).all()
-
-
-def test_bad_input_is_refused(lens, tokens):
-    with pytest.raises(InputError, match="there is no calibration loud; need some of none, amplify"):
-        calibration(lens, tokens, names=("loud",))
-    with pytest.raises(InputError, match="10 sequences were given, padded: False; need at least 50"):
-        calibration(lens, from_tensor(tokens.tokens[:10]))

@@ -16,20 +16,11 @@ from sink_lens.estimate import Sizes, estimate, in_words
 from sink_lens.models.header import read_header
 from sink_lens.models.load import load
 from sink_lens.models.memory import set_aside
-from sink_lens.models.tiny import planted, tiny_tokenizer
 
 
-@pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "model"
-    planted().model.save_pretrained(path)
-    tiny_tokenizer(adds_bos=True).save_pretrained(path)
-    return path
-
-
-def test_tokens_are_counted_by_pass(folder):
+def test_tokens_are_counted_by_pass(planted_folder):
     config = TraceConfig(model="planted", tokens="random", sequences=10, length=16, interventions=False)
-    found = passes(config, Sizes(header=read_header(folder)))
+    found = passes(config, Sizes(header=read_header(planted_folder)))
     # scout: 8 sequences of 16, twice (attention, then the stream)
     assert {part.name: part.all_tokens for part in found.parts} == {
         "scout": 256,
@@ -37,13 +28,13 @@ def test_tokens_are_counted_by_pass(folder):
         "the other BOS condition": 256 + 160,
         "random-init baseline": 160,
     }
-    assert found.twin == read_header(folder).weight_bytes
+    assert found.twin == read_header(planted_folder).weight_bytes
 
 
-def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_it_holds(folder, tmp_path):
+def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_it_holds(planted_folder, tmp_path):
     """Bytes of tensors that are alive are counted, not the memory of a process, so that every run counts the same."""
     given = {"tokens": "random", "sequences": 10, "length": 24, "quick": True, "random_init": False}
-    config = TraceConfig(model=str(folder), bos="with", device="cpu", **given)
+    config = TraceConfig(model=str(planted_folder), bos="with", device="cpu", **given)
     with LiveBytes() as live:
         lens = load(config.model)
         trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
@@ -51,10 +42,10 @@ def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_i
     assert 0.8 < said / live.peak < 1.25
 
 
-def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(folder, tmp_path, monkeypatch):
+def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(planted_folder, tmp_path, monkeypatch):
     for module in (counting, estimating):
         monkeypatch.setattr(module, "free_bytes", lambda: 1000)
-    config = TraceConfig(model=str(folder), tokens="random", length=16, device="cpu")
+    config = TraceConfig(model=str(planted_folder), tokens="random", length=16, device="cpu")
     text = "\n".join(lines(in_words(estimate(config, passes)), width=999))
     assert "one model after the other; 1 kB are free, so that it would be refused: need fewer sequences" in text
     with pytest.raises(InputError, match=r"the trace takes about .* beside the model and 1 kB are free"):
@@ -63,11 +54,12 @@ def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(folder, tm
 
 
 def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with_the_same_numbers(
-    folder, tmp_path, monkeypatch
+    planted_folder, tmp_path, monkeypatch
 ):
-    config = TraceConfig(model=str(folder), tokens="random", sequences=6, length=16, interventions=False, device="cpu")
+    given = {"tokens": "random", "sequences": 6, "length": 16, "interventions": False}
+    config = TraceConfig(model=str(planted_folder), device="cpu", **given)
     beside = trace(config, out=tmp_path / "beside", progress=False, report=False)
-    lens = load(folder)
+    lens = load(planted_folder)
     alone, both = bytes_beside(lens, config), bytes_beside(lens, config, twin=4 * lens.plain.num_parameters())
     monkeypatch.setattr(tracing, "free_bytes", lambda: (alone + both) // 2)
     waited = []

@@ -10,7 +10,7 @@ from transformers.masking_utils import eager_mask
 
 from sink_lens.models.families import family_of, head_sizes
 from sink_lens.models.sites import SITES, read_site
-from sink_lens.models.tiny import tiny
+from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 
 
 @functools.cache
@@ -28,6 +28,15 @@ def lens_of():
 def raw_of():
     """The builder of each family's eager Hugging Face model: the weights of the lens, no storage shared with it."""
     return _raw_of
+
+
+@pytest.fixture(scope="session")
+def planted_folder(tmp_path_factory):
+    """A folder with the planted model and its tokenizer, to be read."""
+    path = tmp_path_factory.mktemp("planted") / "model"
+    planted().model.save_pretrained(path)
+    tiny_tokenizer(adds_bos=True).save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="session")

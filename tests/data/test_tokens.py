@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from sink_lens.data.bos import bos_id, first_ids
+from sink_lens.data.bos import first_ids
 from sink_lens.data.tokens import (
     batch_of,
     decode_tokens,
@@ -67,11 +67,6 @@ def test_a_tokenizer_without_a_token_for_the_probe_still_shows_its_bos():
     core.add_special_tokens(["<s>"])
     core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     assert first_ids(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"), "auto") == [0]
-
-
-def test_bos_id_is_none_without_a_bos():
-    assert bos_id(byte_tokenizer()) == 0
-    assert bos_id(plain_tokenizer(bos=None)) is None
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,6 @@ def test_a_converted_gguf_gives_the_same_logits_as_the_file(tmp_path):
     assert AutoTokenizer.from_pretrained(folder)("help")["input_ids"] == [257, ord("p")]
 
 
-def test_only_safetensors_and_json_are_written(tmp_path):
-    folder = bundled.converted_folder(write_gguf(tmp_path / "tiny.gguf"))
-    assert {path.suffix for path in folder.iterdir()} <= {".safetensors", ".json", ".jinja"}
-    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-
-
 def test_files_beside_the_gguf_and_in_the_working_directory_are_not_read(tmp_path, monkeypatch):
     work, models = tmp_path / "work", tmp_path / "models"
     work.mkdir()

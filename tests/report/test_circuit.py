@@ -1,7 +1,6 @@
 """The circuit: its numbers are those of the tables, what was not measured is said, and it is drawn at every size."""
 
 import io
-import json
 import re
 
 import numpy as np
@@ -91,14 +90,6 @@ def test_paths_join_nodes_with_what_was_read_after_the_step_of_their_end(circuit
     assert found == {("neurons:0", "neurons:1"): 0.35}
     assert row(circuit.nodes, id="neurons:1")["input_share"] == 0.9
     assert row(circuit.edges, source="dimension:0", target="key:0", quantity="path_share")["verdict"] == "lowers"
-
-
-def test_json_has_every_node_and_edge(circuit):
-    held = json.loads(circuit.to_json())
-    assert [row["id"] for row in held["nodes"]] == circuit.nodes["id"].tolist()
-    assert [row["link"] for row in held["edges"]] == circuit.edges["link"].tolist()
-    assert held["about"] == circuit.about
-    assert "NaN" not in circuit.to_json()
 
 
 def test_the_drawing_has_the_shares_of_the_paths(circuit):

@@ -1,6 +1,5 @@
 """Runs beside each other: refused where their numbers mean different things, differences marked."""
 
-import dataclasses
 from typing import get_args
 
 import pandas as pd
@@ -12,7 +11,7 @@ from sink_lens.records import create_run, read_run
 from sink_lens.report import config
 from sink_lens.report.config import ReportConfig
 from sink_lens.report.html import page_text, render, side_by_side
-from sink_lens.report.side_by_side import COMPARED_BY, Beside, Entry, Row, check_comparable
+from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
 
 LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
 LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
@@ -116,17 +115,3 @@ def test_a_refused_page_writes_nothing(tmp_path):
     assert render(one, one, out=tmp_path / "both.html") == tmp_path / "both.html"
     assert render(one, one, out=tmp_path / "new" / "side") == tmp_path / "new" / "side.html"
     assert render(one, one, out=tmp_path / "new") == tmp_path / "new" / "report.html"
-
-
-def test_runs_beside_each_other_say_what_they_were_made_with_where_it_differs():
-    rows = {"config.controls": ("19", "5"), "config.seed": ("0", "0"), "started": ("today", "now")}
-    rows |= {"model": ("a", "b"), "config.model": ("a", "b")}  # one thing is said once
-    provenance = tuple(
-        Row(name=name, cells=(Entry(text=one), Entry(text=other, differs=one != other)))
-        for name, (one, other) in rows.items()
-    )
-    nothing = {"verdicts": (), "summary": (), "of": ("", "")}
-    beside = Beside(names=("one", "other"), **nothing, provenance=provenance)
-    assert beside.made == "Made with controls 19 in one, 5 in other; model a in one, b in other."
-    assert dataclasses.replace(beside, names=("a", "b")).made == "Made with controls 19 in a, 5 in b."
-    assert Beside(names=("a", "b"), **nothing, provenance=provenance[1:3]).made == ""

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
 
 from sink_lens.estimate import Sizes
 from sink_lens.models.header import read_header
-from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.card import card
 from sink_lens.studies.config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
 from sink_lens.studies.passes import passes
@@ -22,17 +20,9 @@ quantisation = import_module("sink_lens.studies.quantise")
 READ = {"tokens": "random", "sequences": 8, "length": 24, "device": "cpu"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    planted().model.save_pretrained(path)
-    tiny_tokenizer(adds_bos=True).save_pretrained(path)
-    return str(path)
-
-
 def most_passes(config, folder):
     count = passes_of_tokens if isinstance(config, TokensConfig) else passes
-    (part,) = count(config, Sizes(header=read_header(Path(folder)))).parts
+    (part,) = count(config, Sizes(header=read_header(folder))).parts
     return part.count
 
 
@@ -47,11 +37,11 @@ def most_passes(config, folder):
     ],
     ids=lambda one: type(one).__name__ if not isinstance(one, int | float) else "",
 )
-def test_passes_by_hand(config, count, folder):
-    assert most_passes(config, folder) == pytest.approx(count)
+def test_passes_by_hand(config, count, planted_folder):
+    assert most_passes(config, planted_folder) == pytest.approx(count)
 
 
-def test_quantise_makes_no_more_passes_than_were_estimated(folder, tmp_path, monkeypatch):
+def test_quantise_makes_no_more_passes_than_were_estimated(planted_folder, tmp_path, monkeypatch):
     config = QuantiseConfig(**READ, controls=2, channels=(1,), format="int4_tensor")
     tokens, real = [], quantisation.run_with
 
@@ -60,13 +50,15 @@ def test_quantise_makes_no_more_passes_than_were_estimated(folder, tmp_path, mon
         return real(lens, batch, *given, **named)
 
     monkeypatch.setattr(quantisation, "run_with", counted)
-    quantise(replace(config, model=folder), out=tmp_path / "run", progress=False)
+    quantise(replace(config, model=str(planted_folder)), out=tmp_path / "run", progress=False)
     made = sum(tokens) / (config.sequences * config.length)
-    assert 3 <= made <= most_passes(config, folder) - 1  # the pass that finds the sinks is not counted here
+    assert 3 <= made <= most_passes(config, planted_folder) - 1  # the pass that finds the sinks is not counted here
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(count, folder, tmp_path, monkeypatch):
+def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(
+    count, planted_folder, tmp_path, monkeypatch
+):
     embedded, real = [], torch.nn.Embedding.forward
 
     def counted(self, ids):
@@ -74,7 +66,7 @@ def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(cou
         return real(self, ids)
 
     monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
-    config = CardConfig(**READ, model=folder, others=(folder,) * (count - 1))
+    config = CardConfig(**READ, model=str(planted_folder), others=(str(planted_folder),) * (count - 1))
     card(config, out=tmp_path / "run", progress=False)
     made = sum(embedded) / (config.sequences * config.length)
-    assert made <= most_passes(config, folder) <= 1.5 * made
+    assert made <= most_passes(config, planted_folder) <= 1.5 * made

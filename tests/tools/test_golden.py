@@ -95,11 +95,6 @@ def test_a_planted_difference_is_found(compared, changes, says):
     assert says in said
 
 
-def test_progress_bars_times_and_the_order_of_columns_are_no_difference(compared):
-    bar = "cuts:  50%| | 1/2 [00:01, 3.1cut/s]cuts: 2cut [00:01, 9.1cut/s]\n   \x1b[A\n"
-    assert compared(printed=f"it took 20 s\n{bar}holds\n", links=LINKS[LINKS.columns[::-1]])[0] == 0
-
-
 MAP = """
 [tables]
 "links.parquet" = "chain.parquet"
