@@ -43,21 +43,21 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
             call_of = signature.replace(parameters=plain, return_annotation=signature.empty)
-            raise CallError(f"{_name_of(function)}: {error}; need {_name_of(function)}{call_of}") from None
+            raise CallError(f"{_called_name(function)}: {error}; need {_called_name(function)}{call_of}") from None
         check_arguments(function, bound)
         with plainly():
-            return unchecked(*map(_plain, args), **{name: _plain(value) for name, value in named.items()})
+            return unchecked(*map(_plain_number, args), **{name: _plain_number(value) for name, value in named.items()})
 
     return call
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    """Name that a user calls: the function's, or that of the class whose method it is."""
+def _called_name(function: Callable[..., Any]) -> str:
+    """The name by which a user calls a function: its own, or its class's if it is a method."""
     return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
 
-def _plain(value: Any) -> Any:
-    """A number of numpy as Python's; anything else as it is."""
+def _plain_number(value: Any) -> Any:
+    """Turn a number of numpy into Python's; return anything else unchanged."""
     if isinstance(value, Real) and (item := getattr(value, "item", None)) is not None:
         return item()
     return value
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments, by name, that a function's signature does not allow."""
-    hints, parameters, name_of = _hints(function), inspect.signature(function).parameters, _name_of(function)
+    hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _called_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
         if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:
@@ -113,8 +113,8 @@ def check_seeds(given: Mapping[str, Any]) -> None:
 
 
 @functools.cache
-def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The annotations; empty if one cannot be resolved."""
+def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The type hints of a function's arguments; empty if one of them cannot be resolved."""
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that is there only for the type checker
@@ -127,26 +127,27 @@ def fits(value: Any, hint: Any) -> bool:
     from beartype.roar import BeartypeException
 
     try:
-        return is_bearable(value, _strict(hint))
+        return is_bearable(value, _strict_hint(hint))
     except BeartypeException:  # a type that cannot be checked
         return True
 
 
 @functools.cache
-def _strict(hint: Any) -> Any:
-    """A type as it is meant at a public door, for beartype."""
+def _strict_hint(hint: Any) -> Any:
+    """A type hint in the strict form that public functions mean, for beartype."""
     from beartype.vale import Is
 
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return Union[tuple(_strict(one) for one in inner)]  # noqa: UP007  # made at run time
+        return Union[tuple(_strict_hint(one) for one in inner)]  # noqa: UP007  # made at run time
     if hint is bool:
         return Annotated[object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]]
     if hint is int:
-        return Annotated[Integral, Is[lambda value: not isinstance(value, bool) and not _beyond(value)]]
+        return Annotated[Integral, Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value)]]
     if hint is float:
         return Annotated[
-            Real, Is[lambda value: not isinstance(value, bool) and not _beyond(value) and not math.isnan(value)]
+            Real,
+            Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value) and not math.isnan(value)],
         ]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return Annotated[Mapping, Is[lambda value: _all_fit(value, inner[:1]) and _all_fit(value.values(), inner[1:])]]
@@ -154,15 +155,15 @@ def _strict(hint: Any) -> Any:
         return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(fits, value, inner))]]
     if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
         ordered = issubclass(origin, Sequence | Set)
-        return Annotated[Iterable, Is[lambda value: _are_items(value, inner[:1], ordered=ordered)]]
+        return Annotated[Iterable, Is[lambda value: _items_fit(value, inner[:1], ordered=ordered)]]
     if hasattr(hint, "dim_str"):
-        return Annotated[hint, Is[lambda value: not _without(value)]]
+        return Annotated[hint, Is[lambda value: not _why_no_values(value)]]
     return hint
 
 
-def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
+def _items_fit(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
     """Check whether the items of a list, an array or a tensor are of a type; a text is none, and no table is a list."""
-    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _without(value):
+    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _why_no_values(value):
         return False
     if hasattr(value, "dtype"):
         kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
@@ -185,20 +186,20 @@ def _all_fit(values: Any, of: Sequence[Any]) -> bool:
 def value_text(value: Any) -> str:
     """A value in an error: a tensor by its type and shape, anything else as Python writes it, cut."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"a {type(value).__name__} of {value.dtype} with the shape {tuple(value.shape)}{_without(value)}"
+        return f"a {type(value).__name__} of {value.dtype} with the shape {tuple(value.shape)}{_why_no_values(value)}"
     if callable(value) and hasattr(value, "__name__"):
         return f"{value.__name__!r}, a {type(value).__name__}"
     text = " ".join(repr(value).split())
-    kind = type(value).__name__ + (" of more than 64 bits" if _beyond(value) else "")
+    kind = type(value).__name__ + (" of more than 64 bits" if _exceeds_64_bits(value) else "")
     return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kind})"
 
 
-def _beyond(value: Any) -> bool:
+def _exceeds_64_bits(value: Any) -> bool:
     """Check whether a whole number has more than the 64 bits that a tensor takes."""
     return isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
 
 
-def _without(value: Any) -> str:
+def _why_no_values(value: Any) -> str:
     """Reason why a tensor has no values to compute with; empty if it has them."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"

@@ -96,7 +96,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
 
 
 @contextlib.contextmanager
-def observed(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
+def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
     """Within the block, forward passes of the model use the observed attention function."""
     AttentionInterface.register(_NAME, _observed_attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
@@ -122,24 +122,24 @@ def _observed_attention(
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
-    """Attention in place of transformers' own, which hands on what is watched."""
+    """Compute attention in place of transformers' own function, and pass the observed quantities on."""
     watch = _WATCH.get()
-    assert watch is not None, "the observed attention function runs inside observed() only"
+    assert watch is not None, "the observed attention function runs inside observe_attention() only"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if alibi is not None:
         query, key = with_positions(query, key, slopes=alibi / scale)
         value = nn.functional.pad(value, (0, 1))
-    mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
+    mask = None if attention_mask is None else _additive_mask(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
     lse: Tensor | None
     total: Tensor | None = None
     if weighting == "sigmoid":
-        (output, total), lse = _by_rows(score, value, sigmoid=True), None
+        (output, total), lse = _attention_by_rows(score, value, sigmoid=True), None
     elif watch.kernel == "fused":
         _check_fused(query.device.type, query.dtype, max(query.shape[-1], value.shape[-1]))
         output, lse = _fused_attention(query, key, value, mask=mask, scale=scale)
     else:
-        output, lse = _by_rows(score, value)
+        output, lse = _attention_by_rows(score, value)
     if s_aux is not None:
         assert lse is not None  # a sink logit is in the denominator of a softmax
         with_sink = sums_with(lse, s_aux)
@@ -154,7 +154,7 @@ def _observed_attention(
 
 
 def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
-    """Return what is watched under this name."""
+    """Compute the observed quantity that a name of ``OBSERVED`` stands for."""
     match name:
         case "mass":
             weights = _weights(score.columns(watch.keys), lse)
@@ -222,7 +222,7 @@ class Scores:
         return capped(scores, self.softcap)
 
 
-def _by_rows(
+def _attention_by_rows(
     score: Scores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
     """Attention output and log-sum-exp (of sigmoids, the sum of each row), computed in blocks of query rows.
@@ -296,8 +296,8 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
     )
     scale = d_head**-0.5
     window = torch.ones(1, 1, 19, 19, dtype=torch.bool, device=device).tril().triu(-7)
-    for mask in (None, _additive(window, dtype)):
-        explicit = _by_rows(Scores(query=query, key=key, mask=mask, scale=scale, softcap=None), value)
+    for mask in (None, _additive_mask(window, dtype)):
+        explicit = _attention_by_rows(Scores(query=query, key=key, mask=mask, scale=scale, softcap=None), value)
         try:
             fused = _fused_attention(query, key, value, mask=mask, scale=scale)
         except RuntimeError as error:
@@ -314,7 +314,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
             )
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a boolean mask into one that is added to scores: 0 where it is True, -inf elsewhere."""
     if mask.dtype != torch.bool:
         return mask

@@ -24,7 +24,7 @@ from ..models.interfaced import attention_as, seen_inside
 from ..models.lens import LensModel
 from ..models.running import check_unchanged, running
 from ..models.sites import SITES, bridge_hook, read_site
-from .attention import OBSERVED, Kernel, Put, Watch, observed
+from .attention import OBSERVED, Kernel, Put, Watch, observe_attention
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
@@ -50,7 +50,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
 
 
 def _warn_of_beginnings(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn of ids of the user's own that a model reads as something else than they were meant as."""
+    """Warn of the user's own ids that begin with padding, or with BOS twice."""
     pad: Any = tokenizer.pad_token_id
     bos: Any = tokenizer.bos_token_id
     first, second = batch.tokens[:, 0], batch.tokens[:, 1]
@@ -101,11 +101,11 @@ def forward(
         if plain or lens.why_measured_only is not None:
             model, layers = lens.plain, lens.layers
             for layer, name in at_sites:
-                stack.enter_context(_listening(lens, layer, name, part=part, put=put))
+                stack.enter_context(_reading_plain_site(lens, layer, name, part=part, put=put))
         else:
             _check_no_hook(lens)
             model, layers = stack.enter_context(delegated(lens, layers=range(last + 1))), lens.bridge.blocks
-            stack.enter_context(hooked(lens, [_hook(lens, *place, put=put) for place in at_sites]))
+            stack.enter_context(hooked(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
         if kernel is not None:
             watch = Watch(
                 kernel=kernel,
@@ -114,7 +114,7 @@ def forward(
                 rows=rows,
                 put=put,
             )
-            stack.enter_context(observed(model, watch=watch))
+            stack.enter_context(observe_attention(model, watch=watch))
         elif model is not lens.plain:
             stack.enter_context(attention_as(model, kernel_of(lens.plain.config)))
         stack.enter_context(torch.no_grad())
@@ -125,15 +125,17 @@ def forward(
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
     """Run the bridge with its own attention once, which makes scores and pattern, and pass its tensors to ``put``."""
-    hooks: list[Any] = [_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)]
+    hooks: list[Any] = [
+        _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
+    ]
     with running(lens), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
 
 
-def _hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
-    """A site's hook point, with what hands its tensor on."""
+def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
+    """The name of a site's hook point, and a hook that passes the site's tensor to ``put``."""
     hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
-    return hook_name, partial(_keep, place=(layer, name), put=put)
+    return hook_name, partial(_put_tensor, place=(layer, name), put=put)
 
 
 def _check_no_hook(lens: LensModel) -> None:
@@ -149,8 +151,8 @@ def _check_no_hook(lens: LensModel) -> None:
 
 
 @contextlib.contextmanager
-def _listening(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
-    """Within the block, a site of the plain model is read where its module has it."""
+def _reading_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
+    """Within the block, pass a site's tensor of the plain model to ``put``, from the module that computes it."""
     site, family = SITES[name], lens.row(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
@@ -185,5 +187,6 @@ def _listening(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put:
         yield
 
 
-def _keep(tensor: Tensor, hook: object, *, place: tuple[int, str], put: Put) -> None:
+def _put_tensor(tensor: Tensor, hook: object, *, place: tuple[int, str], put: Put) -> None:
+    """Pass a hook point's tensor to ``put``, with its layer and name."""
     put(*place, tensor)

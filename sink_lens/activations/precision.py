@@ -80,8 +80,8 @@ def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding |
     has = part.valid[:, position]
     if not has.any():
         return None
-    own, _ = _run(lens, part)
-    exact, largest = _run(lens, part, wide=True)
+    own, _ = _logits_and_magnitudes(lens, part)
+    exact, largest = _logits_and_magnitudes(lens, part, wide=True)
     spread = exact.std(dim=-1)
     off = (own - exact).pow(2).mean(dim=-1).sqrt() / spread
     here = torch.zeros_like(part.valid)
@@ -134,7 +134,7 @@ def _spacing(value: float, dtype: torch.dtype) -> float:
     return kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))
 
 
-def _run(
+def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
     """The logits, and the largest magnitude over layers of each value of the stream; in float32."""

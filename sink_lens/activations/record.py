@@ -138,7 +138,7 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(_having(names, lens) if layers is None else from_end(layers, lens.n_layers)))
+    chosen = sorted(set(_layers_with_sites(names, lens) if layers is None else from_end(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
         check_having(lens, chosen, site=name)
@@ -150,7 +150,7 @@ def capture(
             f"the capture would keep {needed:,} bytes and {allowed:,} are allowed; "
             "choose fewer sites, layers or positions, or use stream, which keeps only numbers"
         )
-    which = _path(lens, names, asked=path)
+    which = _choose_path(lens, names, asked=path)
     wanted = {layer: frozenset(name for name in names if SITES[name].per_layer) for layer in chosen}
     if "final" in names:
         wanted[lens.n_layers] = frozenset({"final"})
@@ -174,7 +174,7 @@ def capture(
             bar.update(part.n_sequences)
     for layer, asked in wanted.items():
         if lost := {name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept}:
-            raise never_fired(lost, layer=layer, lens=lens)
+            raise never_fired_error(lost, layer=layer, lens=lens)
     tensors = {key: torch.cat(parts) for key, parts in sorted(kept.items())}
     return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
 
@@ -224,7 +224,7 @@ class _ReadingPass:
         self.found = found
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
-        """Keep a tensor until a reading has all that it asks for, then call it."""
+        """Keep a tensor until a reading has all tensors that it asks for, then call the reading."""
         held = self.held[layer]
         held[name] = tensor
         ready = [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]
@@ -247,13 +247,13 @@ class _ReadingPass:
             del held[done]
 
     def check(self) -> None:
-        """Refuse a reading that was never shown what it asked for."""
+        """Refuse a reading that asks for a tensor that the pass never showed."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
-                raise never_fired(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
+                raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
 
     def _keep(self, result: Tensor, *, reading: Reading, layer: int) -> None:
-        """A copy of the tensor, since a view would keep the whole underlying tensor in memory."""
+        """Store what a reading computed in a layer: a copy, since a view would keep the whole underlying tensor."""
         if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
             gave = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
             raise InputError(
@@ -264,7 +264,7 @@ class _ReadingPass:
         self.found[reading.name].setdefault(layer, []).append(own)
 
 
-def never_fired(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
+def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
     """Make the error of sites whose hook point did not fire in a pass that went through their layer."""
     return SiteError(
         f"the hook point of {', '.join(sorted(names))} did not fire in layer {layer} of {lens.name}, so that nothing "
@@ -272,8 +272,8 @@ def never_fired(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteErr
     )
 
 
-def _having(names: Iterable[str], lens: LensModel) -> list[int]:
-    """The layers that have all of these."""
+def _layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
+    """The layers that have all of these sites."""
     return sorted(set(range(lens.n_layers)).intersection(*(lens.having(name) for name in names)))
 
 
@@ -301,16 +301,16 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
             plan.setdefault(lens.n_layers, set()).add("final")
             continue
         check_layers(reading.layers or (), lens)
-        for layer in _having(reading.sites, lens):
+        for layer in _layers_with_sites(reading.sites, lens):
             if _reads(reading, layer):
                 plan.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}
 
 
-def _path(
+def _choose_path(
     lens: LensModel, names: Sequence[str], *, asked: Literal["auto", "plain", "bridge"]
 ) -> Literal["plain", "bridge"]:
-    """Choose the path that shows the sites."""
+    """Choose the path that shows the sites: the plain model or the bridge."""
     hidden = [name for name in names if name in lens.uneditable]
     if asked == "bridge" and hidden:
         raise SiteError(

@@ -90,19 +90,19 @@ def sink_mask(
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
     marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    for rule, scores in _scores(lens, batch, rules, batch_size=batch_size).items():
+    for rule, scores in _scores_by_rule(lens, batch, rules, batch_size=batch_size).items():
         limit = threshold
         if limit is None and rule == "rate":
             limit = LEAST_RATE
         elif limit is None:
-            found = gap_of(scores, by=rule)
+            found = find_gap(scores, by=rule)
             log.info("%s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
     return marked & batch.valid.cpu()
 
 
-def gap_of(
+def find_gap(
     scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
 ) -> ScoreGap | None:
     """The gap that decides which tokens are sinks by ``attention`` or ``norm``; None if there is none."""
@@ -119,19 +119,19 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    return _scores(lens, batch_of(tokens), (by,), batch_size=batch_size)[by]
+    return _scores_by_rule(lens, batch_of(tokens), (by,), batch_size=batch_size)[by]
 
 
-def _scores(
+def _scores_by_rule(
     lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    """The scores of some criteria, from one pass."""
+    """The scores of every token by some rules, from one pass."""
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
     scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
-    for where, part in parts(batch, batch_size=batch_size):
+    for where, part in pieces_by_length(batch, batch_size=batch_size):
         taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
         readings = [one.reading() for one in taken.values()]
         rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
@@ -200,7 +200,9 @@ def sink_positions(
     return tuple(int(key) for key in order[:most] if rate[key] >= min_rate)
 
 
-def parts(batch: TokenBatch, *, batch_size: int | None = None) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
+def pieces_by_length(
+    batch: TokenBatch, *, batch_size: int | None = None
+) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
     """The sequences in pieces for one forward pass each, with their indices, cut to the longest of the piece.
 
     The sequences of a piece have similar lengths (within a factor of 2), so that the sampled rows fit all of them.
@@ -236,7 +238,7 @@ class Received:
 
     @classmethod
     def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Start with nothing, for sequences of this length.
+        """Begin with no attention received, for sequences of this length.
 
         Raises:
             InputError: the sequences have a single token.
@@ -261,7 +263,7 @@ class Received:
         return shares
 
     def reading(self) -> Reading:
-        """The reading that adds each layer and keeps nothing else."""
+        """The reading that adds each layer's attention, and keeps no other tensor."""
 
         def take(view: LayerView) -> None:
             self.add(view)
@@ -269,7 +271,7 @@ class Received:
         return Reading(name="received", sites=("rows",), function=take)
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
-        """The score of each token; nan at padding."""
+        """The score of each token by ``attention``; nan at padding."""
         assert self.shares is not None
         assert self.layers is not None
         valid = valid.to(self.shares.device)
@@ -295,7 +297,7 @@ class Norms:
         return ratio
 
     def reading(self) -> Reading:
-        """The reading that adds each layer and keeps nothing else."""
+        """The reading that adds each layer's norms, and keeps no other tensor."""
 
         def take(view: LayerView) -> None:
             self.add(view)
@@ -303,7 +305,7 @@ class Norms:
         return Reading(name="norms", sites=("resid_post",), function=take)
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
-        """The score of each token; nan at padding."""
+        """The score of each token by ``norm``; nan at padding."""
         assert self.largest is not None
         return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
 

@@ -63,7 +63,7 @@ def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
-def strongest(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
+def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
     """The amplification that makes the strongest sink, of both centres; None where no factor makes any."""
     if not len(curve):
         return None

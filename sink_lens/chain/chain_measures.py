@@ -112,18 +112,18 @@ class _Rows:
         threshold: float = float("nan"),
         unit: str | None = None,
     ) -> None:
-        """One row; the unit is the measure's own in the table of measures if it is not given."""
+        """Add one row; if no unit is given, it is the measure's own in the table of measures."""
         unit = MEASURES[measure].unit if unit is None else unit
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 
     def by_layer(self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None) -> None:
-        """One row per layer, the first of them ``first``, and one for the whole model."""
+        """Add one row per layer, from the layer ``first`` on, and one row for the whole model."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)
 
     def frame(self) -> pd.DataFrame:
-        """The table."""
+        """The rows as a table."""
         columns = ["measure", "layer", "position", "threshold", "value", "unit"]
         frame = pd.DataFrame(self._rows, columns=columns)
         return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})
@@ -151,7 +151,7 @@ def _attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Seque
 
 
 def _state_rows(rows: _Rows, panel: Panel) -> None:
-    """Add what is read of the states: dominance ratio, effective rank and norm ratio, by layer."""
+    """Add the rows on the residual stream: dominance ratio, effective rank and norm ratio, by layer."""
     dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
     rows.by_layer("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
     rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit

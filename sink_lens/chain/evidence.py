@@ -78,7 +78,7 @@ class Statistic:
     """False if the model has no layer in which the question could be asked."""
 
 
-def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
+def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
     """The evidence of a panel, with its growth steps split by neurons.
 
     Super neurons are chosen on all sequences on which they are not tested: they were measured anyway.
@@ -94,32 +94,32 @@ def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
 
 
 def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:
-    """A statistic without a value, and why."""
+    """Make a statistic without a value, whose note says why it has none."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
 
 
-def not_asked(name: str) -> Statistic:
-    """A statistic of attention before the growth in a hybrid whose token grows before any layer has attention."""
+def not_asked_statistic(name: str) -> Statistic:
+    """The statistic of a question that is not asked: a hybrid's token grows before any layer has attention."""
     return replace(undefined_statistic(name, "no layer with attention comes before the growth"), asked=False)
 
 
-def too_short(panel: Panel) -> str:
+def why_too_short(panel: Panel) -> str:
     """Reason why nothing can be compared with other tokens, if nothing can."""
     if panel.norm_ratio().isnan().all():
         return f"the sequences have no other token at or after position {OTHERS_FROM}"
     return ""
 
 
-def nothing_to_split(evidence: Evidence, name: str) -> Statistic | None:
+def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
     """A statistic that says why there are no neurons to look at, or None where there are."""
     if evidence.panel.location.steps:
         return None
-    short = too_short(evidence.panel)
+    short = why_too_short(evidence.panel)
     return undefined_statistic(name, short or "no growth step was found", absent=not short)
 
 
-def other_positions(std: Tensor, panel: Panel) -> float:
+def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
     """The 95th percentile over other positions of a position's standard deviation over the median."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
@@ -129,7 +129,7 @@ def other_positions(std: Tensor, panel: Panel) -> float:
     return float(ratios.nanquantile(0.95))
 
 
-def weakest(name: str, by_step: list[Statistic]) -> Statistic:
+def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
     """The step that shows a link least, under the link's own name: a link must hold at every step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
@@ -142,6 +142,6 @@ def ratio_of_means(rows: np.ndarray) -> float:
     return float(rows[:, 0].mean() / below) if below else math.nan
 
 
-def largest(controls: Iterable[float]) -> float:
+def largest_control(controls: Iterable[float]) -> float:
     """The largest control that is defined."""
     return max((control for control in controls if not math.isnan(control)), default=math.nan)

@@ -23,8 +23,8 @@ _FEWEST_HEADS = 3
 """Heads that have the sink, below which a sequence without it may be one by chance."""
 
 
-def other_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
-    """The same sequences with BOS where they have none, without it where they have it; None where there is no BOS."""
+def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
+    """The same sequences without BOS where they have it, with it where they do not; None if no BOS exists."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
@@ -37,7 +37,7 @@ def other_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) 
 def align_sinks(
     batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
 ) -> TokenBatch | None:
-    """The sequences, each cut so that a sink of its own stands at one common position; None where that is not needed.
+    """Cut each sequence so that its own sink stands at one common position; None where that is not needed.
 
     It is needed where sequences have sinks and the studied position is not one in most of them, as where a delimiter
     draws attention wherever it stands. Sequences without a sink that has tokens before and after it are left out.
@@ -64,8 +64,8 @@ def align_sinks(
     return dataclasses.replace(batch, tokens=tokens, lengths=lengths)
 
 
-def elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
-    """Sequences whose sink stands at another position than the studied one -> that position.
+def sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
+    """Sequence -> position of its sink, for each sequence whose sink is not at the studied position.
 
     The studied position has less than half of the sink rate that it has on average, another one at least that half.
     None where it is so in half of the sequences or more.
@@ -82,7 +82,7 @@ def elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[
 
 
 def has_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float) -> Bool[Tensor, " batch"]:
-    """Check which sequences have the sink: at least a quarter of the sink rate of those that pass the minimum.
+    """Mark the sequences that have the sink: at least a quarter of the sink rate of those that pass the minimum.
 
     Sequences that are too short to tell count as having it. All do if those that pass have it in fewer than three of
     the ``n_heads`` heads of all layers: none or one of them is chance then.
@@ -103,7 +103,7 @@ def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, "
     return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
 
 
-def without(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:
+def without_sequences(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:
     """The batch without some of its sequences."""
     left = set(sequences)
     kept = torch.tensor([number for number in range(batch.n_sequences) if number not in left])

@@ -86,7 +86,7 @@ def effect_table(
     links: Sequence[Link] = LINKS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """One row an intervention; the columns are ``EFFECT_COLUMNS``.
+    """Run every intervention; the table has one row an intervention and the columns ``EFFECT_COLUMNS``.
 
     ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
     position, over what the sink has in the baseline run, with its 95% interval over sequences; ``control_share`` is the
@@ -105,7 +105,7 @@ def effect_table(
     with tqdm(total=len(found), bar_format=BAR, disable=not progress, leave=False) as shown:
         for name, one in found:
             shown.set_description_str(says[name])
-            rows.append(_row(setting, name, one, uniform=uniform, rng=rng))
+            rows.append(_intervention_row(setting, name, one, uniform=uniform, rng=rng))
             shown.update()
     return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
 
@@ -131,7 +131,7 @@ class Keeps(Protocol):
     """Keeps what interventions give."""
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """A table by its name: made, unless an interrupted run has left it."""
+        """Return a table by its name; make it, unless an interrupted run has left it."""
         ...
 
     def means(self, means: CentringMeans) -> None:
@@ -186,7 +186,7 @@ def causal_tables(
     @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
         """Find the makers and test their sets."""
-        target, found = makers.target_of(place(), lacks_sink=lacks_sink), None
+        target, found = makers.choose_target(place(), lacks_sink=lacks_sink), None
         if target is not None:
             chosen = sequences_to_choose_by(batch.n_sequences, config=config)
             choosing = setting_of(lens, batch, config=config, chosen=chosen, **at)
@@ -221,7 +221,7 @@ def causal_tables(
 
     def mediation() -> pd.DataFrame:
         """The table ``mediation``."""
-        amplified = amplification.strongest(setting(), means=means(), curve=curve)
+        amplified = amplification.strongest_amplification(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
     curve = once("amplification", curve_table)
@@ -231,7 +231,7 @@ def causal_tables(
     once("placement", lambda: placement.placement_table(setting(), progress=progress))
 
 
-def _row(
+def _intervention_row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
     """One intervention as a row of ``effects``, with its controls."""

@@ -32,7 +32,7 @@ Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not 
 
 
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
-    """Holds, fails or undecided, from the interval, the floor and the nulls; see the module's docstring."""
+    """The verdict (holds, fails or undecided) from interval, floor and nulls; see the module's docstring."""
     low, high = statistic.interval.low, statistic.interval.high
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"
@@ -180,11 +180,13 @@ def link_table(
         length: positions of the sequences.
         links: the chain.
     """
-    rows_of = [] if effects is None else _rows(effects)
+    rows_of = [] if effects is None else _row_dicts(effects)
     necessary = {row["link"]: row for row in rows_of if row["is_primary"]}
     carrying = {row["link"]: row for row in rows_of if row.get("carries", False)}
     of_baseline = (
-        {} if random_init is None else {(row["link"], row["statistic"]): row["value"] for row in _rows(random_init)}
+        {}
+        if random_init is None
+        else {(row["link"], row["statistic"]): row["value"] for row in _row_dicts(random_init)}
     )
     config = evidence.config
     own = config.own_floors
@@ -267,8 +269,8 @@ def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) ->
     }
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The table's rows as dictionaries."""
+def _row_dicts(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """The rows of a table as dictionaries."""
     return frame.to_dict("records")
 
 

@@ -171,12 +171,12 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
     (ratio over 1), so that the recovery of a small norm is no growth.
     """
     grows = (ratio[1:] >= factor * ratio[:-1]).tolist()
-    steps = _runs(layer for layer, does in enumerate(grows) if does)
+    steps = _consecutive_runs(layer for layer, does in enumerate(grows) if does)
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
 def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
-    """In which layers a dimension of the token is written: those in which its magnitude grows by a tenth or more.
+    """Mark the layers that write each dimension of the token: there its magnitude grows by a tenth or more.
 
     Other tokens play no part. Changes under a twentieth of the dimension's largest value do not count.
     ``values`` begin before layer 0, the result with layer 0.
@@ -187,7 +187,7 @@ def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "l
 
 
 def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
-    """The stretch of layers over which the ratio never falls and rises most: first and last layer, and by how much.
+    """First and last layer of the stretch over which the ratio never falls and rises most, and its factor.
 
     None where it rises by less than ``factor`` in all. It is asked where no single layer is a growth step.
     """
@@ -226,19 +226,21 @@ def outliers_of(
         found = outlier_dimensions(state.double().square().mean(0), energy_frac=energy_frac)
         if not bool(dominance_ratio(state).mean() >= dominance_threshold) or len(found) > max_outliers:
             return ()
-        common = [] if typical is None else found[_is_common(state, typical)[found]].tolist()
+        common = [] if typical is None else found[_common_dimensions(state, typical)[found]].tolist()
         if not common:
             return tuple(found.tolist())
         state = state.clone()
         state[:, common] = 0.0
 
 
-def _is_common(state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]) -> Bool[Tensor, " d_model"]:
+def _common_dimensions(
+    state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
+) -> Bool[Tensor, " d_model"]:
     """Mark the dimensions that are large at a typical other token too; none if there is no other token."""
     return typical >= _COMMON * state.abs().mean(0)
 
 
-def find(
+def find_location(
     *,
     positions: tuple[int, ...],
     sink_found: bool,
@@ -248,7 +250,7 @@ def find(
     typical: Float[Tensor, "layer d_model"] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
-    """Growth steps and outlier dimensions of the studied token.
+    """Find the growth steps and outlier dimensions of the studied token.
 
     Args:
         positions: the studied position first.
@@ -264,7 +266,7 @@ def find(
     own = [None] * len(states) if typical is None else list(typical)
     for index, (state, usual) in enumerate(zip(states, own, strict=True)):
         if forced is not None:
-            outliers[index - 1] = (_strongest(state),)
+            outliers[index - 1] = (_strongest_dimension(state),)
         elif dimensions := outliers_of(
             state,
             dominance_threshold=thresholds.dominance_threshold,
@@ -286,14 +288,14 @@ def find(
             last_layer=last,
             ratio_before=float(ratio[first]),
             ratio_after=float(ratio[last + 1]),
-            dimension=_strongest(states[last + 1], typical=None if forced is not None else own[last + 1]),
+            dimension=_strongest_dimension(states[last + 1], typical=None if forced is not None else own[last + 1]),
         )
         for first, last in spans
     )
     return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
 
 
-def _runs(layers: Iterable[int]) -> list[tuple[int, int]]:
+def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
     """Consecutive layers as (first, last)."""
     found: list[tuple[int, int]] = []
     for layer in layers:
@@ -329,22 +331,24 @@ def _written_spans(
     grows = writing_layers(size) & is_outlier & (size[1:] > size.cummax(0).values[:-1])
     covered = {layer for first, last in taken for layer in range(first, last + 1)}
     rises = ~(ratio[1:] < (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(1)  # nan: nothing to compare with
-    spans = _runs(layer for layer in rises.nonzero().flatten().tolist() if layer not in covered)
+    spans = _consecutive_runs(layer for layer in rises.nonzero().flatten().tolist() if layer not in covered)
     return [(a, b) for a, b in spans if not (ratio[b + 1] <= 1 or ratio[b + 1] < factor * ratio[a])]
 
 
-def _strongest(state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None) -> int:
+def _strongest_dimension(
+    state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None
+) -> int:
     """The dimension with the most energy, of those that are not as large at other tokens if there are any."""
     energy = state.double().square().mean(0)
-    if typical is not None and not bool((common := _is_common(state, typical)).all()):
+    if typical is not None and not bool((common := _common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)
     return int(energy.argmax())
 
 
-def matched_random(
+def random_neurons_like(
     chosen: Bool[Tensor, " neuron"], *, draws: int, generator: torch.Generator
 ) -> list[Bool[Tensor, " neuron"]]:
-    """Random sets of as many neurons as were chosen, none of them chosen; of all the others where those are fewer."""
+    """Draw sets of as many neurons as were chosen, none of them chosen; of all others where those are fewer."""
     pool = (~chosen).nonzero().flatten()
     count = min(int(chosen.sum()), len(pool))
     sets = []

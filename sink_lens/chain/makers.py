@@ -125,7 +125,7 @@ class Makers:
     """Maker -> the neurons among the makers that are silent without it."""
 
 
-def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
+def choose_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
     """Choose the quantity whose makers are searched: the sink, else sink logits or outlier dimensions, else none."""
     if not lacks_sink:
         return "sink"
@@ -142,7 +142,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     ranking = _rank(screen_parts(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    beside = tuple(part for part in _embedded(setting) if part not in parts) if target == "sink" else ()
+    beside = tuple(part for part in _embedding_parts(setting) if part not in parts) if target == "sink" else ()
     parts += beside
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     removed = {frozenset[Maker](): 0.0}
@@ -151,10 +151,10 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         """Ablate sets that were not ablated yet, and keep what each removes."""
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
         ordered = [[part for part in parts if part in chosen] for chosen in new]
-        (before, *runs) = _runs(setting, [[], *ordered], target=target, loss=False)
-        baseline = _value(setting, before, target)
+        (before, *runs) = _run_ablations(setting, [[], *ordered], target=target, loss=False)
+        baseline = _target_size(setting, before, target)
         for chosen, run in zip(new, runs, strict=True):
-            lost = (baseline - _value(setting, run, target)) / baseline.mean()
+            lost = (baseline - _target_size(setting, run, target)) / baseline.mean()
             removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
     def of(chosen: Sequence[Maker]) -> float:
@@ -176,7 +176,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     longest = of(with_effect[:most])
     if longest < GOALS["half"] > of(beside) and of([*beside, *with_effect[:most]]) >= GOALS["half"]:
         fixed, longest = beside, of([*beside, *with_effect[:most]])
-        ranking = _listed_last(ranking, fixed)
+        ranking = _append_parts(ranking, fixed)
 
     def more(chosen: Sequence[Maker]) -> float:
         """The share of the target that a set removes together with the parts that belong to every set."""
@@ -187,7 +187,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     for name, goal in bar(list(goals.items()), label="makers", progress=progress):
         length = 0
         if longest >= GOALS["half"]:
-            length = _shortest(lambda size: more(with_effect[:size]), goal=goal, most=most)
+            length = _shortest_prefix(lambda size: more(with_effect[:size]), goal=goal, most=most)
         prefix = with_effect[:length]
         least = max(goal, THINNED * more(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
@@ -197,7 +197,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
                 if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
                     sets[ALL] = (*sets[ALL], part)
     if sets[ALL]:
-        upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
+        upstream = [part for part in _parts_before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
         for kind in dict.fromkeys(part.kind for part in upstream):
             alike = [part for part in upstream if part.kind == kind]
             if (share := more(alike)) >= UPSTREAM:
@@ -207,16 +207,16 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         strong = {part for part in with_effect[:NEXT] if more([part]) >= UPSTREAM}
         sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in strong)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
-    feeds = _feeding(setting, sets[ALL], alone(listed)) if target == "sink" else {}
+    feeds = _neurons_silenced_by(setting, sets[ALL], alone(listed)) if target == "sink" else {}
     return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
 
 
-def _embedded(setting: Setting) -> list[Maker]:
+def _embedding_parts(setting: Setting) -> list[Maker]:
     """The embeddings of the token at the sink position."""
     return [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in embeddings(setting)]
 
 
-def _listed_last(ranking: pd.DataFrame, parts: Sequence[Maker]) -> pd.DataFrame:
+def _append_parts(ranking: pd.DataFrame, parts: Sequence[Maker]) -> pd.DataFrame:
     """The ranking, with parts at its end that no screen has."""
     rows = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in parts]
     more = pd.DataFrame(rows).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
@@ -224,7 +224,9 @@ def _listed_last(ranking: pd.DataFrame, parts: Sequence[Maker]) -> pd.DataFrame:
     return pd.concat([ranking, more], ignore_index=True)
 
 
-def _feeding(setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, float]) -> dict[Maker, tuple[Maker, ...]]:
+def _neurons_silenced_by(
+    setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, float]
+) -> dict[Maker, tuple[Maker, ...]]:
     """Maker -> the neurons of later layers among the makers that are silent without it.
 
     Parts of one kind and layer that silence nothing alone are asked together.
@@ -243,7 +245,7 @@ def _feeding(setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, fl
     def fed(several: Sequence[Sequence[Maker]]) -> list[tuple[Maker, ...]]:
         """The writers that each ablation silences."""
         runs = setting.runs(
-            [ablation(setting, parts) for parts in several], layers=layers, quiet=True, sites=("neurons",)
+            [ablation_edits(setting, parts) for parts in several], layers=layers, quiet=True, sites=("neurons",)
         )
         found = []
         for parts, run in zip(several, runs, strict=True):
@@ -280,7 +282,7 @@ def _rank(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _shortest(removed: Callable[[int], float], *, goal: float, most: int) -> int:
+def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int) -> int:
     """The length of a short prefix that reaches the goal, by doubling and halving; 0 where none does."""
     size = 1
     while size < most and removed(size) < goal:
@@ -315,7 +317,7 @@ def _thin_out(
     return kept
 
 
-def _before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
+def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
     """The parts before the last ``GAP`` of the integrated effects after the chosen ones; none where there is no gap."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
@@ -329,7 +331,7 @@ def _before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[
     return [parts[one] for one in order[: least + int(gaps[-1])]] if len(gaps) else []
 
 
-def ablation(setting: Setting, parts: Iterable[Maker]) -> Edits:
+def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
     """The edits that ablate parts; see the module's docstring."""
     groups: dict[tuple[str, int], list[int]] = {}
     for part in sorted(parts):
@@ -340,24 +342,24 @@ def ablation(setting: Setting, parts: Iterable[Maker]) -> Edits:
     return tuple(edits)
 
 
-def _neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
+def _ablate_neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
     """Set neurons of a layer to their mean at the sink position."""
     return setting.keep_units("neurons", {layer: units}, position=setting.sink_position, mean=True)
 
 
-def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+def _ablate_heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
     """Set the outputs of heads of a layer to their mean at the sink position."""
     value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
     label = f"{len(units)} heads of layer {layer}, mean_ordinary"
     return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
 
-def _whole(setting: Setting, layer: int, *, site: str) -> list[Edit]:
-    """Set what a part of a layer adds to its mean at the sink position."""
+def _ablate_sublayer(setting: Setting, layer: int, *, site: str) -> list[Edit]:
+    """Set the output of a layer's sublayer, or its input, to its mean at the sink position."""
     return [setting.keep(site, layers=[layer], position=setting.sink_position, mean=True)]
 
 
-def _embedding(setting: Setting, kind: str) -> list[Edit]:
+def _ablate_embedding(setting: Setting, kind: str) -> list[Edit]:
     """Set an embedding to its mean at the sink position."""
     written = embeddings(setting)[kind]  # type: ignore[index]
     position = setting.sink_position
@@ -370,14 +372,14 @@ def _embedding(setting: Setting, kind: str) -> list[Edit]:
     return [edit("resid_pre", change, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")]
 
 
-def _key_biases(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+def _ablate_key_biases(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
     """Take the key bias out of some heads."""
     bias = attention_weights(setting.lens, layer=layer).b_k[units]
     label = f"key biases of layer {layer} x 0"
     return [edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=units, label=label)]
 
 
-def _logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+def _ablate_sink_logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
     """Give the sink logit's attention of some heads back to the keys."""
 
     def change(pattern: Tensor, at: At) -> Tensor:
@@ -388,28 +390,29 @@ def _logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
 
 
 _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
-    "neuron": _neurons,
-    "head": _heads,
+    "neuron": _ablate_neurons,
+    "head": _ablate_heads,
     **{
-        kind: lambda setting, layer, units, site=site: _whole(setting, layer, site=site) for kind, site in WHOLE.items()
+        kind: lambda setting, layer, units, site=site: _ablate_sublayer(setting, layer, site=site)
+        for kind, site in WHOLE.items()
     },
-    "embedding": lambda setting, layer, units: _embedding(setting, "embedding"),
-    "position embedding": lambda setting, layer, units: _embedding(setting, "position embedding"),
-    "key bias": _key_biases,
-    "sink logit": _logits,
+    "embedding": lambda setting, layer, units: _ablate_embedding(setting, "embedding"),
+    "position embedding": lambda setting, layer, units: _ablate_embedding(setting, "position embedding"),
+    "key bias": _ablate_key_biases,
+    "sink logit": _ablate_sink_logits,
 }
 
 
-def _runs(
+def _run_ablations(
     setting: Setting, several: Sequence[Sequence[Maker]], *, target: Target, loss: bool, of: BaselineRun | None = None
 ) -> list[Outcome]:
     """Run the ablation of each set, reading what the target needs."""
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
-    edits = [ablation(setting, parts) for parts in several]
-    return setting.runs(edits, layers=_reads(setting, target), loss=loss, of=of, quiet=True, **options)
+    edits = [ablation_edits(setting, parts) for parts in several]
+    return setting.runs(edits, layers=_target_layers(setting, target), loss=loss, of=of, quiet=True, **options)
 
 
-def _reads(setting: Setting, target: Target) -> list[int]:
+def _target_layers(setting: Setting, target: Target) -> list[int]:
     """The layers in which the target is read."""
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
@@ -418,13 +421,13 @@ def _reads(setting: Setting, target: Target) -> list[int]:
     return list(setting.sink_layers)
 
 
-def _value(setting: Setting, run: Outcome, target: Target) -> Tensor:
+def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
     """Size of the target by sequence: attention, or the magnitude of the sink position's outlier dimensions."""
-    reads = _reads(setting, target)
+    reads = _target_layers(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
     if target == "sink logit":
-        return _null(run, reads)
+        return _null_mass(run, reads)
     states, lasting = run.state_at(setting.sink_position), setting.lens.lasting
     sizes = [
         lasting[layer + 1]
@@ -434,7 +437,7 @@ def _value(setting: Setting, run: Outcome, target: Target) -> Tensor:
     return torch.stack(sizes).mean(0)
 
 
-def _null(run: Outcome, reads: Sequence[int]) -> Tensor:
+def _null_mass(run: Outcome, reads: Sequence[int]) -> Tensor:
     """Attention that goes to no key, by sequence; the first query, which sees one key, is left out."""
     return torch.stack([1 - run.tensors["pattern", layer][:, :, 1:].sum(-1).mean((1, 2)) for layer in reads]).mean(0)
 
@@ -507,9 +510,9 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     """The table ``maker_sets``, with random sets as controls."""
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.seed)
-    (baseline,) = _runs(setting, [[]], target=target, loss=True)
+    (baseline,) = _run_ablations(setting, [[]], target=target, loss=True)
     few = setting.of_controls
-    (baseline_of_few,) = _runs(setting, [[]], target=target, loss=True, of=few)
+    (baseline_of_few,) = _run_ablations(setting, [[]], target=target, loss=True, of=few)
     upstream = tuple(part for part in found.sets[ALL] if part in found.feeds)
     named = {**found.sets, UPSTREAM_SET: upstream, SUPER: tuple(supers)}
     sets = {name: parts for name, parts in named.items() if parts}
@@ -519,7 +522,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     def row(parts: Sequence[Maker], name: str, control_of: str, run: Outcome) -> dict[str, object]:
         """One set as a row."""
         compared = baseline_of_few if control_of else baseline
-        before, after = (_value(setting, one, target) for one in (compared, run))
+        before, after = (_target_size(setting, one, target) for one in (compared, run))
         share: Interval = share_removed(before, after, generator=rng)
         return {
             "set": name,
@@ -547,12 +550,12 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
             own = row(parts, name, "", run)
             rows.append(own | {key: of_same[key] for key in ("control_largest", "n_controls", "control_loss_nats")})
             continue
-        (run,) = _runs(setting, [parts], target=target, loss=True)
+        (run,) = _run_ablations(setting, [parts], target=target, loss=True)
         done[frozenset(parts)] = name, run
         own = row(parts, name, "", run)
-        drawn = [_match(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
+        drawn = [_matched_parts(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
         drawn = [some for some in drawn if some]
-        runs = _runs(setting, drawn, target=target, loss=True, of=few)
+        runs = _run_ablations(setting, drawn, target=target, loss=True, of=few)
         controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
         if controls:
             own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
@@ -563,8 +566,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 
 
-def _match(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
-    """As many other neurons and heads of the same layers, mixers and layer inputs of others; fewer if there are few."""
+def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
+    """Draw as many other parts of the same kinds and layers, for a control; fewer if there are few."""
     drawn: list[Maker] = []
     for kind, site in WHOLE.items():
         taken = [part.layer for part in parts if part.kind == kind]

@@ -15,7 +15,7 @@ from ..measures.variance import Moments
 from ..models.lens import LensModel
 from . import readings as r
 from .config import TraceConfig
-from .locate import Location, MeasuringPlan, find
+from .locate import Location, MeasuringPlan, find_location
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
@@ -54,7 +54,7 @@ class Panel:
 
     @property
     def n_sequences(self) -> int:
-        """Sequences that were read."""
+        """Number of sequences that were read."""
         return self["norm:resid_post"].shape[1]
 
     def __contains__(self, name: str) -> bool:
@@ -66,7 +66,7 @@ class Panel:
         return self.streamed.stacked(name)
 
     def at(self, name: str, layer: int) -> Tensor:
-        """A reading at one layer: sequence, and what it has."""
+        """The values of a reading at one layer, by sequence."""
         return self.streamed[name, layer]
 
     def layers(self, name: str) -> list[int]:
@@ -175,7 +175,7 @@ def scout(
 
 
 def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
-    """Sink positions among the panel's, growth steps and outlier dimensions of the first, from what was read.
+    """Find the location again from everything that was read: the sink among the panel's positions, its growth.
 
     Where none of them is a sink, the first one is studied: that is position 0 in what ``scout_and_measure`` measures.
     """
@@ -184,7 +184,7 @@ def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], 
         found = tuple(p for p in panel.sinks(min_rate=config.min_sink_rate) if p in panel.sink_positions)
         positions, sink_found = found or panel.sink_positions[:1], bool(found)
     panel = replace(panel, location=replace(panel.location, sink_positions=positions))
-    return find(
+    return find_location(
         positions=positions,
         sink_found=sink_found,
         ratio=panel.norm_ratio().nanmean(1),
@@ -210,9 +210,9 @@ def measure(
 ) -> Panel:
     """Every measure of every layer in one pass, at the positions, layers and dimensions of a plan.
 
-    The panel's location is found in what was read; ``aims`` says whether the pass must be made again. ``own`` makes
-    the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to assume. Without the
-    ``loss`` nothing is unembedded.
+    The panel's location is found in what was read; ``has_read_enough`` says whether the pass must be made
+    again. ``own`` makes the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to
+    assume. Without the ``loss`` nothing is unembedded.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
@@ -265,8 +265,8 @@ def measure(
     return replace(panel, location=refind(panel, config=config, forced=forced))
 
 
-def aims(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
-    """Check whether a pass with this aim read everything that the location found by it needs; see ``Location.plan``."""
+def has_read_enough(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
+    """Check whether a pass with this aim read everything that the location found in it needs."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in attention)
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
@@ -303,7 +303,7 @@ def scout_and_measure(
     aim = scout(lens, tokens, config=config, position=position, tell=tell) if aim is None else aim
     panel = measured(aim, label)
     if position is not None:
-        again = only is None and not aims(aim, at=panel.location, attention=attention)
+        again = only is None and not has_read_enough(aim, at=panel.location, attention=attention)
         return measured(panel.location, f"{label} again") if again else panel
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     again = not set(sinks) <= set(panel.sink_positions)
@@ -315,6 +315,6 @@ def scout_and_measure(
             at = scout(lens, tokens, config=config, position=sinks[0])
         aim, label = replace(at, sink_positions=sinks), f"{label} again"
         panel = measured(aim, label)
-    if only is None and not aims(aim, at=panel.location, attention=attention):
+    if only is None and not has_read_enough(aim, at=panel.location, attention=attention):
         panel = measured(panel.location, f"{label} again")
     return panel

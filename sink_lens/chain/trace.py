@@ -40,8 +40,16 @@ from ..text import size
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
-from .evidence import Evidence, gather
-from .inputs import align_sinks, elsewhere, has_sink, marked_sink, other_condition, provenance, without
+from .evidence import Evidence, gather_evidence
+from .inputs import (
+    align_sinks,
+    has_sink,
+    marked_sink,
+    other_bos_condition,
+    provenance,
+    sinks_elsewhere,
+    without_sequences,
+)
 from .interventions import TABLES, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
@@ -155,7 +163,7 @@ def trace(
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else tokens_of(lens, config=config, bos=config.bos)
-    other = None if sequences is not None or config.at is not None else other_condition(lens, batch, config=config)
+    other = None if sequences is not None or config.at is not None else other_bos_condition(lens, batch, config=config)
     there = None if config.at is None else at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
@@ -305,7 +313,7 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
     batch, panel = located.batch, located.panel
     kept.keep("tokens", decode_tokens(batch, lens.tokenizer))
     rounded = rounding(lens, batch, position=panel.location.sink_position)
-    evidence = gather(lens, panel, config=config)
+    evidence = gather_evidence(lens, panel, config=config)
     for name, frame in _measured_tables(evidence, links=links):
         kept.keep(name, frame)
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
@@ -345,10 +353,10 @@ def _located(asked: _Asked) -> summary.Located:
         panel = asked.measured(batch, label="measuring, aligned")
     answer(panel["rate_by_key"][..., : panel.shortest])
     compared = panel.location.sink_found and moved is None and there is None
-    others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
+    others = sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
-        batch = without(batch, others)
+        batch = without_sequences(batch, others)
         panel = asked.measured(batch, label="measuring where the sink is")
     n_with_other = batch.n_sequences
     batch, panel = _where_there_is_one(asked, batch, panel)
@@ -370,7 +378,7 @@ def _where_there_is_one(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple
         return batch, panel
     if bool(having.all()) or not bool(having.any()):
         return batch, panel
-    some = without(batch, (~having).nonzero().flatten().tolist())
+    some = without_sequences(batch, (~having).nonzero().flatten().tolist())
     label = "measuring where there is a sink"
     found = asked.measured(some, label=label, position=given)
     if found.location.sink_position != position:
@@ -399,7 +407,9 @@ def _baseline_tables(asked: _Asked, located: summary.Located, kept: _Kept) -> No
     config, measured = asked.config, functools.cache(lambda: _baseline(asked, located))
     with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
         kept.once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
-        kept.once("random_init_links", lambda: link_values(gather(*measured(), config=config), links=asked.links))
+        kept.once(
+            "random_init_links", lambda: link_values(gather_evidence(*measured(), config=config), links=asked.links)
+        )
         measured.cache_clear()  # a second model, and its panel
         collect()
 

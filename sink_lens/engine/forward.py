@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens
-from ..activations.record import check_layers, check_positions, never_fired
+from ..activations.record import check_layers, check_positions, never_fired_error
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, edits_in
@@ -356,7 +356,7 @@ class RunCollector:
             )
         if self.early is None:  # else what a pass skips is the baseline's
             for site, layer in self.asked - self.kept.keys():
-                raise never_fired([site], layer=layer, lens=self.lens)
+                raise never_fired_error([site], layer=layer, lens=self.lens)
         read_home([self])
         if any(map(bool, self.bad)):
             raise not_a_number(edits)

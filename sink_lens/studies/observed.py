@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture, stream
-from ..activations.sink_mask import Norms, Received, Rule, gap_of, rate_reading, sink_positions
+from ..activations.sink_mask import Norms, Received, Rule, find_gap, rate_reading, sink_positions
 from ..activations.views import LayerView, Reading, Streamed
 from ..chain import readings as r
 from ..chain.config import DEFAULTS, Thresholds
-from ..chain.locate import Location, find
+from ..chain.locate import Location, find_location
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze, zero
 from ..edits.mean_ablation import Averaged
@@ -158,7 +158,7 @@ class Observed:
     def marked(self, by: Rule) -> Bool[Tensor, "batch position"]:
         """The tokens that are sinks (``attention``) or massive (``norm``): those above the gap in the scores."""
         scores = self.scores[by]
-        gap = gap_of(scores, by=by)
+        gap = find_gap(scores, by=by)
         return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
 
     @cached_property
@@ -172,7 +172,7 @@ class Observed:
         sampled = r.sampled_positions(self.tokens.n_positions)
         at = positions[0] if bool((sampled == positions[0]).any()) else 0
         ratio = r.ratio_to_others(norms, positions=sampled, key=at)
-        return find(
+        return find_location(
             positions=positions,
             sink_found=bool(found),
             ratio=ratio.nanmean(1),

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from rounding import CLOSE
 
-from sink_lens.chain.amplification import COLUMNS, amplification_curve, best_factor, strongest
+from sink_lens.chain.amplification import COLUMNS, amplification_curve, best_factor, strongest_amplification
 from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.engine.forward import run_with
 
@@ -75,7 +75,7 @@ def test_the_strongest_is_of_a_centre_at_which_some_factor_makes_more(planted_at
     means, curve = made
     curve = curve.assign(mass=[0.1 if factor == 1 else 0.05 for factor in curve["factor"]])
     curve.loc[(curve["centre"] == centre) & (curve["factor"] == 5), "mass"] = 0.9
-    found = strongest(planted_at().setting, means=means, curve=curve)
+    found = strongest_amplification(planted_at().setting, means=means, curve=curve)
     if centre in ("values", "aggregated"):
         assert found.label == f"amplification x 5 from {centre}"
         assert (found.positions, found.layers) == ((6,), (0, 1, 2))

@@ -10,11 +10,11 @@ from sink_lens.chain.config import Thresholds, TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
     Location,
-    find,
+    find_location,
     growth_layers,
-    matched_random,
     onset_layer,
     outliers_of,
+    random_neurons_like,
     slow_growth,
 )
 from sink_lens.chain.measure import scout_and_measure
@@ -119,7 +119,7 @@ def test_outlier_dimensions_of_the_zoo_are_the_sinks_own(name, family):
 
 
 def found(ratio, states, forced=None):
-    return find(
+    return find_location(
         positions=(0,),
         sink_found=True,
         ratio=torch.tensor(ratio),
@@ -162,7 +162,7 @@ def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_qua
 def test_random_sets_have_the_size_and_none_of_the_chosen():
     chosen = torch.zeros(50, dtype=torch.bool)
     chosen[[3, 7, 11]] = True
-    sets = matched_random(chosen, draws=5, generator=torch.Generator().manual_seed(0))
+    sets = random_neurons_like(chosen, draws=5, generator=torch.Generator().manual_seed(0))
     assert len(sets) == 5
     assert all(int(one.sum()) == 3 and not (one & chosen).any() for one in sets)
     assert len({tuple(one.nonzero().flatten().tolist()) for one in sets}) == 5
@@ -170,5 +170,5 @@ def test_random_sets_have_the_size_and_none_of_the_chosen():
 
 def test_random_sets_take_all_others_where_there_are_too_few():
     chosen = torch.tensor([True, True, True, False])
-    (only,) = matched_random(chosen, draws=1, generator=torch.Generator())
+    (only,) = random_neurons_like(chosen, draws=1, generator=torch.Generator())
     assert only.tolist() == [False, False, False, True]

@@ -11,7 +11,7 @@ from lenses import lens_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location, MeasuringPlan
-from sink_lens.chain.measure import CONDITION_READINGS, aims, measure, scout, scout_and_measure
+from sink_lens.chain.measure import CONDITION_READINGS, has_read_enough, measure, scout, scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -93,7 +93,7 @@ def test_the_panel_finds_the_planted_truth():
     panel = measure(planted_lens(), tokens_with_bos(), plan=aim.plan(range(5)), config=CONFIG)
     assert panel.location.sink_positions == (0,)
     assert steps_of(panel.location) == steps_of(aim)
-    assert aims(aim, at=panel.location, attention=range(5))
+    assert has_read_enough(aim, at=panel.location, attention=range(5))
     rate = panel.sink_rate(0.3)
     assert rate.shape == (10,)
     assert rate.mean() == pytest.approx((4 - truth().layer) / 5, abs=0.05)  # all heads of the layers after it
@@ -162,12 +162,12 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
 
 def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
-    assert aims(aim, at=aim, attention=range(5))
-    assert not aims(replace(aim, sink_positions=(1,)), at=aim, attention=range(5))
-    assert not aims(replace(aim, steps=()), at=aim, attention=range(5))
-    assert not aims(replace(aim, outliers={}), at=aim, attention=range(5))
+    assert has_read_enough(aim, at=aim, attention=range(5))
+    assert not has_read_enough(replace(aim, sink_positions=(1,)), at=aim, attention=range(5))
+    assert not has_read_enough(replace(aim, steps=()), at=aim, attention=range(5))
+    assert not has_read_enough(replace(aim, outliers={}), at=aim, attention=range(5))
     last = replace(aim, outliers={**aim.outliers, 4: (1,)})  # what leaves the last layer enters none
-    assert aims(last, at=aim, attention=range(5))
+    assert has_read_enough(last, at=aim, attention=range(5))
 
 
 # --- long sequences

@@ -11,7 +11,7 @@ from analyses.zoo.with_sink import fire, mark
 from analyses.zoo.writing import HUGE, activation, draft, lock, neuron
 from sink_lens.chain import paths
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.evidence import gather
+from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import scout_and_measure
@@ -114,7 +114,7 @@ def table_of(model, tokens):
     """The table of a model's paths, with what the measuring pass finds there."""
     lens = wrap(model, tokenizer=tiny_tokenizer())
     own = [link.readings for link in LINKS]
-    evidence = gather(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
+    evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
     supers = {one: super_neurons(evidence.splits, layer=one) for one in evidence.panel.layers("neurons_at_sinks")}
     at = {"location": evidence.panel.location, "super_neurons": supers}
     return path_table(setting_of(lens, tokens, config=CONFIG, **at))

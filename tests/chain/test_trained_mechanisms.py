@@ -9,7 +9,7 @@ import torch
 
 from analyses.zoo import ZOO, build, headlines
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.evidence import gather
+from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.measure import scout_and_measure
@@ -38,7 +38,7 @@ def measured(name, family):
     """The model and what one measuring pass gives."""
     zoo, lens, tokens = drawn(name, family, sequences=12)
     panel = scout_and_measure(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
-    return zoo, gather(lens, panel, config=CONFIG)
+    return zoo, gather_evidence(lens, panel, config=CONFIG)
 
 
 def statistics(evidence, link):

@@ -6,7 +6,7 @@ import torch
 from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.evidence import gather
+from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.data.tokens import from_tensor
@@ -28,11 +28,11 @@ def random_batch(sequences=8, length=24, *, first=None, lengths=None):
 def planted_evidence(sink=True, seed=0):
     truth = planted(seed=seed, sink=sink)
     lens = wrap(truth.model)
-    return gather(
+    return gather_evidence(
         lens, scout_and_measure(lens, random_batch(first=truth.bos_id), config=CONFIG, own=OWN), config=CONFIG
     )
 
 
 def evidence_of(family, **batch):
     lens = lens_of(family)
-    return gather(lens, scout_and_measure(lens, random_batch(**batch), config=CONFIG, own=OWN), config=CONFIG)
+    return gather_evidence(lens, scout_and_measure(lens, random_batch(**batch), config=CONFIG, own=OWN), config=CONFIG)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.evidence import gather
+from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location
 from sink_lens.chain.measure import scout_and_measure
@@ -43,7 +43,7 @@ def _tokens(lens, *, bos, sequences=4, length=24):
 
 def _workplace(lens, tokens, *, truth=None):
     own = [link.readings for link in LINKS]
-    evidence = gather(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
+    evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
     panel = evidence.panel
     supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
     return Workplace(

@@ -5,7 +5,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.chain.locate import matched_random
+from sink_lens.chain.locate import random_neurons_like
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
 from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
@@ -19,7 +19,7 @@ def measure(work: Work) -> Measured:
     for layer, units in supers.items():
         mask = torch.zeros(work.lens.d_mlp, dtype=torch.bool)
         mask[units] = True
-        random[layer] = matched_random(mask, draws=1, generator=work.generator())[0].nonzero().flatten().tolist()
+        random[layer] = random_neurons_like(mask, draws=1, generator=work.generator())[0].nonzero().flatten().tolist()
     rows = {layer: mlp_weights(work.lens, layer=layer).w_gate[units] for layer, units in supers.items()}
 
     def cosine(view):

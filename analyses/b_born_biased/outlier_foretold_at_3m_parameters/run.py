@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import Reading, TokenBatch, load, read_run, stream, wrap
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.locate import find
+from sink_lens.chain.locate import find_location
 from sink_lens.identity import contraction
 from sink_lens.measures.dimensions import dominance_ratio
 from sink_lens.measures.neurons import contribution_share, super_neurons
@@ -113,7 +113,7 @@ def chosen(lens, tokens) -> dict:
     states = torch.stack([read["before", 0], *(read["after", layer] for layer in layers)])
     norms = torch.stack([read["norm before", 0], *(read["norm after", layer] for layer in layers)])
     ratio = norms[..., 0] / median_where(norms, where=torch.arange(norms.shape[-1]) >= 8)
-    found = find(positions=(0,), sink_found=False, ratio=ratio.mean(1), states=states, thresholds=CHAIN)
+    found = find_location(positions=(0,), sink_found=False, ratio=ratio.mean(1), states=states, thresholds=CHAIN)
     after = states[1:].double()
     energy = after.square().mean(1)
     share = energy / energy.sum(1, keepdim=True)

@@ -11,7 +11,7 @@ from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...stats import Interval
 from ..amplification import best_factor
-from ..evidence import Evidence, Statistic, not_asked, other_positions, too_short
+from ..evidence import Evidence, Statistic, deviation_at_other_positions, not_asked_statistic, why_too_short
 from ..readings import OTHERS_FROM
 from ..setting import Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
@@ -22,13 +22,13 @@ _MOST_LAYERS = 16
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """S2 of the aggregated value at the sink over that of others, how S2 falls with position, and S1's ratio.
+    """S2 of the aggregated value at the sink over S2 at other positions, its decay by position, and S1's ratio.
 
     They are taken over the layers whose attention comes before the growth, and the first also by layer.
     """
     panel, feeding = evidence.panel, evidence.panel.feeding
     if not feeding:
-        return [not_asked("s2_ratio")]
+        return [not_asked_statistic("s2_ratio")]
     std, ratios = panel["std:z"][list(feeding)], panel.std_ratio("z")
     ratio = evidence.interval(ratios[list(feeding)].nanmean(0), generator=rng)
     by_layer = [
@@ -41,16 +41,16 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     at, median = s1[panel.positions == panel.location.sink_position], s1[others].nanmedian()
     over_samples = Interval(estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1])
-    nulls = {"other_positions": other_positions(std, panel)}
+    nulls = {"other_positions": deviation_at_other_positions(std, panel)}
     return [
-        Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=too_short(panel), layers=feeding),
-        _decay(std.nanmean(0), evidence, rng),
+        Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=why_too_short(panel), layers=feeding),
+        _position_decay(std.nanmean(0), evidence, rng),
         Statistic(name="s1_ratio", interval=over_samples, layers=feeding),
         *by_layer,
     ]
 
 
-def _decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
+def _position_decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """Slope of log S2 on log position from the studied position on, beside the uniform law's -1/2.
 
     Only sequences that reach the last position count.
@@ -104,8 +104,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return found
 
 
-def _frozen(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
-    """All aggregated values up to the last layer that is read."""
+def _freeze(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+    """Freeze all aggregated values at a position, up to the last layer that is read."""
     site = setting.lens.family.aggregated
     layers = setting.having(site, range(segment.layers[-1] + 1))
     return setting.keep_site(site, layers=layers, position=position, mean=position == setting.sink_position)
@@ -122,5 +122,5 @@ AGGREGATION_VARIANCE = Link(
     statistics=_statistics,
     floor=lambda config, length: 1.25,
     interventions=_interventions,
-    freeze=Freeze(name="z", words="its aggregated values", make=_frozen, is_check=True),
+    freeze=Freeze(name="z", words="its aggregated values", make=_freeze, is_check=True),
 )

@@ -47,7 +47,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = one.weights(view.layer), dimensions[view.layer]
         constants, gain = one.constants(view.layer), _key_gain(lens, view.layer)
-        x, k = view["attn_in"].float() - constants.read, (_key(lens, view) - constants.k) * gain
+        x, k = view["attn_in"].float() - constants.read, (_keys_before_norm(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
@@ -61,7 +61,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         weights, constants = one.weights(view.layer), one.constants(view.layer)
         given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
         against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
-        norms, other = _key(lens, view).norm(dim=-1), view.valid.clone()
+        norms, other = _keys_before_norm(lens, view).norm(dim=-1), view.valid.clone()
         other[:, :OTHERS_FROM] = False
         other[:, key] = False
         ratio = norms[:, key] / mean_where(norms, where=other[..., None], dim=1)
@@ -70,7 +70,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     def split(view: LayerView) -> Tensor:
         """The logit of the sink's key, in parts."""
         weights, constants = one.weights(view.layer), one.constants(view.layer)
-        x, k = view["attn_in"][:, key].float() - constants.read, _key(lens, view)[:, key]
+        x, k = view["attn_in"][:, key].float() - constants.read, _keys_before_norm(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
@@ -89,21 +89,21 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     biased = frozenset(layer for layer in layers if bool(one.constants(layer).k.any()))
     if biased:
         found.append(Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased))
-    if key == 0 or not rotary(lens):
+    if key == 0 or not has_rotary_keys(lens):
         sites = ("attn_in", "k", "rotated_q", "rotated_k")
         found.append(Reading(name="logit_split", sites=sites, function=split, layers=layers))
     return found
 
 
-def _key(lens: LensModel, view: LayerView) -> Float[Tensor, "batch position kv_head d_head"]:
-    """The keys before their norm, where the site is behind it too."""
+def _keys_before_norm(lens: LensModel, view: LayerView) -> Float[Tensor, "batch position kv_head d_head"]:
+    """The keys of a layer before their norm, also where the site ``k`` is behind that norm."""
     if not lens.family.normed_qkv:
         return view["k"].float()
     weights = attention_weights(lens, layer=view.layer)
     return weights.keys(view["attn_in"].float()) + weights.b_k.float()
 
 
-def rotary(lens: LensModel) -> bool:
+def has_rotary_keys(lens: LensModel) -> bool:
     """Check whether keys are rotated by position."""
     return any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
 
@@ -168,7 +168,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
-    """Set what the outlier dimensions give the sink's key to what they give other keys, against other dimensions.
+    """Set the outlier dimensions' part of the sink's key to that of other keys, against other dimensions.
 
     Beside it the same is done to all but these dimensions.
     """
@@ -222,8 +222,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
     ]
 
 
-def _frozen(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
-    """The keys of the layers that are read."""
+def _freeze(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+    """Freeze the keys at a position, in the layers that are read."""
     layers = setting.lens.key_layers(segment.layers)
     return setting.keep_site("k", layers=layers, position=position, mean=position == setting.sink_position)
 
@@ -240,5 +240,5 @@ DIMENSION_KEY = Link(
     readings=_readings,
     parts=_PARTS,
     interventions=_interventions,
-    freeze=Freeze(name="key", words="its key", make=_frozen),
+    freeze=Freeze(name="key", words="its key", make=_freeze),
 )

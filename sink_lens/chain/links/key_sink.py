@@ -48,7 +48,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         sums = keys.cumsum(2)
         if window < n_keys:
             sums = torch.cat([sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2)
-        seen = _logit(query, sums)
+        seen = _key_logit(query, sums)
         places = [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]
         grouped = query.unflatten(1, (keys.shape[1], -1))
         products = einsum(
@@ -67,7 +67,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     return [*found, Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage)]
 
 
-def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
+def _key_logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
     """Product of each query with the key at its position."""
     return (query.unflatten(1, (keys.shape[1], -1)) * keys[:, :, None]).sum(-1).flatten(1, 2)
 
@@ -97,8 +97,8 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     ]
 
 
-def _floor(config: TraceConfig, length: int) -> float:
-    """Nats over the other keys' logits with which one key takes the threshold's mass, as a mean over later queries."""
+def _advantage_floor(config: TraceConfig, length: int) -> float:
+    """The key advantage, in nats, at which one key takes the threshold's mass, as a mean over later queries."""
     others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
     return cast("float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0))
 
@@ -119,7 +119,7 @@ KEY_SINK = Link(
     sentence="Queries meet that key, so attention goes to it.",
     question="does every query meet that key with an advantage that makes a sink?",
     statistics=_statistics,
-    floor=_floor,
+    floor=_advantage_floor,
     readings=_readings,
     parts=_PARTS,
     interventions=_interventions,

@@ -11,8 +11,16 @@ from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
 from ...schema import RESCALED, SPAN
-from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, undefined_statistic, weakest
-from ..locate import GrowthStep, matched_random
+from ..evidence import (
+    Evidence,
+    Statistic,
+    largest_control,
+    no_neurons_statistic,
+    ratio_of_means,
+    undefined_statistic,
+    weakest_statistic,
+)
+from ..locate import GrowthStep, random_neurons_like
 from ..neurons import LayerSplit, super_neurons
 from ..setting import WHOLE, Edits, Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
@@ -26,15 +34,15 @@ _WRITES = 0.1
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Share of a step's change of its outlier dimension that its super neurons make, and the dominance after it."""
-    nothing = nothing_to_split(evidence, "contribution_share") or _no_dimension(evidence)
+    nothing = no_neurons_statistic(evidence, "contribution_share") or _no_dimension_statistic(evidence)
     if nothing is not None and nothing.absent and not evidence.panel.location.steps:
         no_source = not evidence.panel.location.outliers  # neither neurons nor a dimension
         nothing = replace(nothing, no_source=no_source)
-    statistics = _shares(evidence, rng) if nothing is None else [nothing]
-    return [*statistics, _dominance(evidence, rng)]
+    statistics = _share_statistics(evidence, rng) if nothing is None else [nothing]
+    return [*statistics, _dominance_statistic(evidence, rng)]
 
 
-def _no_dimension(evidence: Evidence) -> Statistic | None:
+def _no_dimension_statistic(evidence: Evidence) -> Statistic | None:
     """A statistic that says that no dimension dominates after any growth step, though the token grows."""
     location = evidence.panel.location
     if any(
@@ -47,7 +55,7 @@ def _no_dimension(evidence: Evidence) -> Statistic | None:
     return undefined_statistic("contribution_share", "no dimension dominates after a growth step", absent=True)
 
 
-def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Share of the outlier dimension that super neurons write, step by step, beside random neurons."""
     panel = evidence.panel
     draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
@@ -68,15 +76,15 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
             written = torch.stack([s.terms[:, mask].sum(1) for s, mask in zip(splits, masks, strict=True)]).sum(0)
             return torch.stack([written, change], dim=1)[evidence.tested]
 
-        random = [matched_random(mask, **draws) for mask in supers]
+        random = [random_neurons_like(mask, **draws) for mask in supers]
         controls = [ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)]
         found = evidence.interval(share_rows(supers), generator=rng, statistic=ratio_of_means)
-        name, nulls = f"contribution_share_step_{number}", {"random_neurons": largest(controls)}
+        name, nulls = f"contribution_share_step_{number}", {"random_neurons": largest_control(controls)}
         by_step.append(Statistic(name=name, interval=found, nulls=nulls))
-    return [weakest("contribution_share", by_step), *by_step]
+    return [weakest_statistic("contribution_share", by_step), *by_step]
 
 
-def _dominance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
+def _dominance_statistic(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """Dominance ratio after the last layer of the first growth step; without one, at the layer where it is largest."""
     panel = evidence.panel
     by_layer = torch.stack([dominance_ratio(state) for state in panel.states()[1:]])
@@ -90,7 +98,7 @@ def _dominance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
-    """Zero what the neurons write into the outlier dimensions; mean ablate these, and the span of what makers write.
+    """Zero what the neurons write into the outlier dimensions; mean ablate the dimensions, and the makers' span.
 
     Weights are the same at every position: a neuron may make the sink by what it takes from all other tokens.
     """
@@ -112,13 +120,13 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for layer, some in neurons.items()
             )
 
-        drawn = {layer: _others(setting, dims, generator) for layer, dims in chosen.items()}
+        drawn = {layer: _random_other_dimensions(setting, dims, generator) for layer, dims in chosen.items()}
         controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
         name = "entries of down_proj to the outlier dimensions x 0"
         found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
     if by_layer:
-        found.append(_dimensions(setting, {layer: list(dims) for layer, dims in by_layer.items()}, generator))
-    return [*found, *direction(setting, generator=generator)]
+        found.append(_ablate_dimensions(setting, {layer: list(dims) for layer, dims in by_layer.items()}, generator))
+    return [*found, *ablate_direction(setting, generator=generator)]
 
 
 def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
@@ -137,10 +145,10 @@ def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
     return found
 
 
-def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
+def _ablate_dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
     """Mean ablate the outlier dimensions after every layer that has them; controls ablate as many other dimensions."""
     at = {"position": setting.sink_position, "mean": True}
-    drawn = {layer: _others(setting, dims, generator) for layer, dims in by_layer.items()}
+    drawn = {layer: _random_other_dimensions(setting, dims, generator) for layer, dims in by_layer.items()}
     return Intervention(
         name="outlier dimensions, mean ablated",
         edits=setting.keep_units("resid_post", by_layer, **at),
@@ -155,7 +163,7 @@ def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: 
     )
 
 
-def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
+def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
     """Mean ablate the span of what the makers write, against random spans, and against the loss of norm alone.
 
     After every layer from the first maker on, the part of the sink position's stream in the span of what the makers
@@ -163,7 +171,7 @@ def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervent
     token is also rescaled to the norm that it has without the span, as a row of its own. Where no later layer reads the
     sink, nothing is asked.
     """
-    written = {layer: columns for layer, columns in _columns(setting).items() if columns.numel()}
+    written = {layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()}
     if not written:
         return []
     layers = range(max(0, min(written)), setting.lens.n_layers)
@@ -201,7 +209,7 @@ def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervent
     ]
 
 
-def _columns(setting: Setting) -> dict[int, Tensor]:
+def _written_directions(setting: Setting) -> dict[int, Tensor]:
     """Layer -> the directions that the makers of the layer write at the sink position; -1 is the embedding."""
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
@@ -218,12 +226,12 @@ def _columns(setting: Setting) -> dict[int, Tensor]:
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
 
 
-def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
-    """The outlier dimensions after growth steps, against other dimensions; None without a growth step."""
+def _freeze(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+    """Freeze the outlier dimensions after growth steps, against other dimensions; None without a growth step."""
     if not segment.steps:
         return None
     written = {step.last_layer: _written_dimensions(setting, step) for step in segment.steps}
-    drawn = {layer: _others(setting, dims, generator) for layer, dims in written.items()}
+    drawn = {layer: _random_other_dimensions(setting, dims, generator) for layer, dims in written.items()}
     at = {"position": position, "mean": position == setting.sink_position}
     controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
     return Kept(
@@ -238,8 +246,8 @@ def _written_dimensions(setting: Setting, step: GrowthStep) -> list[int]:
     return list(setting.location.outliers.get(step.last_layer, ())) or [step.dimension]
 
 
-def _others(setting: Setting, dims: Sequence[int], generator: torch.Generator) -> list[list[int]]:
-    """Random dimensions, as many as these."""
+def _random_other_dimensions(setting: Setting, dims: Sequence[int], generator: torch.Generator) -> list[list[int]]:
+    """Draw random sets of other dimensions, as many dimensions as ``dims``, for the controls."""
     return random_dimensions(dims, d_model=setting.lens.d_model, draws=setting.n_controls, generator=generator)
 
 
@@ -253,5 +261,5 @@ NEURONS_DIMENSION = Link(
     statistics=_statistics,
     floor=lambda config, length: 0.5,
     interventions=_interventions,
-    freeze=Freeze(name="dimensions", words="the outlier dimensions", make=_frozen),
+    freeze=Freeze(name="dimensions", words="the outlier dimensions", make=_freeze),
 )

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from ...schema import ALL_STEPS
 from ...text import plural
-from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined_statistic, weakest
-from ..locate import matched_random
+from ..evidence import (
+    Evidence,
+    Statistic,
+    largest_control,
+    no_neurons_statistic,
+    undefined_statistic,
+    weakest_statistic,
+)
+from ..locate import random_neurons_like
 from ..neurons import super_neurons
 from ..setting import Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial, removal
@@ -21,13 +28,13 @@ _SILENT = 0.01
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Geometric mean over a step's super neurons of mean |activation| at the sink over that at other positions.
+    """Geometric mean over super neurons of mean |activation| at the sink over mean |activation| elsewhere.
 
     Ratios are cut at a million, for a neuron may be silent at other positions. One that is silent at the sink of these
     sequences, as where another neuron does the same for their first tokens, is left out.
     """
     panel = evidence.panel
-    nothing = nothing_to_split(evidence, "spike_ratio")
+    nothing = no_neurons_statistic(evidence, "spike_ratio")
     if nothing is not None:
         return [nothing]
     draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
@@ -43,18 +50,18 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
             both = torch.stack([at_sink, elsewhere], dim=1)[evidence.tested]  # sequence, where, neuron
             supers = super_neurons(evidence.splits, layer=layer)
             chosen.append(both[..., supers])
-            random.append([both[..., some] for some in matched_random(supers, **draws)])
+            random.append([both[..., some] for some in random_neurons_like(supers, **draws)])
         at_step = torch.cat(chosen, dim=-1)
         if not at_step.shape[-1]:
             return [undefined_statistic("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
-        found = evidence.interval(at_step, generator=rng, statistic=_spike)
+        found = evidence.interval(at_step, generator=rng, statistic=_spike_ratio)
         controls = [_defined_rows(torch.cat(draw, dim=-1)) for draw in zip(*random, strict=True)]
-        nulls = {"random_neurons": largest(_spike(rows) for rows in controls if len(rows))}
+        nulls = {"random_neurons": largest_control(_spike_ratio(rows) for rows in controls if len(rows))}
         by_step.append(Statistic(name=f"spike_ratio_step_{number}", interval=found, nulls=nulls))
-    return [weakest("spike_ratio", by_step), *by_step]
+    return [weakest_statistic("spike_ratio", by_step), *by_step]
 
 
-def _spike(rows: np.ndarray) -> float:
+def _spike_ratio(rows: np.ndarray) -> float:
     """Geometric mean of how much more the neurons fire at the sink than elsewhere."""
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)
@@ -71,7 +78,7 @@ def _defined_rows(values: Tensor) -> np.ndarray:
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the super neurons at the sink, against other neurons of the same layers."""
     setting, position = trial.setting, trial.setting.sink_position
-    kept = _with_others(setting, setting.super_neurons, position=position, generator=trial.generator)
+    kept = _freeze_neurons(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
         return []
     added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
@@ -79,23 +86,23 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return [removal(kept, setting=setting, name=name)]
 
 
-def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
-    """The super neurons of a growth step, or of all, against other neurons of the same layers."""
+def _freeze(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+    """Freeze the super neurons of a growth step, or of all steps, against other neurons of the same layers."""
     known = setting.super_neurons
     layers = known if segment.number == ALL_STEPS else segment.growth_layers  # makers may stand in other layers
     masks = {layer: known[layer] for layer in layers if layer in known}
-    return _with_others(setting, masks, position=position, generator=generator)
+    return _freeze_neurons(setting, masks, position=position, generator=generator)
 
 
-def _with_others(
+def _freeze_neurons(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> Kept | None:
-    """The neurons of a mask by layer, against others of the same layers; None where there are none."""
+    """Freeze the neurons of a mask by layer, against others of the same layers; None if the mask has none."""
     draws, mean = setting.n_controls, position == setting.sink_position
     chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
     if not chosen:
         return None
-    drawn = {layer: matched_random(masks[layer], draws=draws, generator=generator) for layer in chosen}
+    drawn = {layer: random_neurons_like(masks[layer], draws=draws, generator=generator) for layer in chosen}
     controls = [{layer: sets[i].nonzero().flatten().tolist() for layer, sets in drawn.items()} for i in range(draws)]
     at = {"position": position, "mean": mean}
     return Kept(
@@ -116,5 +123,5 @@ VARIANCE_NEURONS = Link(
     floor=lambda config, length: 10.0,
     can_start=True,
     interventions=_interventions,
-    freeze=Freeze(name="neurons", words="the super neurons", make=_frozen),
+    freeze=Freeze(name="neurons", words="the super neurons", make=_freeze),
 )

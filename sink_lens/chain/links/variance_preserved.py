@@ -12,7 +12,14 @@ from ...measures.variance import output_preservation
 from ...models.lens import LensModel
 from ...models.weights import output_weights
 from ...stats import Interval
-from ..evidence import Evidence, Statistic, not_asked, other_positions, too_short, undefined_statistic
+from ..evidence import (
+    Evidence,
+    Statistic,
+    deviation_at_other_positions,
+    not_asked_statistic,
+    undefined_statistic,
+    why_too_short,
+)
 from ..locate import Location, MeasuringPlan
 from ..readings import MeasuringPass, control_positions, evenly_spaced
 from .link import Intervention, Link, Trial, removal
@@ -34,7 +41,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         """The aggregated values at the sampled positions."""
         return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
-    return [Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(_layers(one.plan, one.lens)))]
+    return [
+        Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(_layers_before_growth(one.plan, one.lens)))
+    ]
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -43,9 +52,9 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     Tau asks whether W_O reads most from the inputs in which the sink varies over sequences; with BOS none do.
     """
     lens, panel = evidence.lens, evidence.panel
-    feeding = _layers(panel.location, lens)
+    feeding = _layers_before_growth(panel.location, lens)
     if not feeding:
-        return [not_asked("s2_ratio_after_w_o")]
+        return [not_asked_statistic("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
     matrices = [output_weights(lens, layer=layer).flatten(0, 1).T.float().cpu() for layer in feeding]
     widths = [matrix.shape[1] for matrix in matrices]
@@ -60,7 +69,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         return float(torch.stack(found).nanmean())
 
     at_sink, *at_others = (one[~one.isnan().any(1)] for one in values.unbind(1))
-    after = _after_w_o(evidence, rng)
+    after = _written_variance(evidence, rng)
     if len(at_sink) < 2:
         return [after, undefined_statistic("kendall_tau", "one sequence has no standard deviation over sequences")]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
@@ -84,14 +93,14 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     return [after, Statistic(name="kendall_tau", interval=found, references=references, layers=tuple(feeding))]
 
 
-def _layers(at: MeasuringPlan | Location, lens: LensModel) -> tuple[int, ...]:
+def _layers_before_growth(at: MeasuringPlan | Location, lens: LensModel) -> tuple[int, ...]:
     """The first growth layer, whose attention comes before its MLP, and the one before it; else all that feed."""
     feeding = at.feeding(lens.attention_layers)
     grown = at.layers if isinstance(at, MeasuringPlan) else at.growth_layers
     return feeding[-2:] if grown else feeding
 
 
-def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
+def _written_variance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """S2 of what W_O writes, in the first growth layer or the one before it, where the ratio is larger.
 
     Without a growth step nobody knows which layer's output is read later: the interval then spans those of all layers,
@@ -99,14 +108,16 @@ def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """
     panel, steps = evidence.panel, evidence.panel.location.steps
     ratio = panel.std_ratio("attn_out")
-    layers = list(_layers(panel.location, evidence.lens) if steps else panel.attention_layers)
+    layers = list(_layers_before_growth(panel.location, evidence.lens) if steps else panel.attention_layers)
     strongest = layers[int(ratio[layers].nanmean(1).nan_to_num(0.0).argmax())]
     found = evidence.interval(ratio[strongest], generator=rng)
     if not steps:
         weakest = layers[int(ratio[layers].nanmean(1).nan_to_num(math.inf).argmin())]
         found = replace(found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low))
-    nulls = {"other_positions": other_positions(panel["std:attn_out"][[strongest]], panel)}
-    return Statistic(name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=too_short(panel), layers=(strongest,))
+    nulls = {"other_positions": deviation_at_other_positions(panel["std:attn_out"][[strongest]], panel)}
+    return Statistic(
+        name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=why_too_short(panel), layers=(strongest,)
+    )
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

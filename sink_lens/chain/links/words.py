@@ -84,7 +84,7 @@ def answers_of(tables: Tables) -> dict[str, dict[str, str]]:
 
 
 def statistics_of(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
-    """A link's statistics by name."""
+    """Name -> row, for every statistic of a link."""
     table = tables.get("links")
     if table is None:
         return {}
@@ -93,7 +93,7 @@ def statistics_of(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
 
 
 def interventions_of(tables: Tables) -> dict[str, dict[str, Any]]:
-    """The interventions by name."""
+    """Name -> row, for every intervention of the run."""
     table = tables.get("effects")
     if table is None or not len(table):
         return {}
@@ -101,13 +101,13 @@ def interventions_of(tables: Tables) -> dict[str, dict[str, Any]]:
     return {str(row["edit"]): {str(name): value for name, value in row.items()} for row in rows}
 
 
-def _dimensions(tables: Tables) -> str:
+def _dimensions_text(tables: Tables) -> str:
     """The outlier dimensions that the keys read in the layers where the sink is; by number if there is one."""
     table, effects = tables.get("dimensions"), tables.get("effects")
     if table is None or effects is None:
         return ""
     read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
-    layers = [layer - 1 for layer in _layers(str(read.iloc[0]))] if len(read) else []
+    layers = [layer - 1 for layer in _layer_numbers(str(read.iloc[0]))] if len(read) else []
     position = effects["position"].loc[read.index[0]] if len(read) and "position" in effects.columns else None
     here = table["is_outlier"].eq(True) & table["layer"].isin(layers) & table["sink_position"].eq(position)
     names = sorted({int(one) for one in table.loc[here, "dimension"]})
@@ -116,8 +116,8 @@ def _dimensions(tables: Tables) -> str:
     return f"dimension {names[0]}" if len(names) == 1 else f"{len(names)} outlier dimensions"
 
 
-def _layers(text: str) -> list[int]:
-    """``1-2,11`` as numbers."""
+def _layer_numbers(text: str) -> list[int]:
+    """The numbers of the layers that a text such as ``1-2,11`` lists."""
     ends = [part.split("-") for part in text.split(",") if part]
     return [layer for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
 
@@ -140,7 +140,7 @@ def is_direction(tables: Tables) -> bool:
     return least > INTERVENTION_FLOOR and least > float(span["control_largest"]) and least > float(norm["ci_high"])
 
 
-def _cancelled(tables: Tables) -> Phrase | None:
+def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
     """Say that the outlier dimensions cancel the keys' bias."""
     if not cancels_bias(tables):
         return None
@@ -148,9 +148,9 @@ def _cancelled(tables: Tables) -> Phrase | None:
     return Phrase(key="cancels bias", text="The dimensions cancel the keys' bias", rows=rows)
 
 
-def _along(tables: Tables) -> Phrase | None:
+def _direction_phrase(tables: Tables) -> Phrase | None:
     """Say that a direction carries the sink, if dimensions stand out and were shown not to."""
-    if not is_direction(tables) or not _dimensions(tables):
+    if not is_direction(tables) or not _dimensions_text(tables):
         return None
     rows = (
         f"effects: {SPAN}, its controls, and {RESCALED}",
@@ -159,7 +159,7 @@ def _along(tables: Tables) -> Phrase | None:
     return Phrase(key="direction", text="It lies along a direction, in no single dimension", rows=rows)
 
 
-def _of_the_key(tables: Tables, own: Mapping[str, Any]) -> list[str]:
+def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
     """Sentences on the other parts of the key, and on dimensions that cancel the keys' bias."""
     said, effects = [], interventions_of(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
@@ -176,7 +176,7 @@ def _of_the_key(tables: Tables, own: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _of_the_span(tables: Tables, _: Mapping[str, Any]) -> list[str]:
+def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     """Say that random spans do as much as what the makers write."""
     span = interventions_of(tables).get(SPAN)
     if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
@@ -187,7 +187,7 @@ def _of_the_span(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _of_mixers(tables: Tables, _: Mapping[str, Any]) -> list[str]:
+def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     """Say what isolation leaves in a hybrid."""
     table = tables.get("summary")
     layers = [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
@@ -212,19 +212,19 @@ WORDS: Mapping[str, LinkWords] = {
         does="make",
         does_not="it makes no sink",
         broken="isolating another position makes {} of one",
-        remarks=_of_mixers,
+        remarks=_mixer_sentences,
     ),
     "variance_preserved": LinkWords(
         carries_as=lambda _: "what attention writes", asks={"variance_preserved": ("present", *BOTH)}
     ),
     "variance_neurons": LinkWords(carries_as=lambda _: "super neurons", asks={"variance_neurons": ("present", *BOTH)}),
-    "neurons_dimension": LinkWords(remarks=_of_the_span),
+    "neurons_dimension": LinkWords(remarks=_span_sentences),
     "dimension_key": LinkWords(
-        carries_as=_dimensions,
+        carries_as=_dimensions_text,
         asks={"neurons_dimension": ("carries",), "dimension_key": BOTH},
-        named_with=_cancelled,
-        named_without=_along,
-        remarks=_of_the_key,
+        named_with=_cancelled_bias_phrase,
+        named_without=_direction_phrase,
+        remarks=_key_sentences,
     ),
     "key_sink": LinkWords(carries_as=lambda _: "its key", asks={"key_sink": BOTH}, last_resort=True),
 }

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...activations.attention import choose_kernel
 from ...activations.record import stream
-from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_of, gap_text, parts
+from ...activations.sink_mask import LEAST, Norms, Received, Rule, find_gap, gap_text, pieces_by_length
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, Tokens, decode_tokens
 from ...measures import sink_tokens as measures
@@ -203,7 +203,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     dimensions: dict[tuple[int, int], tuple[int, ...]] = {}
     outliers = []
     with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
-        for where, part in parts(batch, batch_size=config.batch_size):
+        for where, part in pieces_by_length(batch, batch_size=config.batch_size):
             one = _Pass(config=config, where=where, received=Received.of(lens, part), norms=Norms())
             rows, kernel = one.received.rows, config.kernel
             streamed = stream(
@@ -229,7 +229,9 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
             bar.update(part.n_sequences)
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     least = {"attention": config.least_share, "norm": config.least_norm}
-    gaps: dict[Rule, ScoreGap | None] = {by: gap_of(scores[by], by=by, least=least[by], gap=config.gap) for by in LEAST}
+    gaps: dict[Rule, ScoreGap | None] = {
+        by: find_gap(scores[by], by=by, least=least[by], gap=config.gap) for by in LEAST
+    }
     thresholds: dict[str, float] = {}
     for by, gap in gaps.items():
         threshold = given[by]

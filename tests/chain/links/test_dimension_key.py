@@ -9,7 +9,7 @@ import torch
 from link_readings import DIMS, batch, plan
 
 from sink_lens.activations.record import stream
-from sink_lens.chain.links.dimension_key import DIMENSION_KEY, rotary
+from sink_lens.chain.links.dimension_key import DIMENSION_KEY, has_rotary_keys
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, tiny
@@ -82,7 +82,7 @@ def test_the_logit_is_not_split_where_the_key_is_turned():
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_rotary_families_are_known(family):
-    assert rotary(lens_of(family)) == (family not in ("gpt2", "opt"))
+    assert has_rotary_keys(lens_of(family)) == (family not in ("gpt2", "opt"))
 
 
 # --- the key

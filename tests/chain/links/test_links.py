@@ -12,7 +12,7 @@ from lenses import lens_of
 from analyses.zoo import build
 from sink_lens.activations.record import stream
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.evidence import gather
+from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.judge import link_table
 from sink_lens.chain.links.link import Trial
 from sink_lens.chain.links.neurons_dimension import NEURONS_DIMENSION
@@ -94,7 +94,7 @@ def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
     values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
     values["neurons_elsewhere"][1] = torch.zeros_like(values["neurons_elsewhere"][1])
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
-    table = link_table(gather(lens, panel, config=CONFIG), random_init=None, length=24).set_index("statistic")
+    table = link_table(gather_evidence(lens, panel, config=CONFIG), random_init=None, length=24).set_index("statistic")
     row = table.loc[["spike_ratio"]].iloc[0]
     assert row["value"] == pytest.approx(1e6)
     assert np.isfinite(row["null_value"])
