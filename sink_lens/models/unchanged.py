@@ -23,7 +23,7 @@ keep hidden states.
 - whether the bridge is in compatibility mode, which folds and centres its weights;
 - the values of tensors of which a path has copies (``copied``): a merged adapter, and the projections that a stock
   bridge splits. Those cannot follow a change in place, so it is refused too. Their version counters are compared and,
-  since ``data`` goes round the counter, a sum of their bits. A result that is checked by more passes later (a circuit,
+  since ``data`` goes round the counter, a hash of their bits. A result that is checked by more passes later (a circuit,
   approximated patches) notes the values of all weights likewise, and refuses those passes after a change in place.
 
 It is a list of (container, key, object) that is made once and compared by identity in C: walking the modules takes a
@@ -53,6 +53,8 @@ _WITHOUT_SETTINGS = (nn.Linear, nn.Dropout, nn.ModuleList, nn.SiLU)
 _FREE = frozenset({"training", "gradient_checkpointing", "n_sequences", "p", "inplace", "name_or_path", "use_cache"})
 """Settings that change no number in eval mode."""
 _FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
+_COLUMNS = 1040
+"""Words of 8 bytes in a row of sums. With a power of 2 the columns share cache lines, which takes twice as long."""
 _WORD = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
 
 
@@ -251,7 +253,7 @@ class Unchanged:
 
 
 class Values:
-    """The values of tensors at one time, by version counters and, since ``data`` goes round those, sums of bits."""
+    """The values of tensors at one time, by version counters and, since ``data`` goes round those, hashes of bits."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Note them; they are not copied."""
@@ -280,7 +282,7 @@ class Values:
             )
 
     def _now(self) -> list[tuple[int, int]]:
-        """Version and sum of the bits of each tensor."""
+        """Version and hash of the bits of each tensor."""
         return [(0 if one.is_inference() else one._version, _bits(one)) for _, one in self._named]
 
 
@@ -345,9 +347,14 @@ def _readable(path: str) -> str:
 
 
 def _bits(tensor: Tensor) -> int:
-    """Sum of a tensor's bits, which is the same for the same values on any number of threads."""
+    """Hash of the sums of a tensor's bits over rows and over columns, so that entries that change places are seen too.
+
+    It is the same for the same values on any number of threads.
+    """
     with torch.no_grad():
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
         flat = flat.clone() if flat.storage_offset() % 8 else flat
         whole = flat[: len(flat) // 8 * 8].view(torch.int64)
-        return int(whole.sum()) + int(flat[len(whole) * 8 :].sum())
+        grid = whole[: len(whole) // _COLUMNS * _COLUMNS].view(len(whole) // _COLUMNS, _COLUMNS)
+        rest = whole[grid.numel() :], flat[len(whole) * 8 :].long()
+        return hash(torch.cat([grid.sum(0), grid.sum(1), *rest]).cpu().numpy().tobytes())

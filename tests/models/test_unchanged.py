@@ -14,6 +14,7 @@ from sink_lens.engine import threads
 from sink_lens.errors import ModelError
 from sink_lens.models.load import weights_hash
 from sink_lens.models.tiny import tiny
+from sink_lens.models.unchanged import Values
 from sink_lens.models.weights import attention_weights
 from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
@@ -59,6 +60,29 @@ def test_every_door_refuses_a_model_that_was_changed(door):
         ModelError, match=r"model.layers.1.mlp.down_proj.weight is another parameter; .*[Ww]rap it again"
     ):
         DOORS[door](lens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 7), (64, 2080)])
+def test_entries_that_change_places_behind_the_counter_are_noticed(shape, dtype):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    changes = {
+        "rows": lambda x: x[torch.arange(len(x)).roll(1)],
+        "columns": lambda x: x.flip(1),
+        "all": lambda x: x.flatten().flip(0).view_as(x),
+        "two": lambda x: torch.cat([x[:, 2:3], x[:, 1:2], x[:, :1], x[:, 3:]], dim=1),
+        "signs": lambda x: -x,
+        "one": lambda x: x.index_fill(1, torch.tensor([6]), 0.5),
+    }
+    for name, change in changes.items():
+        model = nn.Linear(*shape[::-1], bias=False)
+        model.weight.data = weight.clone()
+        then, version = Values([("weight", model.weight)]), model.weight._version
+        model.weight.data.copy_(weight.clone())
+        assert not then.changed()
+        model.weight.data.copy_(change(weight))
+        assert model.weight._version == version
+        assert then.changed() == ["weight"], name
 
 
 def test_two_lenses_on_one_model_and_its_bridge_go_on():
