@@ -313,7 +313,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
             )
         name = getattr(metric, "__name__", "metric")
         if takes_logits(metric):
-            return Metric(name=name, function=lambda run: metric(run.logits), layers=(), logits=True)
+            return Metric(name=name, function=wraps(metric)(lambda run: metric(run.logits)), layers=(), logits=True)
         return Metric(name=name, function=_of_outcome(metric, name), loss=True, logits=True)
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
@@ -370,7 +370,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     """Compute the metric of a run: one number per sequence, or a single number for all sequences.
 
     Raises:
-        InputError: the metric returned something else.
+        InputError: the metric returned something else, or read padding.
     """
     if not isinstance(metric, Metric) or not isinstance(run, Outcome):
         raise InputError(
@@ -394,7 +394,39 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             f"the metric {metric.name!r} gave {gave} for {n} sequences; need one number per sequence, shape "
             f"({n},), or a single number. Take the mean over the other axes"
         )
+    if _reads_padding(metric, run, found=found):
+        lengths = run.valid.sum(1)
+        raise InputError(
+            f"the metric {metric.name!r} reads padding: its sequences have {int(lengths.min())} to "
+            f"{int(lengths.max())} tokens, and behind the end of a shorter one logits and activations mean nothing. "
+            "Need real tokens alone: logit_difference(..., position=-1), or in a function of an Outcome "
+            "run.logits_at(run.valid.sum(1) - 1) for the last token of each, or sequences of one length"
+        )
     return found.float().reshape(-1)
+
+
+def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
+    """Check whether a user's metric gives another number if logits and activations at padding are negated."""
+    if str(getattr(metric.function, "__module__", "")).startswith("sink_lens.") or bool(run.valid.all()):
+        return False
+
+    def negated(values: Tensor, real: Tensor) -> Tensor:
+        """The values, with another sign at padding."""
+        values = values.detach()
+        return torch.where(real.reshape(*real.shape, *[1] * (values.ndim - 2)), values, -values)
+
+    logits, scored = run.logits, slice(None) if run.scored is None else list(run.scored)
+    other = replace(
+        run,
+        logits=None if logits is None else negated(logits, run.valid[:, scored]),
+        tensors={
+            (site, layer): negated(one, run.valid) if SITES[site].axes.startswith("batch position") else one
+            for (site, layer), one in run.tensors.items()
+        },
+    )
+    with torch.no_grad():
+        again = torch.as_tensor(metric.function(other), dtype=found.dtype)
+    return not torch.equal(again.nan_to_num(), found.detach().nan_to_num())
 
 
 def _check_chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -18,6 +18,8 @@ from sink_lens.edits.metrics import Metric, as_metric, evaluate
 from sink_lens.edits.outcome import Outcome
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
+from sink_lens.patching import patch
+from sink_lens.patching.attribution import attribution_patch
 
 LENS = lens_of("llama")
 TOKENS = torch.randint(3, 300, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -148,6 +150,53 @@ def test_a_metric_of_logits_under_another_name_says_what_it_was_given():
 
     with pytest.raises(TypeError, match="of its own"):
         as_metric(other, lens=lens, n_positions=4).function(Outcome.__new__(Outcome))
+
+
+def last_answer(logits):
+    return logits[:, -1, 5]
+
+
+READS_PADDING = {
+    "last": lambda run: run.logits[:, -1, 5],
+    "a function of logits": last_answer,
+    "mean": lambda run: run.logits[..., 5].mean(1),
+    "of all sequences": lambda run: run.logits.logsumexp(-1).mean(),
+    "right or wrong": lambda run: (run.logits[:, -1, 5] > run.logits[:, -1, 6]).float(),
+    "site": Metric(name="site", function=lambda run: run.tensors["z", 1][:, -1, 0, 0], layers=(1,), sites=("z",)),
+}
+READS_NONE = {
+    "early": lambda run: run.logits[:, 4, 5],
+    "own last": lambda run: run.logits_at(run.valid.sum(1) - 1)[:, 5],
+    "masked": lambda run: (run.logits.log_softmax(-1)[..., 5] * run.valid).sum(1) / run.valid.sum(1),
+    "loss": lambda run: run.loss,
+    "site": Metric(name="site", function=lambda run: run.tensors["z", 1][:, 4, 0, 0], layers=(1,), sites=("z",)),
+    "one logit": Metric(
+        name="scored", function=lambda run: run.logits_at(run.valid.sum(1) - 1)[:, 5], layers=(), logits=True, scored=-1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READS_PADDING)
+def test_a_metric_that_reads_padding_is_refused_if_lengths_differ(name):
+    metric = as_metric(READS_PADDING[name], lens=LENS, n_positions=9)
+    with pytest.raises(InputError, match=r"reads padding: its sequences have 5 to 9 tokens.*run\.logits_at"):
+        evaluate(metric, outcome(PADDED, sites=("z",)))
+    evaluate(metric, outcome(TOKENS, sites=("z",)))
+
+
+@pytest.mark.parametrize("name", READS_NONE)
+def test_a_metric_of_real_tokens_is_measured_on_sequences_of_several_lengths(name):
+    metric = as_metric(READS_NONE[name], lens=LENS, n_positions=9)
+    found = evaluate(metric, outcome(PADDED, sites=("z",)))
+    alone = evaluate(metric, outcome(TOKENS[1:2, :5], sites=("z",)))
+    assert found[1].item() == pytest.approx(alone.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("patched", [patch, attribution_patch])
+def test_patching_refuses_a_metric_of_the_last_column_if_prompts_differ_in_length(patched):
+    other = from_tensor(TOKENS.flip(0).clone(), lengths=PADDED.lengths)
+    with pytest.raises(InputError, match="reads padding"):
+        patched(LENS, PADDED, other, site="resid_post", metric=last_answer)
 
 
 def test_a_metric_that_changes_the_run_is_refused():

@@ -30,7 +30,7 @@ METRICS = (
     dominance(12, layer=2),
     norm(12, layer=2, site="z"),
     loss(),
-    Metric(name="logits", function=lambda run: run.logits[:, :, 5].sum(1), logits=True, layers=()),
+    Metric(name="logits", function=lambda run: (run.logits[..., 5] * run.valid).sum(1), logits=True, layers=()),
 )
 METRICS = tuple(replace(one, name=f"{place} {one.name}") for place, one in enumerate(METRICS))
 IN_HYBRIDS = tuple(
