@@ -137,8 +137,24 @@ def _makers(tables: Tables) -> list[Phrase]:
             parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
             text = f"Switching off {parts} removes {percent(float(row['removed']))} of it"
             stands_on = ("maker_sets: set == half, ci_low above 0 and control_largest",)
-            found.append(Phrase(key="makers", text=text, rows=stands_on))
+            key, damage = "makers", _damage_of(row, tables)
+            if damage:
+                key, text = "makers, costly", f"{text} and damages the model itself ({damage})"
+                stands_on += ("effects: masked_loss_nats",)
+            found.append(Phrase(key=key, text=text, rows=stands_on))
     return found[:1]
+
+
+def _damage_of(row: Mapping[Hashable, Any], tables: Tables) -> str:
+    """Say by how much the loss rises without a set of parts, if that is clearly more than masking the sink costs."""
+    effects = tables.get("effects")
+    if effects is None or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns) or not len(effects):
+        return ""
+    masked, uniform = (float(effects[name].iloc[0]) for name in ("masked_loss_nats", "uniform_loss_nats"))
+    loss = float(row.get("loss_nats", math.nan))
+    if not off_distribution({**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}):
+        return ""
+    return f"loss {loss - row['baseline_loss_nats']:+.1f} nats"
 
 
 def _name_carriers(tables: Tables) -> list[Phrase]:

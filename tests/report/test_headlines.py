@@ -1,0 +1,449 @@
+"""Every sentence of the other kinds is in docs/headlines.md, is said if what it stands on holds, and else not."""
+
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+import torch
+from said import listed, normalised
+
+from sink_lens.activations.sink_mask import ScoreGap
+from sink_lens.identity.pages.fingerprint import NO_ANSWER, NOT_SHOWN, SAME
+from sink_lens.kinds import imported, kinds
+from sink_lens.records import Run
+from sink_lens.studies import card_pair
+from sink_lens.training.sink_birth import Birth
+
+card, quantise, compare, marked = (  # functions hide three of these modules
+    import_module(f"sink_lens.{name}")
+    for name in ("studies.card", "studies.quantise", "training.compare", "studies.tokens.run")
+)
+NAN = float("nan")
+
+
+class Tables(dict):
+    """Tables of a run in memory."""
+
+    shortened: ClassVar[dict] = {}
+
+
+def page(kind, *, config=None, **tables):
+    """The title and the sentences of a page, with every number as N."""
+    frames = {name: pd.DataFrame(table) for name, table in tables.items() if table is not None}
+    run = Run(
+        folder=Path("nowhere"), kind=kind, status="finished", error=None, started="", ended=None, config=config or {},
+        provenance={"least_effect": 0.01}, tables=Tables(frames), missing=[],
+    )  # fmt: skip
+    shown = imported(kinds()[kind].page)
+    return normalised(f"{shown.title(run)}. {' '.join(shown.headline(run))}")
+
+
+def tokens(*, sinks=(4, 2, 1), massive=0, first=32, dimensions=("residual", "sink token"), gap=True, given=None):
+    between = ScoreGap(threshold=3.0, low=1.0, high=9.0, above=1, within=1) if gap else None
+    found = {"gaps": between, "scores": torch.tensor([[9.0, 1.0, 1.0]]), "thresholds": 3.0}
+    found = SimpleNamespace(**{name: {"attention": one} for name, one in found.items()})
+    thresholds = marked._thresholds(found, SimpleNamespace(sink_threshold=given, massive_threshold=None))
+    row = {"massive": massive, "both": 0, "sink_only": sum(sinks), "massive_only": massive}
+    names = ("first", "delimiter", "other")
+    agreement = [row | {"kind": "all", "tokens": 512, "sinks": sum(sinks)}]
+    agreement += [row | {"kind": name, "tokens": first, "sinks": n} for name, n in zip(names, sinks, strict=True)]
+    rows = {"kind": list(dimensions), "dimension": 7, "layer": 2, "coverage": 0.9, "ratio": 40.0}
+    rows = rows if dimensions else pd.DataFrame(columns=list(rows))
+    return page("tokens", thresholds=thresholds, agreement=agreement, dimensions=rows)
+
+
+MASSES = {
+    "baseline_target_mass": 0.01, "target_mass": 0.2, "baseline_sink_mass": 0.4, "sink_mass": 0.1, "outcome": "moved",
+    "read_layers": "3-5", "loss_change_nats": 0.5, "loss_change_low": 0.4, "loss_change_high": 0.6,
+}  # fmt: skip
+
+
+def isolate(**change):
+    row = MASSES | {"target_position": 9, "layers": "all"} | change
+    return page("isolate", summary=[{name: one for name, one in row.items() if one is not None}])
+
+
+def amplify(*, times=3.0, centres=("values", "none"), **change):
+    rows = [MASSES | {"centre": centre, "factor": 9.0, "times": times} | change for centre in centres]
+    return page("amplify", config={"amplify_target_position": 9}, summary=rows)
+
+
+def ablate(**change):
+    row = {"step": 0, "neurons": "1.2,1.3", "size": 2, "removes": True, "removed_share": 0.6, "read_layers": "3-5"}
+    return page("ablate", summary=[row | {"random_mean": 0.0, "random_max": 0.1} | change])
+
+
+def a_number(value, low, high):
+    return {"value": value, "low": low, "high": high}
+
+
+def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5, bos=0.3, needed=True):
+    made = {
+        "sink": {"found": found, "positions": [0], "rate": a_number(rate, 0.5, 0.7), "to_no_key": {"value": to_no_key}},
+        "outlier_dimensions": [{"dimension": one} for one in dimensions],
+        "loss": {"zeroed": {"change": a_number(zeroed, zeroed - 0.005, zeroed + 0.005)}},
+        "bos": {"needed": needed, "cost_without_nats": a_number(bos, bos - 0.1, bos + 0.1)},
+    }
+    row = {"sentence": card.sentence(made), "sink_positions": "0" if found else "", "sink_rate": rate or NAN}
+    row |= {"outlier_dimensions": ",".join(map(str, dimensions)), "sink_rate_low": 0.5, "sink_rate_high": 0.7}
+    return page("card", summary=[row])
+
+
+def diff(*, within=True, changed=True, tensors=None, by="models"):
+    change = {"change": 0.5, "change_low": 0.4, "change_high": 0.6, "first": 3.0, "second": 3.5, "unit": "nats"}
+    changes = [change | {"quantity": name, "changed": changed} for name in ("loss", "sink_rate")]
+    found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01}
+    row = {"sentence": card_pair._sentence(found, changes, tensors), "by": by, "loss_change_nats": 0.5}
+    row |= {"loss_change_low": 0.4, "loss_change_high": 0.6}
+    return page("diff", config={"others": ["OTHER"], "other_dtype": "bfloat16"}, summary=[row])
+
+
+def quantised(**change):
+    found = {
+        "verdict": "keep", "format": "int8", "cost_nats": 0.5, "cost_low": 0.4, "cost_high": 0.6, "controls": 5,
+        "clean_loss_nats": 3.0, "quantised_loss_nats": 3.5, "random_most": 0.1, "closed_share": 0.8, "closed_low": 0.7,
+        "closed_high": 0.9, "sink_tokens": 1.0, "channels": 4, "left_nats": 0.1, "left_low": 0.05, "left_high": 0.2,
+        "goal": 0.9,
+    } | change  # fmt: skip
+    return normalised(quantise._sentence(found))
+
+
+def patch(*, effects=(-9.0, -8.9, 1.0), config=None, by="layer", way=0.9, **tables):
+    rows = {
+        by: range(len(effects)),
+        "effect": effects,
+        "changed": [True, True, False][: len(effects)],
+        "normalised_effect": way,
+    }
+    config = {"metric": "loss", "site": "resid_pre", "direction": "denoising"} | (config or {})
+    return page("patch", config=config, patches=rows, **tables)
+
+
+def carried(*, values):
+    rows = [
+        {"layer": layer, "position": position, "effect": one, "normalised_effect": one, "changed": True}
+        for position, of in enumerate(values) for layer, one in enumerate(of)
+    ]  # fmt: skip
+    return page("patch", config={"metric": "loss", "site": "resid_pre"}, patches=rows)
+
+
+CELL = {"kind": "zero", "site": "z", "metric": "METRIC", "ci_low": 0.4, "ci_high": 0.6, "error": None, "n": 8}
+CELL |= {"changed": True, "baseline": 0.5, "control_effect": 0.01, "over_low": 0.3, "over_high": 0.5}
+
+
+def sweep(changes=({}, {}), *, metrics=("METRIC",)):
+    rows = [
+        CELL | {"cell": at, "where": f"L{at}", "effect": 0.5 - 0.01 * at, "metric": metric} | change
+        for at, change in enumerate(changes)
+        for metric in metrics
+    ]
+    return page("sweep", cells=rows)
+
+
+NO_CHANGE = {"ci_low": -0.1, "ci_high": 0.6}
+
+
+def train(*, rates=(0.0, 0.6), loss=True, held_out=True, kind="train", **config):
+    steps = range(len(rates))
+    log = {"step": steps, "tokens": [64 * one for one in steps], "loss": 3.0 if loss else NAN}
+    log |= {"eval_loss": 3.1} if held_out else {}
+    watch = {"step": steps, "tokens": [64 * one for one in steps], "measure": "sink_rate", "threshold": 0.3}
+    watch |= {"layer": NAN, "position": NAN, "value": rates, "unit": "share"}
+    config = {"attention": "softmax", "value_norm": "none", "checkpoints": "FOLDER"} | config
+    return page(kind, config=config, log=log if kind == "train" else None, watch=watch)
+
+
+def watch(**options):
+    return train(kind="watch", **options)
+
+
+def compared(*, low=0.1, high=0.3, mean=0.2, n=5):
+    return page(
+        "compare", config={"by": ["lr"], "runs": {"BASE": {}, "OTHER": {}}, "baseline": "BASE"},
+        differences=[{"variant": "OTHER", "curve": "evaluation", "mean": mean, "low": low, "high": high, "n": n}],
+    )  # fmt: skip
+
+
+FINALS = pd.DataFrame(
+    [
+        {"variant": name, "seed": seed, "curve": "evaluation", "loss": 3.0, "tokens": 640.0, "reached": 320.0,
+         "baseline_reached": 640.0, "acceleration": 2.0}
+        for name in ("BASE", "OTHER") for seed in (0, 1, 2)
+    ]
+)  # fmt: skip
+
+
+def ahead(*, mean=-0.2, low=-0.3, high=-0.1, n=5, told=True):
+    one = SimpleNamespace(mean=mean, low=low, high=high, n=n, told=told, t_p=0.01, flip_p=0.1, flip_smallest=0.06)
+    return normalised(compare._ahead("OTHER", "evaluation", one, finals=FINALS, baseline="BASE"))
+
+
+def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
+    ratios = [ratio if one == one else NAN for one in reached]
+    finals = FINALS.assign(reached=[*reached, *reached], acceleration=[*ratios, *ratios])
+    say = compare._reaching if decided else compare._sentence_undecided
+    return normalised(say("OTHER", "evaluation", finals))
+
+
+def opening(*, by=("lr",)):
+    runs = {name: {0: None, 1: None} for name in ("BASE", "OTHER")}
+    return normalised(compare._opening(compare.Variants(by=by, runs=runs, notes=()), FINALS))
+
+
+def sinks(*, tokens=64):
+    born = Birth(
+        threshold=0.3, min_rate=0.05, step=1, tokens=tokens, before=None, rate=0.5, mass=0.6, layer=2, uniform=0.1,
+        last=640, others=(),
+    )  # fmt: skip
+    return normalised(compare._sinks("OTHER", [born]))
+
+
+def disparity(*, measured=("dominance_ratio", "effective_rank")):
+    rows = [{"measure": name, "variant": variant, "mean": 9.0} for name in measured for variant in ("BASE", "OTHER")]
+    runs = {name: {0: None} for name in ("BASE", "OTHER") if measured}
+    table = pd.DataFrame(rows, columns=["measure", "variant", "mean"])
+    return normalised(" ".join(compare._disparity(compare.Variants(by=("lr",), runs=runs, notes=()), table)))
+
+
+def monitor(*, alarms=1, rule="sink_born", rate=True):
+    keys = ("rate_first", "mass_first") if rate else ("mass_first",)
+    readings = [{"step": 8, "key": key, "layer": NAN, "value": 0.5, "unit": ""} for key in keys]
+    told = {"step": range(alarms), "rule": rule, "sentence": "ALARM"}
+    return page("monitor", monitor=readings, alarms=told)
+
+
+MEASURED = (
+    "argmax_top_ratio", "argmax_covering", "argmin_top_ratio", "inter_floor", "inter_excess", "intra_excess",
+    "discrepancy",
+)  # fmt: skip
+
+
+def surveyed(models, *, step=NAN, value=5.0):
+    rows = [
+        {"model": f"{name} seed {seed}", "variant": name, "seed": seed, "step": step, "measure": measure,
+         "value": value, "null": 1.0, "null_high": 2.0, "unit": ""}
+        for seed, name in enumerate(models) for measure in MEASURED
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def preference(models=("MODEL",), *, value=5.0):
+    return page("preference", summary=surveyed(models, value=value))
+
+
+def contraction(models=("MODEL",), *, low=0.1, step=NAN, seeds=(0, 1)):
+    variants = [
+        {"variant": name, "measure": measure, "n": 3, "mean": 0.2, "low": low, "high": 0.3, "difference": NAN,
+         "difference_low": NAN, "difference_high": NAN}
+        for name in models for measure in MEASURED if step != step
+    ]  # fmt: skip
+    columns = ["variant", "measure", "n", "mean", "low", "high", "difference", "difference_low", "difference_high"]
+    pairs = [{"a": "A", "b": "B", "stage": "last", "cosine": 0.1, "chance": 0.05}]
+    return page(
+        "contraction", summary=surveyed(models, step=step), variants=pd.DataFrame(variants, columns=columns),
+        agreement=pairs, models={"model": ["A", "B"], "variant": "MODEL", "seed": seeds},
+    )  # fmt: skip
+
+
+def fingerprint(verdicts=(SAME,), *, shared="", **config):
+    rows = [
+        {"a": f"{shared}A{at}", "b": f"{shared}B{at}", "verdict": verdict, "why": "WHY", "tau_bar": 0.5, "shared": 90,
+         "expected": 9.0}
+        for at, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+    return page("fingerprint", config=config, pairs=rows)
+
+
+FIVE = tuple(f"MODEL,{one}" for one in "ABCDE")
+NONE_BY_CHANCE = {"changes": (NO_CHANGE, NO_CHANGE)}
+PLATEAUS = [[0.9, 0.9, 0.1], [0.0, 0.9, 0.9]]
+SMALL = {"effect": 0.005, "ci_low": 0.001, "ci_high": 0.006, "over_low": 0.001, "over_high": 0.006}
+NEVER = (NAN, NAN, NAN)
+TWO = {"models": ("MODEL,A", "MODEL,B")}
+CASES = {
+    "tokens": {
+        "none": (tokens, {"sinks": (0, 0, 0)}, {}),
+        "counted": (tokens, {}, {"sinks": (0, 0, 0)}),
+        "all first": (tokens, {"sinks": (4, 0, 0)}, {}),
+        "gap": (tokens, {}, {"gap": False}),
+        "no gap": (tokens, {"gap": False}, {}),
+        "given": (tokens, {"given": 3.0}, {}),
+        "both": (tokens, {}, {"sinks": (0, 0, 0)}),
+        "where": (tokens, {}, {"sinks": (4, 0, 0)}),
+        "residual": (tokens, {}, {"dimensions": ("sink token",)}),
+        "no residual": (tokens, {"dimensions": ("sink token",)}, {}),
+        "dimensions": (tokens, {}, {"dimensions": ("residual",)}),
+    },
+    "isolate": {
+        "title": (isolate, {}, {"outcome": "unchanged"}),
+        "isolated": (isolate, {}, {"layers": "3-5"}),
+        "cost": (isolate, {}, {"loss_change_low": None}),
+    },
+    "amplify": {
+        "title": (amplify, {}, {"centres": ("none",)}),
+        "title: scaled": (amplify, {"centres": ("none",)}, {}),
+        "factor": (amplify, {}, {"centres": ("none",)}),
+        "control": (amplify, {}, {"centres": ("values",)}),
+        "norm alone": (amplify, {}, {"times": 1.9}),
+    },
+    "ablate": {
+        "title": (ablate, {}, {"size": 1}),
+        "removes": (ablate, {}, {"removes": False}),
+        "not enough": (ablate, {"removes": False}, {}),
+    },
+    "card": {
+        "title": (card_of, {}, {"found": False}),
+        "title: none": (card_of, {"found": False, "dimensions": ()}, {}),
+        "keep": (card_of, {}, {"found": False}),
+        "logits": (card_of, {"found": False, "to_no_key": 0.3}, {"found": False}),
+        "unknown": (card_of, {"found": False, "rate": None}, {"found": False}),
+        "no sink": (card_of, {"found": False}, {}),
+        "dimension": (card_of, {}, {"zeroed": 0.006}),
+        "idle dimension": (card_of, {"zeroed": 0.006}, {}),
+        "BOS": (card_of, {}, {"needed": False}),
+        "no BOS": (card_of, {"needed": False}, {}),
+        "cache": (card_of, {}, {"found": False}),
+    },
+    "diff": {
+        "title": (diff, {}, {"by": "dtype"}),
+        "title: type": (diff, {"by": "dtype"}, {}),
+        "title: BOS": (diff, {"by": "bos"}, {}),
+        "within": (diff, {}, {"within": False}),
+        "not within": (diff, {"within": False}, {}),
+        "others": (diff, {}, {"changed": False}),
+        "weights": (diff, {"tensors": pd.DataFrame({"tensor": ["TENSOR"], "change": 0.3})}, {}),
+        "nothing else": (diff, {"changed": False}, {}),
+    },
+    "quantise": {
+        "nothing to keep": (quantised, {"verdict": "nothing to keep"}, {}),
+        "no small set": (quantised, {"verdict": "no small set"}, {}),
+        "keep": (quantised, {}, {"sink_tokens": 0.0}),
+        "all of it": (quantised, {"closed_share": 1.05}, {}),
+        "random": (quantised, {}, {"controls": 0}),
+        "no random": (quantised, {"controls": 0}, {}),
+        "missed": (quantised, {"verdict": "keep a part"}, {}),
+    },
+    "patch": {
+        "title": (patch, {}, {"effects": ()}),
+        "alike": (patch, {}, {"effects": (-9.0, -8.5, 1.0)}),
+        "carried": (carried, {"values": PLATEAUS}, {"values": [[0.9, 0.9, 0.1], [0.0, 0.9, 0.1]]}),
+        "prompts": (patch, {"config": {"clean": ["CLEAN"], "corrupted": ["CORRUPTED"]}}, {}),
+        "changed": (patch, {"differences": {"position": [3], "clean": "A", "corrupted": "B"}}, {}),
+        "largest": (patch, {}, {"way": NAN}),
+        "far": (patch, {"way": 2.1}, {}),
+        "patched": (patch, {}, {"config": {"direction": "noising"}}),
+        "same": (patch, {}, {"effects": (-9.0, -8.9)}),
+    },
+    "sweep": {
+        "title": (sweep, {}, NONE_BY_CHANCE),
+        "title: none": (sweep, NONE_BY_CHANCE, {}),
+        "baseline": (sweep, {}, {"changes": ({"baseline": NAN},) * 2}),
+        "random": (sweep, {}, {"changes": ({"control_effect": NAN},) * 2}),
+        "next": (sweep, {}, {"changes": ({}, NO_CHANGE)}),
+        "largest": (sweep, NONE_BY_CHANCE, {}),
+        "small": (sweep, {"changes": ({}, SMALL)}, {}),
+        "meaning": (sweep, {}, {"changes": ({"control_effect": NAN},)}),
+        "other metric": (sweep, {"metrics": ("METRIC", "OTHER")}, {}),
+        "other: none": (sweep, NONE_BY_CHANCE | {"metrics": ("METRIC", "OTHER")}, {"metrics": ("METRIC", "OTHER")}),
+        "idle": (sweep, {"changes": ({}, {"changed": False})}, {}),
+        "few": (sweep, {"changes": ({}, {"n": 4})}, {"changes": ({}, {"n": 5})}),
+        "failed": (sweep, {"changes": ({}, {"error": "WHY"})}, {}),
+    },
+    "train": {
+        "title": (train, {}, {"value_norm": "rmsnorm"}),
+        "title: norm": (train, {"value_norm": "rmsnorm"}, {}),
+        "end": (train, {}, {"rates": (0.6, 0.04)}),
+        "end: none": (train, {"rates": (0.6, 0.04)}, {}),
+        "loss": (train, {}, {"held_out": False}),
+        "no loss": (train, {"loss": False, "held_out": False}, {}),
+        "no sink": (train, {"rates": (0.6, 0.04)}, {}),
+        "from the first": (train, {"rates": (0.05, 0.6)}, {}),
+        "born": (train, {}, {"rates": (0.05, 0.6)}),
+        "not measured": (train, {"rates": ()}, {}),
+    },
+    "watch": {
+        "title": (watch, {}, {"rates": (0.6, 0.04)}),
+        "title: watched": (watch, {"rates": ()}, {}),
+    },
+    "compare": {
+        "title: behind": (compared, {}, {"mean": -0.2, "low": -0.3, "high": -0.1}),
+        "title: ahead": (compared, {"mean": -0.2, "low": -0.3, "high": -0.1}, {}),
+        "title: untold": (compared, {"low": -0.1}, {}),
+        "title: few": (compared, {"n": 2}, {"n": 3}),
+        "title: one seed": (compared, {"low": NAN, "high": NAN, "n": 1}, {}),
+        "opening": (opening, {}, {"by": ("lr", "data_seed")}),
+        "ends": (ahead, {}, {"n": 1}),
+        "one seed": (ahead, {"n": 1}, {}),
+        "few": (ahead, {"n": 2}, {"n": 3}),
+        "untold": (ahead, {"told": False}, {}),
+        "behind": (ahead, {"mean": 0.2}, {}),
+        "never": (reaching, {"reached": NEVER}, {}),
+        "in some": (reaching, {"reached": (320.0, NAN, NAN)}, {}),
+        "sooner": (reaching, {}, {"ratio": 0.5}),
+        "later": (reaching, {"ratio": 0.5}, {}),
+        "same time": (reaching, {"ratio": 1.0}, {}),
+        "perhaps": (reaching, {"decided": False}, {"decided": False, "reached": NEVER}),
+        "none reaches": (reaching, {"decided": False, "reached": NEVER}, {"decided": False}),
+        "sink": (sinks, {}, {"tokens": None}),
+        "no sink": (sinks, {"tokens": None}, {}),
+        "disparity": (disparity, {}, {"measured": ()}),
+    },
+    "monitor": {
+        "title": (monitor, {}, {"rule": "outlier_grows"}),
+        "title: none": (monitor, {"alarms": 0}, {}),
+        "alarm": (monitor, {}, {"alarms": 0}),
+        "more": (monitor, {"alarms": 8}, {"alarms": 6}),
+        "no alarm": (monitor, {"alarms": 0}, {}),
+        "last": (monitor, {}, {"rate": False}),
+    },
+    "preference": {
+        "title": (preference, {}, {"value": 1.5}),
+        "title: chance": (preference, {"value": 1.5}, {}),
+        "title: several": (preference, TWO, {}),
+        "all": (preference, TWO, {"models": ("A", "B")}),
+        "model": (preference, {}, {"models": ("OTHER",)}),
+        "more": (preference, {"models": FIVE}, {"models": FIVE[:4]}),
+    },
+    "contraction": {
+        "title": (contraction, {}, {"low": -0.1}),
+        "title: most": (contraction, TWO, {}),
+        "title: not shown": (contraction, {"low": -0.1}, {}),
+        "title: none": (contraction, TWO | {"low": -0.1}, TWO),
+        "title: training": (contraction, {"step": 4.0}, {}),
+        "model": (contraction, {}, {"step": 4.0}),
+        "course": (contraction, {"step": 4.0}, {}),
+        "directions": (contraction, {}, {"seeds": (0, 0)}),
+        "all": (contraction, TWO, {"models": ("A", "B")}),
+        "more": (contraction, {"models": FIVE}, {"models": FIVE[:4]}),
+    },
+    "fingerprint": {
+        "title": (fingerprint, {}, {"verdicts": (NOT_SHOWN,)}),
+        "title: not shown": (fingerprint, {"verdicts": (NOT_SHOWN,)}, {}),
+        "title: no answer": (fingerprint, {"verdicts": (NO_ANSWER,)}, {}),
+        "title: several": (fingerprint, {"verdicts": (SAME, SAME)}, {}),
+        "pair": (fingerprint, {}, {"verdicts": (NOT_SHOWN,)}),
+        "pair: not shown": (fingerprint, {"verdicts": (NOT_SHOWN,)}, {}),
+        "pair: no answer": (fingerprint, {"verdicts": (NO_ANSWER,)}, {}),
+        "many": (fingerprint, {"verdicts": (SAME,) * 30}, {}),
+        "many: no answer": (fingerprint, {"verdicts": (NO_ANSWER,) * 30}, {"verdicts": (SAME,) * 30}),
+        "all": (fingerprint, {"shared": "MODEL, "}, {}),
+        "may still": (fingerprint, {"verdicts": (NOT_SHOWN,)}, {}),
+        "errors": (fingerprint, {}, {"decides": "analytical"}),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_kind_has_its_table(kind):
+    assert kind in ("trace", "circuit") or set(listed(kind)) == set(CASES[kind])
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(kind):
+    for key, sentence in listed(kind).items():
+        say, true, false = CASES[kind][key]
+        assert sentence in say(**true), key
+        assert sentence not in say(**false), key
