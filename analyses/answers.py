@@ -44,7 +44,7 @@ class Part:
     range: tuple[float, float] = (math.nan, math.nan)
     """A range written with this page."""
     says: str = ""
-    """Name of the number, where its rule's words lean on another number's."""
+    """Name of the number on the page, if it is not its rule's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +122,9 @@ def read_page(path: Path) -> Page:
         InputError: a row with neither numbers nor a reason, or with both, or a name given twice.
     """
     fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    rows = []
+    rows, names = [], fields.get("says", {})
     for one in fields["claim"]:
-        parts = tuple(_part(part) for part in one.pop("decides", ()))
+        parts = tuple(_part(part, names) for part in one.pop("decides", ()))
         row = Row(decides=parts, **one)
         if bool(parts) == bool(row.why):
             raise InputError(f"{row.id} has {len(parts)} numbers and the reason {row.why!r}; need one of the two")
@@ -294,7 +294,7 @@ def several(rows: pd.DataFrame) -> str:
         return shown(dict(known.iloc[0]))
     of_values = _between(known["value"].min(), known["value"].max())
     of_bounds = _between(known["low"].min(), known["high"].max())
-    return f"{of_values} ({'' if of_bounds == of_values else of_bounds + '; '}{len(known)} numbers)"
+    return of_values if of_bounds == of_values else f"{of_values} ({of_bounds})"
 
 
 def _between(low: float, high: float) -> str:
@@ -347,12 +347,13 @@ def _folders(row: Row) -> Iterator[str]:
     return (part.of.partition("/")[0] for part in row.decides)
 
 
-def _part(fields: Any) -> Part:
+def _part(fields: Any, names: Mapping[str, str]) -> Part:
     if isinstance(fields, str):
-        return Part(of=fields)
+        fields = {"of": fields}
+    fields = {"says": names.get(fields["of"].partition(_AT)[0], "")} | fields
     if "range" in fields:
         low, high = (float(bound) for bound in fields["range"])
-        return Part(**(fields | {"by": "page", "range": (low, high)}))
+        fields |= {"by": "page", "range": (low, high)}
     return Part(**fields)
 
 

@@ -124,9 +124,9 @@ def test_a_claim_that_says_more_than_was_measured_or_has_a_range_of_the_page():
 
 def test_one_number_on_several_texts_is_one_number():
     assert several(results(a=(1.0, 2.0), b=(1.0, 2.0)).tables["one"]) == "1.5 (1 to 2)"
-    assert several(results(a=(1.0, 2.0), b=(2.0, 5.0)).tables["one"]) == "1.5 to 3.5 (1 to 5; 2 numbers)"
-    assert several(results(a=(1.0, 1.0), b=(1.0001, 1.0001)).tables["one"]) == "1 (2 numbers)"
-    assert several(results(a=(1.0, 2.0), b=(1.0001, 2.0)).tables["one"]) == "1.5 (1 to 2; 2 numbers)"
+    assert several(results(a=(1.0, 2.0), b=(2.0, 5.0)).tables["one"]) == "1.5 to 3.5 (1 to 5)"
+    assert several(results(a=(1.0, 1.0), b=(1.0001, 1.0001)).tables["one"]) == "1"
+    assert several(results(a=(1.0, 2.0), b=(1.0001, 2.0)).tables["one"]) == "1.5 (1 to 2)"
 
 
 def test_places_are_filled_from_the_results():
