@@ -59,15 +59,15 @@ Each table shows its claims' first numbers; the others are in `claim.md`. This f
 
 COVERAGE = """# The papers, figure by figure
 
-Each figure and table of the four papers: where it is answered here, at which scale, with which result. Papers: A is
-arXiv 2605.06611, B 2602.05927, C 2509.26404, D 2506.13674.
+Where each figure and table of the [four papers](claims.md) is answered. Claims of the abstracts are in the
+[long table](claims_in_detail.md).
 
-- *theirs*: numbers that the paper gives are reproduced, not reproduced, contradicted, not comparable, or not shown (the
-  interval lies partly in the range);
-- *ours*: what has no number in the paper is as predicted before the run, not as predicted, the opposite, or not shown.
+- *theirs*: our number, compared with the paper's.
+- *ours*: the paper has no such number; we compare with the prediction that we wrote before the run.
+- *not shown*: the interval lies partly in the range.
 
-The `claim.md` beside each linked table has the question, the numbers and their intervals. `python -m analyses NAME`
-runs one; `python -m analyses --list` writes this page from `analyses/coverage.toml` and the committed results.
+The `claim.md` beside each linked table has the question, the numbers and their intervals.
+`python -m analyses NAME` runs one.
 
 """
 

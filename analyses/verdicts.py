@@ -252,7 +252,7 @@ def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
     """The table of what of the papers is here: folder, both scales, and what came, or why nothing was."""
     known = {claim.name: claim for claim in claims}
     lines = [
-        "| figure or table | what it shows | here | our scale | theirs | what came |",
+        "| figure or table | what it shows | our table | our model | their model | result |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
