@@ -99,25 +99,6 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     assert "converted first" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16), of_trace))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gemma3", "opt", "bloom"])
-def test_the_headers_of_a_folder_say_what_its_model_has(name, tmp_path):
-    lens = lens_of(name)
-    lens.plain.save_pretrained(tmp_path)
-    header = read_header(tmp_path)
-    assert header.n_weights == lens.plain.num_parameters()
-    sizes = (header.n_layers, header.n_heads, header.d_vocab, header.n_context)
-    assert sizes == (lens.n_layers, lens.n_heads, lens.d_vocab, lens.n_context)
-    assert header.n_vocab == lens.plain.get_input_embeddings().weight.numel()
-    ends = {id(one): one.numel() for one in lens.plain.parameters() if one.shape == (lens.d_vocab, lens.d_model)}
-    assert header.n_body == header.n_weights - sum(ends.values())
-    assert header.family.architecture == lens.family.architecture
-    for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
-        assert sizes_of(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
-    assert not header.has_tokenizer
-    with pytest.raises(InputError, match="has no tokenizer"):
-        estimate(TraceConfig(model=str(tmp_path), length=16, device="cpu"), of_trace)
-
-
 def test_a_mixture_of_experts_is_not_judged_by_its_header(tmp_path):
     lens_of("qwen3_moe").plain.save_pretrained(tmp_path)
     assert read_header(tmp_path) is None

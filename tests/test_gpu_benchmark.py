@@ -32,31 +32,6 @@ def test_a_dry_run_makes_every_measurement_of_a_gpu(monkeypatch, tmp_path):
     assert "| eap-ig | random" in shown
 
 
-def test_a_part_that_fails_or_overruns_leaves_the_others_their_time(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    gpu = importlib.import_module("gpu")
-    setting = gpu.Setting(out=tmp_path, dry=True, device=mock.Mock(type="cpu"), model=None)
-
-    def fails():
-        raise ValueError("no room")
-
-    def measurements(setting):
-        yield "first", fails
-        yield "second", lambda: {"value": 2}
-        setting.ends = 0.0
-        yield "third", lambda: {"value": 3}
-        raise OSError("nothing to measure on")
-
-    setting.ends = float("inf")
-    gpu.make_part("c", measurements, setting)
-    first, second, whole, ended = gpu.rows_of(tmp_path / gpu.RESULTS)
-    assert "no room" in first["error"]
-    assert "in fails" in first["traceback"]
-    assert second["value"] == 2
-    assert "nothing to measure on" in whole["error"]
-    assert ended["left_out"] == ["third"]
-
-
 @pytest.mark.exhaustive
 def test_a_dry_run_makes_the_tests_and_the_trace(monkeypatch, tmp_path):
     rows, shown = rehearsed("ab", tmp_path, monkeypatch)

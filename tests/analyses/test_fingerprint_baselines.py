@@ -42,14 +42,6 @@ def test_cka_is_the_alignment_of_centred_gram_matrices():
     assert cka(x, y) == pytest.approx(expected, rel=1e-12)
 
 
-def test_cka_does_not_see_a_rotation_a_shift_or_a_scale():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((30, 5))
-    rotation, _ = np.linalg.qr(rng.standard_normal((5, 5)))
-    assert cka(x, 3 * x @ rotation + 1) == pytest.approx(1, rel=1e-12)
-    assert cka(x, rng.standard_normal((30, 5))) < 0.5
-
-
 def test_the_cosine_of_the_parameters_leaves_embeddings_out():
     first = model(tie_word_embeddings=False)
     other = changed(first, lambda one: (one.model.embed_tokens.weight.normal_(), one.lm_head.weight.normal_()))

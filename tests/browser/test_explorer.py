@@ -293,6 +293,21 @@ def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):
     assert found.quiet, vars(found)
 
 
+def test_groups_by_layer_and_role_sum_their_edges(explored):
+    page = explored().page
+    page.uncheck("[data-connected]")
+    page.fill("[data-number]", str(len(every_edge())))
+    page.press("[data-number]", "Enter")
+    page.select_option("[data-group]", "layer")
+    edges = every_edge()
+    layer = edges["writer"].str.extract(r"[am](\d+)")[0]
+    into = edges["reader"].eq("logits") & layer.eq("5")
+    row = next(cells for cells in listed(page) if cells[0].startswith("layer 5 ") and cells[1] == "logits")
+    assert float(row[3].replace("−", "-")) == pytest.approx(edges.loc[into, "score"].sum(), rel=5e-3)
+    page.select_option("[data-group]", "role")
+    assert any(cells[0].startswith("feeds ") for cells in listed(page))
+
+
 def test_two_circuits_stand_side_by_side_with_what_differs(explored, run, tmp_path):
     other = a_run(tmp_path / "other", seed=1, model="other")
     graphs = [circuit_of(one).explore().graphs[0] for one in (run, other)]

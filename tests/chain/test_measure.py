@@ -10,8 +10,8 @@ from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.locate import Location, MeasuringPlan
-from sink_lens.chain.measure import CONDITION_READINGS, has_read_enough, measure, scout, scout_and_measure
+from sink_lens.chain.locate import Location
+from sink_lens.chain.measure import has_read_enough, measure, scout, scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -112,28 +112,6 @@ def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
     torch.testing.assert_close(panel.states()[2], hidden[2][:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_an_arm_reads_only_what_its_row_needs():
-    tokens = tokens_with_bos(sequences=2)
-    aim = scout(planted_lens(), tokens, config=CONFIG)
-    panel = measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG, only=CONDITION_READINGS)
-    assert {name for name, found in panel.streamed.values.items() if found} == CONDITION_READINGS
-
-
-def test_a_plan_reads_every_layer_whatever_grows():
-    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(5)))
-    panel = measure(planted_lens(), tokens_with_bos(sequences=2), plan=everywhere, config=CONFIG)
-    assert panel.layers("neurons_at_sinks") == [0, 1, 2, 3, 4]
-    assert steps_of(panel.location) == [(truth().layer, truth().layer, truth().outlier_dimension)]
-
-
-def test_links_add_their_own_readings():
-    tokens = tokens_with_bos(sequences=2)
-    plan = scout(planted_lens(), tokens, config=CONFIG).plan(range(5))
-    shared, whole = (measure(planted_lens(), tokens, plan=plan, config=CONFIG, own=own) for own in ((), OWN))
-    added = {"z_at", "positive_share", "key_cosine", "logit_split", "logit_advantage"}
-    assert whole.streamed.values.keys() - shared.streamed.values.keys() == added
-
-
 # --- aiming again
 
 
@@ -158,16 +136,6 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
     aim = scout(planted_lens(), tokens, config=config)
     blind = replace(aim, sink_positions=aim.sink_positions[:1])
     assert scout_and_measure(planted_lens(), tokens, config=config, aim=blind).location == right.location
-
-
-def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
-    aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
-    assert has_read_enough(aim, at=aim, attention=range(5))
-    assert not has_read_enough(replace(aim, sink_positions=(1,)), at=aim, attention=range(5))
-    assert not has_read_enough(replace(aim, steps=()), at=aim, attention=range(5))
-    assert not has_read_enough(replace(aim, outliers={}), at=aim, attention=range(5))
-    last = replace(aim, outliers={**aim.outliers, 4: (1,)})  # what leaves the last layer enters none
-    assert has_read_enough(last, at=aim, attention=range(5))
 
 
 # --- long sequences

@@ -1,6 +1,5 @@
 """The sentence at the top of a page, and the notes that keep two of its numbers apart."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,7 +10,6 @@ from sink_lens.identity.pages import contraction, fingerprint
 from sink_lens.patching import page as patch
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import content
-from sink_lens.sweeps import page as sweep
 from sink_lens.sweeps.config import SweepConfig
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.words import cell_name
@@ -76,15 +74,6 @@ def test_a_contraction_whose_interval_holds_zero_says_so(tmp_path, low, told):
     assert ("is not shown to make" in contraction._title(run)) == told
 
 
-def test_cells_that_differ_at_the_end_of_a_long_name_are_told_apart_in_the_forest_plot():
-    where = [f"layer 11, position 0, unit {', '.join(map(str, range(1000, 1012)))}, {last}" for last in (7, 8)]
-    rows = pd.DataFrame({"kind": "zero", "site": "neurons", "where": where, "effect": [0.2, 0.1]})
-    figure = sweep.forest(rows.assign(ci_low=0.05, ci_high=0.3), metric="loss")
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(set(labels)) == 2
-    assert all(label.startswith("zero neurons, layer 11") and len(label) < 60 for label in labels)
-
-
 def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     rows = pd.DataFrame({"cell": range(3), "kind": "zero", "site": "z", "where": ["layer 1", "layer 2", "layer 3"]})
     rows = rows.assign(effect=[-0.1, -0.5, -0.3], ci_low=[-0.2, -0.6, -0.4], ci_high=[0.1, -0.4, -0.2])
@@ -140,43 +129,6 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
     ticks = [label.get_text() for axes in figure.axes for label in (*axes.get_yticklabels(), *axes.get_xticklabels())]
     assert {"0 ·In", "1 ·Paris/·Rome", "2 ,"} <= set(ticks)
     assert patch._prompts(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
-
-
-_OF = "of what all edges add to the logit diff"  # not of the metric: replaced runs have some of it too
-_ASKED = {"rule": "asked", "share_at_80": 0.05}
-_NONE = {"rule": "none", "share_at_80": np.nan, "faithfulness": 0.231, "faithfulness_low": 0.16}
-
-
-@pytest.mark.parametrize(
-    ("change", "title", "said"),
-    [
-        ({}, f"152 of 70,512 edges (0.22%) keep 94% [81%, 110%] {_OF}", "It is the smallest size from which"),
-        (_ASKED, f"keep 94% [81%, 110%] {_OF}", "Its size was asked for. From 5% of the edges on, circuits"),
-        (_NONE, f"keep 23% [16%, 110%] {_OF}", "there is no size below all edges from which on"),
-        ({"rule": "given", "chosen_on": 0}, _OF, "It was given; as many of the largest scores keep 10%"),
-        ({"edges": 70512}, f"70,512 of 70,512 edges (100%) keep 94% [81%, 110%] {_OF}", "It is the smallest"),
-        ({"most_kept": 1.976}, f"keep 94% [81%, 110%] {_OF}", "overshoots: circuits of 1% keep 198%."),
-        ({"gap_low": -0.5}, "what it carries is undefined", "Faithfulness is undefined"),
-    ],
-)
-def test_the_page_of_a_circuit_begins_with_how_much_of_the_metric_it_keeps(tmp_path, change, title, said):
-    numbers = dict.fromkeys(("gap", "gap_low", "gap_high", "clean", "corrupted", "jaccard_halves", "cmd", "cpr"), 0.5)
-    numbers |= {"cpr_log": 0.5, "cmd_log": 0.5, "rank_correlation": 0.9, "missed": 0.1, "most_kept": 1.0}
-    numbers |= {"edges": 152, "all_edges": 70512, "pairs": 16, "stable_edges": 9, "core_edges": -1}
-    numbers |= {"method": "eap", "ablation": "resample", "metric": "logit_diff", "completeness": np.nan}
-    numbers |= {"rule": "smallest", "share_at_80": 0.002, "most_kept_at": 0.01, "faithfulness": 0.94}
-    numbers |= {"faithfulness_low": 0.81, "faithfulness_high": 1.1}
-    numbers |= {f"{name}_faithfulness{end}": 0.1 for name in ("without", "as_many") for end in ("", "_low", "_high")}
-    summary = pd.DataFrame([numbers | change])
-    shown = content(a_run(tmp_path / "run", "circuit", summary=summary))
-    assert shown.title.endswith(title)
-    told = " ".join(shown.headline)
-    assert said in told
-    assert ("(CPR)" in told) == ("gap_low" not in change)
-    made = a_run(tmp_path / "short", "circuit", config={"sizes": [0.01, 0.1]}, summary=summary)
-    short = " ".join(content(made).headline)
-    assert ("Up to 10% of the edges, where the run ends, the area under" in short) == ("gap_low" not in change)
-    assert "CPR" not in short
 
 
 @pytest.mark.parametrize(

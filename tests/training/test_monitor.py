@@ -5,6 +5,7 @@ import json
 import math
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import forks
 import numpy as np
@@ -20,7 +21,7 @@ from sink_lens import TokenBatch, load
 from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.models.tiny import planted, tiny
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
-from sink_lens.training.monitor_alarms import RULES, Alarms
+from sink_lens.training.monitor_alarms import RULES, Alarm, Alarms
 from sink_lens.training.monitor_keys import KEYS
 
 HERE = Path(__file__).parent
@@ -468,3 +469,24 @@ def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
     found = births.score(trigger, rule, every=50)
     assert found.births >= 19
     assert found.found == found.births
+
+
+def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog, monkeypatch):
+    found = Alarm(rule="sink_born", step=3, layers=(1,), sentence="sink born")
+    alarms, sent = [], []
+
+    def finish():
+        alarms.append(found)
+        return {"sinks/rate_first": 0.5}
+
+    callback = SinkMonitorCallback(every=1)
+    callback.monitor = SimpleNamespace(alarms=alarms, finish=finish, steps=4)
+    good = SimpleNamespace(on_log=lambda args, state, control, logs: sent.append(logs))
+    fails = SimpleNamespace(on_log=lambda *given, **named: 1 / 0)
+    monkeypatch.setattr(callback, "_trackers", lambda: [fails, good])  # one fails: the other has it
+    state = SimpleNamespace(global_step=4, epoch=None, log_history=[])
+    callback.on_step_end(None, state, None)
+    assert state.global_step == 4
+    assert ["ZeroDivisionError" in one.getMessage() for one in caplog.records] == [True]
+    assert sent == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "sinks/step": 3}]
+    assert state.log_history == [{**sent[0], "step": 4}]

@@ -1,11 +1,15 @@
 """TransformerLens on the class: the same numbers and gradients, edits that take effect, and found by its name."""
 
 import copy
+import os
+import subprocess
+import sys
 from importlib.metadata import entry_points
 
 import pytest
 import torch
 from rounding import assert_close, assert_gradients_close, assert_rows_close, gap
+from safetensors.torch import save_file
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.activations.record import Reading, capture, stream
@@ -19,7 +23,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
 from sink_lens.models.load import load, wrap
-from sink_lens.models.tiny import tiny
+from sink_lens.models.tiny import tiny, tiny_tokenizer
 
 
 def twin(model):
@@ -147,6 +151,29 @@ def test_registering_again_changes_nothing_and_the_adapter_is_published():
     assert register() == register() == HEAD_NORM == "HeadNormForCausalLM"
     (found,) = entry_points(group="transformer_lens.architectures", name=HEAD_NORM)
     assert found.value == "sink_lens.models.headnorm.adapter:HeadNormAdapter"
+
+
+@pytest.mark.exhaustive
+def test_the_front_door_of_transformerlens_opens_a_saved_model_after_one_import(tmp_path, tokens):
+    model = tiny("headnorm_gate", attn_implementation="eager")
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with torch.no_grad():
+        save_file({"tokens": tokens, "logits": model(tokens, use_cache=False).logits}, tmp_path / "expected.tensors")
+    script = """
+import sys, torch
+from sink_lens import HeadNormForCausalLM
+from safetensors.torch import load_file
+from transformer_lens.model_bridge import TransformerBridge
+bridge = TransformerBridge.boot_transformers(sys.argv[1], device="cpu")
+one = load_file(sys.argv[1] + "/expected.tensors")
+with torch.no_grad():
+    torch.testing.assert_close(bridge(one["tokens"], use_cache=False), one["logits"], rtol=0.0, atol=1e-5)
+print(type(bridge.adapter).__name__)
+"""
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=offline, capture_output=True, text=True)
+    assert ran.stdout.strip().endswith("HeadNormAdapter"), ran.stderr
 
 
 def test_a_subclass_or_a_parents_adapter_is_not_taken_for_it(tokens):
