@@ -261,7 +261,8 @@ def table(rows: Sequence[Row], results: Results) -> str:
     for row in rows:
         verdict = verdict_of(row, results)
         told = "<br>".join(_cell_of(part, results) for part in row.decides)
-        words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.words} ({row.where})'
+        _, _, place = row.where.partition(", ")
+        words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.words} ({place})'
         lines.append(
             line(
                 words,
