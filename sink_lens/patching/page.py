@@ -1,8 +1,6 @@
 """A sweep of patches between two prompts: its heat map and its page."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report import diagram, sketches
-from sink_lens.report.diagram import Style
-from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, in_styles, intervals, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
 from sink_lens.text import capital, listed, number, percent, site_words, token, visible, words
 
@@ -22,71 +17,12 @@ _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
+_PLATEAU = 0.8
+"""Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
 _HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
 _BY = ("layer", "position", "head", "key", "unit")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PatchCircuit(Drawable):
-    """The patches of a run: parts of a model, and the effect of each on the metric."""
-
-    about: dict[str, Any]
-    """Title, site, metric, swept columns, and the labels of positions."""
-    frame: pd.DataFrame = field(repr=False)
-    """One row per patch: the swept columns, effect and normalised_effect."""
-
-    def draw(self, style: Style = "talk", *, width: float | None = None) -> Figure:
-        """The strongest patches with an arrow to the metric (``talk``, ``paper``), or all as a heat map (``page``).
-
-        Raises:
-            InputError: another style, or more than fits into the width.
-        """
-        labels = {int(place): text for place, text in self.about["labels"].items()}
-        if style == "page":
-            value = "normalised_effect" if "normalised_effect" in self.frame else "effect"
-            return patch_map(self.frame, by=self.about["by"], value=value, labels=labels, title=self.about["title"])
-        names = {name: self.about[name] for name in ("by", "site", "metric", "title")}
-        return diagram.draw(sketches.of_patches(self.frame, labels=labels, **names), style=style, width=width)
-
-    def to_json(self) -> str:
-        """The patches as JSON; undefined numbers are null."""
-        rows = json.loads(str(self.frame.to_json(orient="records")))
-        return json.dumps({"format": "sink_lens patches 1", "about": self.about, "patches": rows}, ensure_ascii=False)
-
-
-def patch_circuit(run: Run) -> PatchCircuit:
-    """The circuit of a run of patches.
-
-    Raises:
-        RunError: the run has no such table.
-    """
-    frame = run.need("patches", columns=["effect"])
-    differ = run.optional("differences", columns=["position", "clean", "corrupted"])
-    rows = [] if differ is None else differ.drop_duplicates("position").to_dict("records")
-    tokens = run.optional("tokens", columns=["position", "text"])
-    same = [] if tokens is None else tokens.to_dict("records")
-    about = {
-        "title": f"Where {_metric(run)} is decided, {visible(run.provenance.get('model') or 'a model', limit=40)}",
-        "site": str(run.config.get("site", "")),
-        "metric": _metric_name(run),
-        "by": [name for name in _BY if name in frame.columns],
-        "labels": {int(row["position"]): str(row["text"]) for row in same}
-        | {int(row["position"]): str(row["clean"]) for row in rows},
-    }
-    return PatchCircuit(about=about, frame=frame)
-
-
-def patch_circuit_of_result(result: Any) -> PatchCircuit:
-    """The circuit of patches in memory."""
-    about = {
-        "title": f"Where {visible(result.metric)} is decided",
-        **{name: getattr(result, name) for name in ("site", "metric")},
-        "by": list(result.by),
-        "labels": {int(place): str(text).lstrip("*") for place, text in result.labels.items()},
-    }
-    return PatchCircuit(about=about, frame=result.frame)
 
 
 def patch_map(
@@ -190,8 +126,8 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
         return ""
     if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
         return ""
-    plateaus = [one for one in sketches.plateaus(table, by=by, column="normalised_effect") if one["value"] >= _CARRIES]
-    plateaus = sorted((one for one in plateaus if one["layers"][1] > one["layers"][0]), key=lambda one: one["layers"])
+    plateaus = [one for one in _plateaus(table) if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
+    plateaus = sorted(plateaus, key=lambda one: one["layers"])
     if not plateaus or len({one["position"] for one in plateaus}) != len(plateaus):
         return ""
     first, *others = plateaus
@@ -201,6 +137,26 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
     for name, one in zip(names[1:], others, strict=True):
         sentence += f", at {name} from layer {one['layers'][0]} ({percent(one['value'])})"
     return sentence
+
+
+def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Runs of layers in which patching the same position does about the same, each with its strongest value."""
+    runs: list[dict[str, Any]] = []
+    for position, part in table.groupby("position", sort=False):
+        layers: tuple[int, int] | None = None
+        for row in part.sort_values("layer").to_dict("records"):
+            layer, value = int(row["layer"]), float(row["normalised_effect"])
+            if layers is not None and layer == layers[1] + 1 and _alike(runs[-1]["value"], value):
+                runs[-1] |= {"layers": (layers[0], layer), "value": max(runs[-1]["value"], value, key=abs)}
+            else:
+                runs.append({"position": position, "layers": (layer, layer), "value": value})
+            layers = runs[-1]["layers"]
+    return runs
+
+
+def _alike(one: float, other: float) -> bool:
+    """True if two effects have one sign and about one size."""
+    return one * other > 0 and min(abs(one), abs(other)) >= _PLATEAU * max(abs(one), abs(other))
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
@@ -306,13 +262,9 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
 
 
 PATCH = Page(
-    circuit=patch_circuit,
     title=_title,
     headline=_headline,
-    figures=(
-        Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),
-        *in_styles(patch_circuit, see="The strongest patches, one number each.", data=whole("patches")),
-    ),
+    figures=(Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),
         Listed(key="difference-table", title="The prompts", make=_difference_table),

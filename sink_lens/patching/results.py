@@ -29,7 +29,6 @@ from .run_pair import RunPair
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .page import PatchCircuit
 
 SHOWN = 10
 """Rows of the table ``summary``."""
@@ -117,12 +116,6 @@ class PatchResult(Swept):
     """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
     baselines: Float[Tensor, "2 batch"] = field(repr=False)
     """The metric of the baseline run and of the source run, by sequence as in ``values``."""
-
-    def circuit(self) -> "PatchCircuit":
-        """The patches as a circuit, to draw."""
-        from .page import patch_circuit_of_result
-
-        return patch_circuit_of_result(self)
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:

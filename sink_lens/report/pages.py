@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.kinds import imported, kinds
@@ -41,26 +40,23 @@ def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
     return make
 
 
-def circuit_of(source: Run | str | Path | Any) -> Drawable:
-    """The circuit of a run: of a trace, of ``sink-lens circuit``, or of patches.
+def circuit_of(source: Run | str | Path) -> Drawable:
+    """The circuit of a run: of a trace, or of ``sink-lens circuit``.
 
     Args:
-        source: a run, its folder, or a result of ``patch`` in memory.
+        source: a run, or its folder.
 
     Raises:
         InputError: the source is something else.
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
-    in_memory: Any = getattr(source, "circuit", None)
-    if callable(in_memory):
-        return cast("Drawable", in_memory())
     if not isinstance(source, Run | str | Path):
-        raise InputError(f"the source is of type {type(source).__name__}; need a run, its folder, or a result of patch")
+        raise InputError(f"the source is of type {type(source).__name__}; need a run or its folder")
     run = source if isinstance(source, Run) else read_run(source)
     circuit = page_of(run).circuit
     if circuit is None:
         raise RunError(
-            f"{about(run)}, which has no circuit; need a run of trace, circuit or patch. {MAKES['circuit']}, or with "
+            f"{about(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "
             "sink-lens trace"
         )
     return circuit(run)

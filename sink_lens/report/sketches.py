@@ -1,11 +1,11 @@
-"""The few boxes and arrows that a talk or a paper shows of a circuit: of a trace, of edges, of patches.
+"""The few boxes and arrows that a talk or a paper shows of a circuit: of a trace, or of edges.
 
 Each function chooses and words; ``diagram`` places and styles.
 """
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,23 +15,16 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
 from sink_lens.schema import LEAST_PATH
-from sink_lens.text import part_name, percent, plural, site_words, token, visible
+from sink_lens.text import part_name, percent, plural, visible
 
 MOST_NODES = 9
 """Nodes of a picture of edges, the logits among them."""
 _END = "metric"
 """Id of the box that the metric is read from."""
-_MOST_PATCHES = 6
 _MOST_STEPS = 6
 """Growth steps of a trace's picture, the first ones."""
-_WORTH = 0.1
-"""Patches with less of the strongest one's effect are not drawn."""
-_PLATEAU = 0.8
-"""Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
 _VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided"}
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
-_WAYS = {"raises": "towards the other prompt's value", "lowers": "away from it"}
-"""Sign of a share of the way -> its words."""
 
 
 def of_chain(circuit: Any) -> Diagram:
@@ -232,111 +225,3 @@ def _sums(
         if into is not None:
             sums.setdefault((writer, into), []).append(share)
     return sums
-
-
-def of_patches(
-    frame: pd.DataFrame,
-    *,
-    by: Sequence[str],
-    site: str,
-    metric: str,
-    labels: Mapping[int, str] | None = None,
-    title: str = "",
-) -> Diagram:
-    """Sketch the measured patches: the strongest parts, each with an arrow to the metric.
-
-    Patches of neighbouring layers that do about the same are one box, with the strongest's number.
-
-    Args:
-        frame: the columns of ``by``, effect and normalised_effect.
-        by: swept columns.
-        site: what was patched.
-        metric: what was read.
-        labels: position -> the token there.
-        title: what it is.
-    """
-    known = frame.loc[np.isfinite(frame["effect"].to_numpy(float))]
-    if not len(known):
-        raise RunError("no patch has an effect, so there is no circuit to draw. Patch again with another metric")
-    shares = "normalised_effect" in known and np.isfinite(known["normalised_effect"].to_numpy(float)).all()
-    column = "normalised_effect" if shares else "effect"
-    parts = sorted(plateaus(known, by=by, column=column), key=lambda one: -abs(one["value"]))[:_MOST_PATCHES]
-    largest = abs(parts[0]["value"]) or 1.0
-    parts = [one for one in parts if abs(one["value"]) >= _WORTH * largest] or parts[:1]
-    parts.sort(key=lambda one: (one.get("layers", (0,))[0], one["value"]))
-    boxes, arrows = [], []
-    for at, part in enumerate(parts):
-        name = f"part:{at}"
-        boxes.append(Box(id=name, text=_part_words(part, site=site, labels=labels or {}), row=float(at)))
-        value = part["value"]
-        text = percent(value) if shares else f"{value:.2g}".replace("-", "−")
-        share = abs(value) / (1.0 if shares and largest <= 1 else largest)
-        kind = "lowers" if value < 0 else "raises"
-        arrows.append(Arrow(source=name, target="metric", label=text, share=share, kind=kind))
-    middle = (len(parts) - 1) / 2
-    boxes.append(Box(id="metric", text=" ".join(visible(metric).split()[:MOST_WORDS]), row=middle))
-    what = "share of the way from one prompt to the other" if shares else f"change of {visible(metric)}"
-    made = sum(last - first + 1 for first, last in (part.get("layers", (0, 0)) for part in parts))
-    of_all = f"{made} of {len(frame)} {'patch' if len(frame) == 1 else 'patches'}"
-    which = f"The strongest {of_all}."
-    if made > len(parts):
-        which = f"The boxes stand for {of_all}: neighbouring layers that do about the same share a box and its number."
-    return Diagram(
-        title=title,
-        boxes=tuple(boxes),
-        arrows=tuple(arrows),
-        says=f"Number: {what} when this part alone is patched. {which}",
-        key=_WAYS if shares else _SIGNS,
-    )
-
-
-def plateaus(frame: pd.DataFrame, *, by: Sequence[str], column: str) -> list[dict[str, Any]]:
-    """Runs of layers in which patching the same part does about the same, each with its strongest value."""
-    others = [name for name in by if name != "layer"]
-    if "layer" not in by:
-        return [
-            {name: row[name] for name in others} | {"value": float(row[column])} for row in frame.to_dict("records")
-        ]
-    runs: list[dict[str, Any]] = []
-    grouped = frame.groupby(others, sort=False) if others else [((), frame)]
-    for key, part in grouped:
-        named = dict(zip(others, key if isinstance(key, tuple) else (key,), strict=True))
-        open_: dict[str, Any] | None = None
-        for row in part.sort_values("layer").to_dict("records"):
-            layer, value = int(row["layer"]), float(row[column])
-            if open_ is not None and layer == open_["layers"][1] + 1 and _alike(open_["value"], value):
-                strongest = max(open_["value"], value, key=abs)
-                open_ |= {"layers": (open_["layers"][0], layer), "value": strongest}
-            else:
-                open_ = {**named, "layers": (layer, layer), "value": value}
-                runs.append(open_)
-    return runs
-
-
-def _alike(one: float, other: float) -> bool:
-    """True if two effects have one sign and about one size."""
-    return one * other > 0 and min(abs(one), abs(other)) >= _PLATEAU * max(abs(one), abs(other))
-
-
-def _part_words(part: Mapping[str, Any], *, site: str, labels: Mapping[int, str]) -> str:
-    """A part that was patched, in a few words."""
-    first, last = part.get("layers", (None, None))
-    if "head" in part and first is not None:
-        what = f"L{first}{'' if first == last else f'–{last}'}.H{int(part['head'])}"
-    elif first is None:
-        what = site_words(site)
-    else:
-        what = f"{_SHORT.get(site, visible(site))} L{first}{'' if first == last else f'–{last}'}"
-    parts = [what]
-    if "unit" in part:
-        parts.append(f"unit {int(part['unit'])}")
-    if "position" in part:
-        place = int(part["position"])
-        label = f" {token(labels[place], limit=16, counted=False)}" if labels.get(place) else ""
-        parts.append(f"at {place}{label}")
-    if "key" in part:
-        parts.append(f"key {int(part['key'])}")
-    return " ".join(" ".join(parts).split()[:MOST_WORDS])
-
-
-_SHORT = {"resid_pre": "stream", "resid_post": "stream", "attn_out": "attention", "mlp_out": "MLP", "z": "heads"}

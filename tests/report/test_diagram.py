@@ -1,4 +1,4 @@
-"""Circuits for talks and papers: one number an arrow, few words, readable, from traces, edges and patches."""
+"""Circuits for talks and papers: one number an arrow, few words, readable, from traces and edges."""
 
 import re
 
@@ -31,16 +31,6 @@ def edges():
     return table.assign(score=4 * table["share"], edge=table["writer"] + "->" + table["reader"])
 
 
-def patches():
-    """Position 3 decides up to layer 6, position 5 from layer 8 on; all else does next to nothing."""
-    rows = []
-    for layer in range(12):
-        for position in range(6):
-            share = 0.95 if position == 3 and layer < 7 else 0.9 if position == 5 and layer > 7 else 0.01
-            rows.append({"layer": layer, "position": position, "effect": 3 * share, "normalised_effect": share})
-    return pd.DataFrame(rows)
-
-
 def chain(tmp_path, **named):
     """A trace's circuit of links, as of a run that measured no paths."""
     return circuit_of(read_run(traced(tmp_path / "run", frames=tables(**named), without=("paths",))))
@@ -60,8 +50,6 @@ def diagrams(tmp_path):
     yield sketches.of_chain(by_step(whole))
     yield sketches.of_chain(circuit_of(traced(tmp_path / "with paths")))
     yield sketches.of_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
-    named = {"site": "resid_pre", "metric": "logit difference", "labels": {3: " Mary", 5: " to"}}
-    yield sketches.of_patches(patches(), by=("layer", "position"), title="Mary or John", **named)
 
 
 def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(tmp_path):
@@ -163,21 +151,6 @@ def test_edges_that_lead_nowhere_and_runs_without_a_circuit_are_refused(tmp_path
         circuit_of(folder)
 
 
-def test_patches_of_a_plateau_are_one_box():
-    drawn = sketches.of_patches(patches(), by=("layer", "position"), site="resid_pre", metric="logit difference")
-    assert [box.text for box in drawn.boxes] == ["stream L0–6 at 3", "stream L8–11 at 5", "logit difference"]
-    assert [arrow.label for arrow in drawn.arrows] == ["95%", "90%"]
-    assert "The boxes stand for 11 of 72 patches" in drawn.says
-
-
-def test_a_share_of_the_way_is_towards_the_other_prompt_and_a_change_raises_the_metric():
-    named = {"by": ("layer", "position"), "site": "resid_pre", "metric": "loss"}
-    lower = patches().assign(effect=-patches()["effect"])  # the other prompt's loss is lower
-    assert sketches.of_patches(lower, **named).key["raises"] == "towards the other prompt's value"
-    plain = sketches.of_patches(lower.drop(columns="normalised_effect"), **named)
-    assert {plain.key[arrow.kind] for arrow in plain.arrows} == {"lowers it"}
-
-
 def write_run(folder, kind, **frames):
     with create_run(
         folder, kind=kind, config={"site": "resid_pre", "metric": "logit_difference"}, provenance={}
@@ -189,7 +162,6 @@ def write_run(folder, kind, **frames):
 
 def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
     runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())]
-    runs.append(write_run(tmp_path / "p", "patch", patches=patches()))
     for folder in runs:
         circuit = circuit_of(folder)
         for name in ("talk.png", "talk.svg", "talk.pdf", "a.json"):
