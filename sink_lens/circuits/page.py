@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable, place_of_node
-from sink_lens.circuits.told import circuit_told, edges_told, is_told, kept_told
+from sink_lens.circuits.told import circuit_told, edges_told, is_complete, is_told, kept_told
 from sink_lens.records import Run
 from sink_lens.report.explorer import CURVE, MOST_EDGES, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import (
@@ -122,16 +122,14 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """The result in sentences, with the heads of the largest scores."""
-    sentences = list(
-        circuit_told(
-            run.need("summary", columns=["edges", "cpr", "completeness"]), sizes=run.config.get("sizes") or (1.0,)
-        )
-    )
+    summary = run.need("summary", columns=["edges", "cpr", "completeness"])
+    sentences = list(circuit_told(summary, sizes=run.config.get("sizes") or (1.0,)))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
     if heads:
         named = ", ".join(f"{part_name(str(row['node']))} ({number(float(row['score']))})" for row in heads)
-        sentences.insert(1, f"Heads with the largest scores: {named}.")
+        at = 1 if is_complete(summary.to_dict("records")[0]) else 4  # behind what warns of the scores
+        sentences.insert(at, f"Heads with the largest scores: {named}.")
     return sentences
 
 

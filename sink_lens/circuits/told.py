@@ -18,6 +18,8 @@ _CARRIED = {
     "mean_aligned": "the mean at the same position",
 }
 """Ablation -> what an edge outside of the circuit carries."""
+_OFF = 0.1
+"""Error of the scores' sum, and median error of a pair's, above which edges are not to be ranked."""
 
 
 def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
@@ -28,7 +30,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         sizes: shares of the edges that were run.
     """
     row = summary.to_dict("records")[0]
-    sentences = [_faithful(row), *_rule_told(row), *_sink_told(row)]
+    sentences = [_faithful(row), *_incomplete_told(row), *_rule_told(row), *_sink_told(row)]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
@@ -55,7 +57,7 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
-    if row["method"] in METHODS and METHODS[row["method"]].integrates and METHODS[row["method"]].along == "inputs":
+    if _integrates(row):
         sentences.append(
             f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
@@ -77,6 +79,32 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
             "at 95% confidence."
         )
     return tuple(sentences)
+
+
+def is_complete(row: Mapping[str, Any]) -> bool:
+    """Check that scores sum to what they should, where they should."""
+    if not _integrates(row):
+        return True
+    return not any(abs(off) > _OFF for off in (row["completeness"] - 1, row["completeness_error_median"]))
+
+
+def _integrates(row: Mapping[str, Any]) -> bool:
+    """Check whether scores are integrals from the replaced to the clean input."""
+    method = METHODS.get(row["method"])
+    return method is not None and method.integrates and method.along == "inputs"
+
+
+def _incomplete_told(row: Mapping[str, Any]) -> list[str]:
+    """Warn of scores that do not sum to the metric's difference."""
+    if is_complete(row):
+        return []
+    said = (
+        "Do not rank edges by these scores: they should sum to the difference of the metric, and sum to "
+        f"{percent(row['completeness'])} of it (error by pair: median {percent(row['completeness_error_median'])}). "
+        "Ask for more points."
+    )
+    at_sink = row.get("sink_share", 0.0) > 0
+    return [said + " The sink's position can be the cause; resample, or freeze the sink." * bool(at_sink)]
 
 
 def _nodes_told(row: Mapping[str, Any]) -> str:
@@ -203,21 +231,14 @@ def _rule_told(row: Mapping[str, Any]) -> list[str]:
         "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
         f"keeps {carry}.",
         "asked": f"Its size was asked for. {said}.",
-        "given": f"It was given{_unused(row)}; as many of the largest scores keep {kept_told(row, 'as_many_')}. "
-        f"{said}.",
+        "given": f"It was given; as many of the largest scores keep {kept_told(row, 'as_many_')}. {said}.",
         "threshold": f"It has all scores above the threshold. {said}.",
     }.get(str(row["rule"]), "")
+    if row["rule"] == "given" and row.get("asked_edges", row["edges"]) > row["edges"]:
+        told += f" Of its {row['asked_edges']:,} edges, those on no path from the input to the metric are left out."
     if row["most_kept"] > AT_MOST:
         told += f" Faithfulness overshoots: circuits of {_size(row['most_kept_at'])} keep {percent(row['most_kept'])}."
     return [told.strip()] if told else []
-
-
-def _unused(row: Mapping[str, Any]) -> str:
-    """Say how many edges of a given circuit lead nowhere."""
-    asked = row.get("asked_edges", row["edges"])
-    if asked == row["edges"]:
-        return ""
-    return f" with {asked:,} edges, of which those on no path from the input to the metric are left out"
 
 
 def is_told(row: Mapping[str, Any]) -> bool:

@@ -19,7 +19,6 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.config import Put
 from sink_lens.patching.parts import cells, drawn_parts
 from sink_lens.records import read_run
-from sink_lens.report import circuit_of
 from sink_lens.report.html import content
 from sink_lens.stats import paired_differences
 from sink_lens.sweeps import EditGrid, cell_of
@@ -210,15 +209,10 @@ def score(logits):
     ],
 )
 def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path, metric, name):
-    result = patching.patch(lens(), *pair(), metric=metric, out=tmp_path / "run", progress=False)
-    run = read_run(tmp_path / "run")
-    part = content(run)
-    drawn = circuit_of(run)
-    titles = [part.title, drawn.draw("page").axes[0].get_title(loc="left"), drawn.about["title"]]
-    titles.append(circuit_of(result).about["title"])
-    assert [name in title or name.capitalize() in title for title in titles] == [True] * 4
-    assert not any("sink mass at position 0" in said for said in [*titles, *part.headline])
-    assert drawn.about["metric"] == name
+    patching.patch(lens(), *pair(), metric=metric, out=tmp_path / "run", progress=False)
+    part = content(read_run(tmp_path / "run"))
+    assert name in part.title or name.capitalize() in part.title
+    assert not any("sink mass at position 0" in said for said in [part.title, *part.headline])
 
 
 def test_pairs_without_a_patched_position_are_left_out_of_it():
