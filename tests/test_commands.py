@@ -195,7 +195,7 @@ COMMANDS = {
     "contraction --dry-run": Asked("GPT2 --length 32", "the memory does not grow with the sequences"),
     "fingerprint": Asked(
         "TWO",
-        "tau_bar.*no common lineage shown.*Nothing shows that .*How often this answer is wrong.*report.html",
+        "mean tau.*no common lineage shown.*Nothing shows that .*How often this answer is wrong.*report.html",
         "run report sentences notes pairs",
         ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"),
     ),

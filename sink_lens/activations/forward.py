@@ -160,11 +160,9 @@ def _reading_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBa
     sizes = lens.head_sizes(layer if site.per_layer else 0)
 
     def take(tensor: Tensor) -> None:
-        """Hand on the part of the tensor that the site names."""
         put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        """Take a module's output."""
         take(output[0] if isinstance(output, tuple) else output)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

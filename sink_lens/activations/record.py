@@ -213,7 +213,6 @@ class _ReadingPass:
         rows: Tensor | None,
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
-        """Read one batch into what was found so far."""
         self.waiting = {
             layer: [one for one in readings if _reads(one, layer) and names.issuperset(one.sites)]
             for layer, names in plan.items()

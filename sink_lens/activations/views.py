@@ -40,7 +40,6 @@ class LayerView:
     """Number of positions that a query of the layer sees, itself included; None without a sliding window."""
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor of a site."""
         if name not in self.tensors:
             raise InputError(
                 f"the reading asked for {', '.join(self.tensors)}, and reads {name!r}; need every site that is read in "

@@ -68,7 +68,6 @@ class Texts:
     """Documents in a fixed order; every pass over them reads the source again."""
 
     def __init__(self, source: str, read: Callable[[], Iterable[str]]) -> None:
-        """Read texts anew each time they are gone through."""
         self.source = source
         self._read = read
 

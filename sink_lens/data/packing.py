@@ -53,7 +53,6 @@ class Packed(Dataset[dict[str, Tensor]]):
         return len(self._ids)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """A sequence with itself as labels."""
         ids = torch.from_numpy(self._ids[index].astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone()}
 

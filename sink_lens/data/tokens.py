@@ -196,7 +196,6 @@ class TokenBatch:
         return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
 
     def __post_init__(self) -> None:
-        """Refuse tensors of the wrong kind."""
         _check(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:

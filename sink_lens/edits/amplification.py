@@ -86,7 +86,6 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
         return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
 
     def aggregated(view: LayerView) -> Tensor:
-        """Mean aggregated value of each head."""
         return view[site].float().mean(1)
 
     streamed = stream(

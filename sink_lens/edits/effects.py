@@ -118,7 +118,6 @@ def change_of(
 
 
 def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
-    """A ratio of means with its interval."""
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 

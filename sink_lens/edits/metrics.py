@@ -142,7 +142,6 @@ def logit_difference(
 
 
 def _listed(given: Any) -> list[Any]:
-    """A single answer as a list of it."""
     return [given] if isinstance(given, str | int) else list(given)
 
 

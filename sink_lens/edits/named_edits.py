@@ -42,7 +42,6 @@ class Option:
 
 
 def _is_number(value: Any, kinds: Any) -> bool:
-    """Check that a value is a number of some kinds, and not a truth value."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 

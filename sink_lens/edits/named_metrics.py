@@ -34,7 +34,6 @@ class MetricSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what is no name with options."""
         if not isinstance(self.name, str) or not isinstance(self.options, Mapping):
             raise InputError(
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"

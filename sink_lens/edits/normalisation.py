@@ -142,7 +142,6 @@ def natural_rms(
         raise InputError("no layers were given; need at least one to measure, or None for all")
 
     def sums(view: LayerView) -> Tensor:
-        """Sum of each head's root mean squares over the positions."""
         size = widen(view["z_raw"]).square().mean(-1).sqrt()
         here = view.valid & (torch.arange(size.shape[1], device=size.device) >= first_position)
         return torch.where(here[..., None], size, 0.0).sum(1)

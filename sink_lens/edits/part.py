@@ -148,7 +148,6 @@ class Part:
         return tuple(vector.view(shape) for vector, shape in zip(chosen, shapes, strict=True))
 
     def __str__(self) -> str:
-        """The part in words, such as ``z (layer 3, head 0)``."""
         return f"{self.site} ({self.words})" if self.words else self.site
 
 

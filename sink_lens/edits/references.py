@@ -40,7 +40,6 @@ class References:
         return tokens_to_average(self.lens, self.tokens, mean)
 
     def _mean(self, site: str, layer: int, mean: Mean) -> Tensor:
-        """A mean of a site at a layer; averaged axes stay, with size 1."""
         return self.averaged(mean).of(self.values(site, layer))
 
     def _centring(self) -> CentringMeans:

@@ -90,7 +90,6 @@ class _Reader:
     """Hashes of objects, each made of the hashes of what the object holds."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.done: dict[int, bytes] = {}
         self.begun: list[int] = []
         self.names: list[str] = []
@@ -300,7 +299,6 @@ class _Reader:
             yield from self.pairs(pairs or ())
 
     def pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-        """Hash keys and values."""
         for name, entry in items:
             with _named(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
@@ -315,16 +313,13 @@ class _named:  # noqa: N801  # reads as a verb
     """Remember a name while what it stands for is read; it stays where that cannot be known."""
 
     def __init__(self, names: list[str], name: str | None) -> None:
-        """Take a name, or none."""
         self.names, self.name = names, name
 
     def __enter__(self) -> None:
-        """Add it."""
         if self.name is not None:
             self.names.append(self.name)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Take it off."""
         if self.name is not None and kind is None:
             self.names.pop()
 

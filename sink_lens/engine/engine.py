@@ -244,7 +244,6 @@ class Engine:
         return tuple(found)
 
     def _earliest(self, number: int) -> int:
-        """The first position that a cell needs."""
         return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "blocks" else 0
 
     def _whole_edits(self, begin: int) -> int:
@@ -271,11 +270,9 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _prompts(self) -> list[slice]:
-        """The batches of prompts."""
         return self._baseline_run.prompts
 
     def _part(self, prompts: slice) -> TokenBatch:
-        """The sequences of a batch of prompts."""
         return self._baseline_run.part(prompts)
 
     def _narrow(self, start: int) -> BaselineBatch:
@@ -390,6 +387,5 @@ def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, 
 
 
 def _failed_row(number: int, error: Exception) -> dict[str, Any]:
-    """The row of a cell that failed."""
     text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
     return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

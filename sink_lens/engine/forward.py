@@ -190,7 +190,6 @@ class RunCollector:
         keep: bool = False,
         by_token: bool = False,
     ) -> None:
-        """Collect what is read of one run; positions before ``begin`` come from ``early``."""
         self.lens, self.keys, self.begin, self.early, self.keep = lens, keys, begin, early, keep
         self.by_token: list[Tensor] | None = [] if by_token else None
         """The loss of every token, if it is asked for; nan at padding."""
@@ -392,7 +391,6 @@ def _columns(x: Tensor, positions: Sequence[int]) -> Tensor:
 
 
 def _read_sites(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
-    """Hand a tensor on."""
     take(x)
 
 

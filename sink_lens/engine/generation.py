@@ -63,7 +63,6 @@ class Generated:
     """Token ids of ``plain``."""
 
     def _repr_html_(self) -> str:
-        """The continuations in a notebook."""
         said = f"Both continuations are the same for {self.same} tokens."
         return display.html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
 
@@ -326,7 +325,6 @@ def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, b
 
 
 def _end_ids(lens: LensModel) -> set[int]:
-    """The token ids that end a text."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     own = None if lens.tokenizer is None else lens.tokenizer.eos_token_id
     several = configured if isinstance(configured, list) else [configured]

@@ -63,7 +63,6 @@ def metric_gradients(
 
 
 def _hook(lens: LensModel, site: str, layer: int) -> str:
-    """The name of a site's hook point in a layer."""
     return bridge_hook(SITES[site], family=lens.family, layer=layer)
 
 
@@ -96,18 +95,15 @@ def hooked_outcome(
     tensors: dict[tuple[str, int], Tensor] = {}
 
     def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
-        """Read attention to the metric's positions."""
         x = row_shares(x) if lens.family.sigmoid else x
         at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
         found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.positions]
         mass[layer] = torch.stack(found, dim=-1).cpu()
 
     def read_state(x: Tensor, hook: object, *, layer: int) -> None:
-        """Read the stream at the metric's positions."""
         state[layer] = x[:, list(metric.positions)].float().cpu()
 
     def keep(x: Tensor, hook: object, *, key: tuple[str, int]) -> None:
-        """Keep a site's tensor."""
         tensors[key] = x.cpu()
 
     reads: list[Any] = []

@@ -60,12 +60,10 @@ class Packs:
         lanes, lock = self.lanes(), Lock()
 
         def finished(done: int) -> None:
-            """Advance for one lane at a time."""
             with lock:
                 advance(done)
 
         def in_lane(lens: LensModel, packs: Sequence[Pack], stop: Event) -> list[_Found]:
-            """Run one lane's share."""
             return self._in_turn(packs, lens, stop, take=take, failed=failed, advance=finished)
 
         return list(chain.from_iterable(lanes.map(in_lane, even_shares(self.packs, lanes.count, size=self.size))))
@@ -146,7 +144,6 @@ def side_by_side(
     work, lock = iter([(packs, pack, take) for packs, take in several for pack in packs.packs]), Lock()
 
     def in_lane(lens: LensModel, number: int, stop: Event) -> None:
-        """Run packs until none is left."""
         while not stop.is_set():
             with lock:
                 one = next(work, None)

@@ -200,11 +200,9 @@ def know(
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Take:
-        """Return what keeps a tensor under this name."""
         return lambda tensor: found.__setitem__(name, tensor)
 
     def tap(name: str, site: str) -> tuple[str, Take]:
-        """A site's hook point, with what keeps its tensor."""
         return bridge_hook(SITES[site], family=family, layer=layer), keep(name)
 
     taps = [tap("stream", "resid_pre")]
@@ -237,10 +235,8 @@ def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: context
 
 
 def _visit(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-    """Edit the tensor."""
     return visit.edited(x, view=view)
 
 
 def _tap(x: Tensor, hook: object, *, take: Take) -> None:
-    """Hand a tensor on."""
     take(x)

@@ -123,7 +123,6 @@ class _Pack:
         begins: Sequence[int],
         baseline: BaselineBatch | None,
     ) -> None:
-        """Prepare one pass over several cells."""
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
         self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
         n_sequences, n_positions = part.tokens.shape
@@ -239,5 +238,4 @@ class _Pack:
 
 
 def _is_at(one: Edit, layer: int, *, n_layers: int) -> bool:
-    """True if the edit touches this layer."""
     return SITES[one.site].per_layer and layer in one.over(n_layers)

@@ -30,7 +30,6 @@ class Lanes:
     """Threads that share the CPU cores; each runs passes on its own copy of the model's modules."""
 
     def __init__(self, lens: LensModel, *, count: int) -> None:
-        """Copy the model for each lane, and share out the threads."""
         self.count = count
         each = max(1, torch.get_num_threads() // count)
         self._lenses = [copy_for_thread(lens) for _ in range(count)]

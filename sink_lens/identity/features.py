@@ -233,7 +233,6 @@ def _read_features(folder: Path) -> np.ndarray | None:
 
 
 def _digest(value: object) -> str:
-    """The hash of a value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -194,7 +194,6 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _of_draws(name: str, draws: np.ndarray) -> Null:
-    """A null from its draws."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

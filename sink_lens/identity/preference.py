@@ -244,7 +244,6 @@ def _curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.Data
 
 
 def _band(values: np.ndarray) -> tuple[float, float, float]:
-    """The mean of simulated values, and where 95% of them lie."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 

@@ -29,7 +29,6 @@ class Grown:
     """The tables of a survey while they grow, on disk after each model."""
 
     def __init__(self, writer: RunWriter, *, tables: Sequence[str]) -> None:
-        """Read what earlier starts have finished."""
         self._writer, self._tables = writer, tables
         earlier = read_run(writer.folder).tables
         models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))

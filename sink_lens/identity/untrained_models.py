@@ -202,7 +202,6 @@ class PositionedEmbedding(nn.Embedding):
     """Tokens and their learned positions, added: for a class that has none of its own."""
 
     def __init__(self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]) -> None:
-        """Add learned positions to an embedding of tokens."""
         super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)
         self.weight = tokens.weight  # the same parameter, which may be tied
         self.positions = nn.Parameter(positions)

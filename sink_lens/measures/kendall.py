@@ -91,7 +91,6 @@ def _sort(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranks(order: np.ndarray) -> np.ndarray:
-    """The inverse of each row's permutation."""
     ranks = np.empty(order.shape, np.int32)
     np.put_along_axis(ranks, order, np.arange(order.shape[1], dtype=np.int32)[None], -1)
     return ranks

@@ -129,7 +129,6 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def _kind(config: Any) -> str:
-    """The kind of adapter that a configuration names."""
     kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
@@ -150,7 +149,6 @@ def _adapted(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _base(layer: Any) -> nn.Module:
-    """The layer that an adapter is put on."""
     return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
 
 
@@ -216,5 +214,4 @@ def _state(layer: Any) -> tuple[object, ...]:
 
 
 def _size(n_bytes: int) -> str:
-    """A number of bytes in words."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

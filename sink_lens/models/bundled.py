@@ -217,5 +217,4 @@ def _check_default(gguf: Path, *, digest: str) -> None:
 
 
 def _models() -> Path:
-    """The cache's folder of converted models."""
     return cache_folder() / "models"

@@ -315,7 +315,6 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
 
 
 def _only_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
-    """A pattern that attends to the first key alone."""
     edited = torch.zeros_like(pattern)
     edited[..., 0] = 1
     return edited
@@ -329,7 +328,6 @@ def _block_first_key(scores: Float[Tensor, "batch head query key"], hook: object
 
 
 def _logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
-    """The bridge's logits."""
     with evaluating(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

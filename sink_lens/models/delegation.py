@@ -91,7 +91,6 @@ def has_own_hooks(point: HookPoint) -> bool:
 
 
 def _remove(point: HookPoint, handle: LensHandle) -> None:
-    """Remove a hook from its point."""
     handle.hook.remove()
     point.fwd_hooks.remove(handle)
 
@@ -141,7 +140,6 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
     entry = blocks[layer] if layer < len(blocks) else inner_model(lens).get_submodule(lens.family.final_norm)
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give the block this stream instead of its input."""
         return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
 
     def pass_on(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +171,6 @@ def ending_after(module: nn.Module) -> Iterator[None]:
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:
-    """End the forward here."""
     raise _EndedError
 
 

@@ -64,7 +64,6 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention; its products are in float32 whatever the type of the weights."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        """Attention through transformers' interface."""
         attend = _attend_of(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -75,7 +74,6 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        """Attention through transformers' interface, with a window in local layers."""
         attend = _attend_of(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -156,12 +154,10 @@ class _Embedded(nn.Module):
     """A norm without weights, in place of another module for one call."""
 
     def __init__(self, eps: float, *, after: Callable[[], object]) -> None:
-        """Norm once, then call a function."""
         super().__init__()
         self.norm, self.after = NanoChatRMSNorm(eps=eps), after
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm the embeddings."""
         self.after()
         return self.norm(x)
 
@@ -344,7 +340,6 @@ class HookedBitNetAdapter(BitNetArchitectureAdapter):
     """The stock BitNet adapter, with hooks around the norm of the aggregated values."""
 
     def __init__(self, cfg: Any) -> None:
-        """Build the stock components and name the norm among those of the attention."""
         super().__init__(cfg)
         norm = RMSNormalizationBridge(name="attn_sub_norm", config=self.cfg)
         self.component_mapping["blocks"].submodules["attn"].submodules["attn_sub_norm"] = norm  # type: ignore[index]
@@ -354,24 +349,20 @@ class _RowsOfFused(nn.Module):
     """A linear map whose weight is a block of rows of a shared projection."""
 
     def __init__(self, fused: nn.Module, *, rows: slice) -> None:
-        """Stand for some rows of a fused projection."""
         super().__init__()
         self.rows = rows
         self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
 
     @property
     def weight(self) -> Tensor:
-        """The rows of the fused weight."""
         return self._fused[0].weight[self.rows]  # type: ignore[index, return-value]
 
     @property
     def bias(self) -> Tensor | None:
-        """The rows of the fused bias."""
         bias = self._fused[0].bias
         return None if bias is None else bias[self.rows]  # type: ignore[index, return-value]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project with these rows."""
         return nn.functional.linear(x, self.weight, self.bias)
 
 
@@ -379,7 +370,6 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
-        """Queries, keys and values as rows of the fused projection."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
         return tuple(_RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))

@@ -67,7 +67,6 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     device_map: str | Mapping[str, Any] | None = None,
-    n_devices: int | None = None,
     max_memory: str | None = None,
     revision: str | None = None,
     announce: Callable[[str], None] | None = None,
@@ -87,7 +86,6 @@ def load(
             the checkpoint.
         device_map: how Hugging Face spreads the model over devices; replaces ``device``. With ``"auto"``, weights that
             fit neither the GPUs nor memory stay on disk: such a model can be measured, and interventions are refused.
-        n_devices: number of GPUs to spread the model over evenly; replaces ``device_map``.
         max_memory: most main memory for the weights, as ``"8GB"``; needs ``device_map``.
         revision: branch, tag or commit of a hub name.
         announce: called with one line before something slow, such as the one-time conversion of a GGUF file.
@@ -97,7 +95,7 @@ def load(
         InputError: arguments are unknown or contradict each other.
     """
     if isinstance(name, nn.Module):
-        given = {"device": device, "dtype": dtype, "device_map": device_map, "n_devices": n_devices}
+        given = {"device": device, "dtype": dtype, "device_map": device_map}
         given |= {"max_memory": max_memory, "revision": revision}
         if any(value is not None for value in given.values()):
             asked = ", ".join(key for key, value in given.items() if value is not None)
@@ -111,7 +109,7 @@ def load(
             "path of a model"
         )
     torch_dtype = _dtype(dtype)
-    placement = _placement(device, device_map, n_devices, max_memory)
+    placement = _placement(device, device_map, max_memory)
     folder, notes = _folder(str(name), announce)
     if revision is not None and folder is not None:
         raise InputError(
@@ -277,7 +275,6 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -366,12 +363,11 @@ def _memory_limits(max_memory: str | None) -> dict[str, Any]:
 def _placement(
     device: str | torch.device | None,
     device_map: str | Mapping[str, Any] | None,
-    n_devices: int | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
     """The arguments that say where the weights go; refuses what does not go together."""
-    if sum(choice is not None for choice in (device, device_map, n_devices)) > 1:
-        raise InputError("more than one of device, device_map and n_devices was given; need at most one")
+    if device is not None and device_map is not None:
+        raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:
         raise InputError("max_memory was given without device_map; need device_map='auto' beside it")
     if isinstance(device_map, str) and device_map.partition(":")[0] in ("cpu", "cuda", "mps"):
@@ -380,12 +376,6 @@ def _placement(
         raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
     if device_map is not None:
         return {"device_map": device_map} | _memory_limits(max_memory)
-    if n_devices is not None:
-        found = torch.cuda.device_count()
-        if not 1 <= n_devices <= found:
-            raise InputError(f"n_devices is {n_devices} and {found} GPUs were found; need at most as many as there are")
-        memory = {index: torch.cuda.mem_get_info(index)[0] for index in range(n_devices)}
-        return {"device_map": "balanced", "max_memory": memory}
     return {"device": usable(device)}
 
 

@@ -61,13 +61,11 @@ class NoBridge:
         self.reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse every use, and say why."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise ModelError(self.reason)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NoBridge":
-        """The same, as there is nothing to copy."""
         return self
 
 

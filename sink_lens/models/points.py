@@ -45,11 +45,9 @@ class _ByPosition(BaseTensorConversion):
     """Shows "batch head position d_head" as "batch position head d_head"."""
 
     def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """The tensor with its positions first."""
         return input_value.transpose(1, 2)
 
     def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """The tensor with its heads first."""
         return input_value.transpose(1, 2)
 
 
@@ -57,16 +55,13 @@ class _ByHead(BaseTensorConversion):
     """Shows the heads that lie side by side as an axis."""
 
     def __init__(self, n_heads: int) -> None:
-        """Split into so many heads."""
         super().__init__()
         self.n_heads = n_heads
 
     def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """The heads apart."""
         return input_value.unflatten(-1, (self.n_heads, -1))
 
     def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """The heads side by side."""
         return input_value.flatten(-2)
 
 

@@ -85,7 +85,6 @@ def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
     """Return what gives the address of the query, key or value projection."""
 
     def address(family: Family) -> Address:
-        """The address in this family."""
         if family.kv_latent is not None:
             return Address(module=family.attention, side="inside", part=part)
         path = _join(family.attention, getattr(family, part))
@@ -98,7 +97,6 @@ def _latent(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Addre
     """Return what gives the address of a latent."""
 
     def address(family: Family) -> Address | None:
-        """The address in this family."""
         norm: str | None = getattr(family, which)
         return None if norm is None else Address(module=_join(family.attention, norm), side="output")
 
@@ -106,7 +104,6 @@ def _latent(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Addre
 
 
 def _gate(family: Family) -> Address | None:
-    """Address of the gate's pre-activation."""
     if family.gate is None:
         return None
     part = "gate" if family.gate_up_fused else "whole"
@@ -114,7 +111,6 @@ def _gate(family: Family) -> Address | None:
 
 
 def _up(family: Family) -> Address | None:
-    """Address of the up-projection."""
     if family.up is None:
         return None
     part = "up" if family.gate_up_fused else "whole"
@@ -132,7 +128,6 @@ def _neurons(family: Family) -> Address | None:
 
 
 def _attn_out(family: Family) -> Address:
-    """Address of the attention's output."""
     module = family.attn_post_norm or family.attention
     if family.adds_inside:
         module = _join(family.attention, family.o)
@@ -140,7 +135,6 @@ def _attn_out(family: Family) -> Address:
 
 
 def _mixer_out(family: Family) -> Address | None:
-    """Return the address of the output of a hybrid's mixer."""
     if family.mixer is None:
         return None
     return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
@@ -152,17 +146,14 @@ def _per_layer_out(family: Family) -> Address | None:
 
 
 def _mlp_in(family: Family) -> Address:
-    """Address of the MLP's input."""
     return Address(module=family.mlp or _join(family.up), side="input")
 
 
 def _down_out(family: Family) -> Address:
-    """Address of the down-projection's output."""
     return Address(module=_join(family.mlp, family.down), side="output")  # of all experts together, the MLP's
 
 
 def _mlp_out(family: Family) -> Address:
-    """Address of the MLP's output."""
     module = family.mlp_post_norm or family.mlp or _join(family.down)
     if family.adds_inside:
         module = _join(family.mlp, family.down)

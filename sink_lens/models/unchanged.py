@@ -256,7 +256,6 @@ class Values:
     """The values of tensors at one time, by version counters and, since ``data`` goes round those, hashes of bits."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Note them; they are not copied."""
         self._named = list(named)
         self._before = self._now()
 
@@ -287,7 +286,6 @@ class Values:
 
 
 def _changed(found: str, *, also: str = "") -> ModelError:
-    """The error of a model that was changed."""
     return ModelError(
         f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
     )

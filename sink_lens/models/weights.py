@@ -147,7 +147,6 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
-        """Weight and bias of one of the attention's projections."""
         return _linear(module.get_submodule(name), lens)
 
     if family.kv_latent is not None:
@@ -246,7 +245,6 @@ def keys_of(
     seen: dict[str, Tensor] = {}
 
     def see(name: str, tensor: Tensor) -> Tensor:
-        """Keep it."""
         seen[name] = tensor
         return tensor
 

@@ -175,7 +175,6 @@ def _metric_name(run: Run) -> str:
 
 
 def _most(table: pd.DataFrame) -> str:
-    """Name the strongest patch and its effect."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
     return f"{where}: {number(float(best['effect']))}{_way(float(best.get('normalised_effect', np.nan)))}"

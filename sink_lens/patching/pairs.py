@@ -54,7 +54,6 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
 
     def told(index: int) -> str:
-        """The tokens of both sequences."""
         return "".join(f" ({' | '.join(table[table['sequence'] == index]['text'])})" for table in tables)
 
     check_lengths(first.lengths.tolist(), second.lengths.tolist(), told)

@@ -263,7 +263,6 @@ def _place(part: Part) -> tuple[str, int]:
 
 
 def _put(part: Part, value: Tensor) -> Edit:
-    """Make an edit that replaces a part by the same part of a given tensor."""
     _, layer = _place(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.of(value)}, **where)

@@ -187,7 +187,6 @@ _WORKER: list["Worker"] = []
 
 
 def _begin(job: Job, devices: Any, threads: int) -> None:
-    """Start a worker process with its device."""
     torch.set_num_threads(threads)
     _WORKER.append(Worker(job, devices.get()))
 
@@ -277,7 +276,6 @@ class Worker:
     """A worker that loads the model once and computes blocks, in its own process or as a Ray actor."""
 
     def __init__(self, job: Job, device: str) -> None:
-        """Load the model; an error is kept for the first block."""
         self._engine: Engine | None = None
         self._error: Exception | None = None
         try:

@@ -43,7 +43,6 @@ class EditGrid(OptionLists):
     """Key positions to edit, for scores and pattern only."""
 
     def __post_init__(self) -> None:
-        """Check the options, and convert factors to floats, so that 2 and 2.0 are the same cell."""
         for name, option in OPTIONS.items():
             given = getattr(self, f"{name}s")
             if isinstance(given, str) or not isinstance(given, Sequence):
@@ -142,7 +141,6 @@ class Grid:
     """Seed of the draws."""
 
     def __post_init__(self) -> None:
-        """Refuse edits, controls or a seed that cannot be."""
         for name in ("controls", "seed"):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < 0:

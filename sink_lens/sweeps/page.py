@@ -246,7 +246,6 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
         return see, effect_figure(blank)
 
     def there(run: Run) -> bool:
-        """True if the run has so many metrics."""
         return "cells" not in run.tables or len(metrics_of(run.tables["cells"])) > which
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]

@@ -52,5 +52,4 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
 
 
 def _first(spec: EditSpec, *, n_layers: int) -> int:
-    """The layer that the pass of a cell begins with."""
     return min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else n_layers

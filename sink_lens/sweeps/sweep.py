@@ -208,7 +208,6 @@ class _Asked:
 
     @cached_property
     def cells(self) -> Cells:
-        """The cells of the table, and their controls."""
         return cells_of(self.what, self.lens, self.batch)
 
     @cached_property

@@ -4,7 +4,6 @@ The unit is the seed. Variants see the same data in the same order, so that diff
 is assumed of who wins: every sentence says what was found, "not reached" and "no difference can be told" included.
 """
 
-import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -448,35 +447,17 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
     from rich.text import Text
 
     from ..report.html import conclusion
-    from .pages.training import measures_side_by_side
+    from .pages.training import final_losses, measures_side_by_side
 
     if found.folder is not None:
         yield Text(f"{conclusion(found.folder)}.", style="bold")
     yield from found.sentences
     yield "\nfinal losses, nats"
-    yield _losses(found)
+    yield final_losses(found.tables["finals"])
     if "measures" in found.tables:
         measures = found.tables["measures"]
         yield f"\nstep {measures['step'].iloc[0]}, mean over seeds [95%]"
         yield measures_side_by_side(measures)
-
-
-def _losses(found: Comparison) -> "PageTable":
-    """One row per run: where it ended, and when it reached where the baseline of its seed ended."""
-    from ..report.page import PageTable
-
-    heads = ("curve", "variant", "seed", "loss", "difference", "reaches the baseline's end after", "times as fast")
-    lines = []
-    for row in found.tables["finals"].to_dict("records"):
-        is_base = row["variant"] == found.baseline
-        at, ratio = float(row["reached"]), float(row["acceleration"])
-        never = math.isnan(at)
-        when = "" if is_base else "not reached" if never else f"{short(at)} tokens"
-        speed = "" if is_base or never else f"{ratio:.2f}"
-        gap = "" if is_base else f"{row['difference']:+.4f}"
-        which = (str(row[name]) for name in ("curve", "variant", "seed"))
-        lines.append((*which, f"{row['loss']:.4f}", gap, when, speed))
-    return PageTable(heads=heads, numeric=(False, False, *(True for _ in heads[2:])), rows=lines)
 
 
 def answer(found: Comparison) -> dict[str, Any]:

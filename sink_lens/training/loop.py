@@ -71,7 +71,6 @@ class Loop(Trainer):
         watch: Callable[[], object] | None = None,
         progress: bool = False,
     ) -> None:
-        """Set the Trainer up."""
         self.config = config
         self.rows: list[dict[str, Any]] = []
         self.stopping = False
@@ -382,15 +381,12 @@ class _Beginning(TrainerCallback):
     """Callback that the Trainer calls when training begins and ends."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        """Call these when the training begins and ends."""
         self._begin, self._end = begin, end
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
-        """Log and save the initial state."""
         self._begin()
 
     def on_train_end(self, *given: Any, **named: Any) -> None:
-        """Close the bar."""
         self._end()
 
 
@@ -430,7 +426,6 @@ class Order(Sampler[int]):
     """
 
     def __init__(self, *, n_sequences: int, drawn: int, seed: int) -> None:
-        """Draw so many of the sequences, shuffled anew for each pass."""
         self._n_sequences, self._drawn, self._seed = n_sequences, drawn, seed
 
     def __len__(self) -> int:

@@ -147,7 +147,6 @@ class _Earlier:
             self._last.append(value)
 
     def median(self) -> float:
-        """The median of the values kept."""
         if self._last is not None:
             return median(self._last)
         middle = len(self._sorted) // 2

@@ -26,7 +26,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         undecayed: Iterable[str],
     ) -> None:
-        """Share the parameters of the model out."""
         kept, (matrices, decayed, plain) = frozenset(undecayed), ([], [], [])
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:

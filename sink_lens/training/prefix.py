@@ -12,13 +12,12 @@ z is the output of a head ("what W_O reads", the site ``z``), q its query, phi a
 attention pattern of the layer is left as it is, and with it the layer's sinks; later layers read another stream.
 
 ``get_prefix_model`` does what ``peft.get_peft_model`` does, and what it returns has the methods that a ``PeftModel``
-has. It is not registered with PEFT, which is not needed here.
+has, but for those that merge it or switch it off. It is not registered with PEFT, which is not needed here.
 """
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,15 +46,9 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _TYPE = "PREFIX_TUNING_PLUS"
 _NAME = "prefix_memory"
 """Name of the trained module in the attention module that it belongs to."""
-_NO_MERGE = (
-    "phi(q) M is a path of its own from the layer's input to W_O: no weight of the model computes phi, so that there "
-    "is no weight to add M to (LoRA has one). Keep the adapter beside the model: save_pretrained, from_pretrained; "
-    "unload gives the model back without it"
-)
 
 
 def _constant(q: Tensor) -> Tensor:
-    """A feature that is 1 for every query."""
     return torch.ones_like(q[..., :1])
 
 
@@ -88,7 +81,6 @@ class PrefixConfig:
     """Seed of the keys of a limited rank; a full M has nothing random."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be used."""
         check_types(self)
         check_least(self, 1, "rank")
         if self.phi == "constant" and self.rank is not None:
@@ -138,7 +130,6 @@ def bridge_hooks(
         held[:] = [q]
 
     def add(z: Tensor, hook: object) -> Tensor:
-        """Add what the matrix gives for the query to the head's output."""
         query = held.pop().to(matrices[0].dtype)
         return z + outside(query, *matrices, phi=phi).to(z.dtype)
 
@@ -151,12 +142,9 @@ class PrefixMemory(nn.Module):
     """M of one layer, trained in float32 (float64 in a model of that type), with the two hooks that put it in place."""
 
     def __init__(self, family: Family, *, config: PrefixConfig, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
-        """Make the matrices of one layer, which add nothing at first."""
         super().__init__()
         self._family, self._sizes = family, dict(sizes)
         self.phi: Phi = config.phi
-        self.enabled = True
-        """True if the module adds anything."""
         self._query: Tensor | None = None
         n = sizes["n_heads"] if config.share == "head" else sizes["n_kv_heads"]
         d_head, rows = sizes["d_head"], 1 if config.phi == "constant" else sizes["d_head"]
@@ -184,15 +172,11 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._see), o.register_forward_pre_hook(self._add)]
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if self.enabled:
-            address = SITES["q"].address(self._family)
-            assert address is not None  # every family has queries
-            self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
+        address = SITES["q"].address(self._family)
+        assert address is not None  # every family has queries
+        self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
-    def _add(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Add what the matrix gives for the query to the input of W_O."""
-        if not self.enabled:
-            return None
+    def _add(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._query is None:
             raise ModelError(
                 "W_O ran and the query projection did not, as on a bridge that splits a fused projection; need the "
@@ -205,12 +189,12 @@ class PrefixMemory(nn.Module):
 class PrefixModel(nn.Module):
     """A Hugging Face model with a module outside its heads; made by ``get_prefix_model``, used as a ``PeftModel`` is.
 
+    It cannot be merged: no weight of the model computes phi, so that there is none to add M to (LoRA has one).
     Calls, ``generate`` and attributes go to the model. ``state_dict`` has the trained matrices alone, so the
     checkpoints of a ``transformers.Trainer`` are small, and hold no copy of the model.
     """
 
     def __init__(self, model: PreTrainedModel, config: PrefixConfig) -> None:
-        """Freeze the model and give its layers a module each."""
         super().__init__()
         if not isinstance(model, PreTrainedModel):
             raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain")
@@ -373,18 +357,6 @@ class PrefixModel(nn.Module):
             made.requires_grad_(requires_grad=False)
         return made
 
-    @contextlib.contextmanager
-    def disable_adapter(self) -> Iterator[None]:
-        """Within the block, the model is what it was without the module."""
-        before = {layer: memory.enabled for layer, memory in self.memories.items()}
-        for memory in self.memories.values():
-            memory.enabled = False
-        try:
-            yield
-        finally:
-            for layer, memory in self.memories.items():
-                memory.enabled = before[layer]
-
     def unload(self) -> PreTrainedModel:
         """Take the module off and return the model as it was, with its own parameters trained where they were."""
         for hook in self._hooks:
@@ -395,14 +367,6 @@ class PrefixModel(nn.Module):
         for parameter in self._trained:
             parameter.requires_grad_()
         return self.base_model
-
-    def merge_and_unload(self, *_: Any, **__: Any) -> PreTrainedModel:
-        """Refuse: see the reason that it gives."""
-        raise ModelError(_NO_MERGE)
-
-    def merge_adapter(self, *_: Any, **__: Any) -> None:
-        """Refuse: see the reason that it gives."""
-        raise ModelError(_NO_MERGE)
 
     def bridge_hooks(self) -> list[tuple[str, Callable[..., Tensor | None]]]:
         """Return the same module as hooks of TransformerLens: ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.

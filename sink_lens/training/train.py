@@ -378,7 +378,6 @@ def _interruptible(loop: Loop, args: TrainingArguments) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def stop(number: int, frame: Any) -> None:
-        """Stop after this step; at once the second time."""
         if loop.stopping or not callable(before):
             raise KeyboardInterrupt
         loop.stopping = True

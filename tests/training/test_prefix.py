@@ -117,8 +117,6 @@ def test_it_begins_as_no_change_and_the_bridge_with_its_hooks_is_the_model_with_
     model = filled(family)
     after = model(TOKENS).logits.detach()
     assert (after - before).abs().max() > 0.1
-    with model.disable_adapter():
-        assert torch.equal(model(TOKENS).logits, before)
     assert_close(wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after)
 
 
@@ -129,8 +127,7 @@ def test_a_hybrid_gets_it_in_the_layers_that_have_attention(family):
     after = model(TOKENS).logits.detach()
     assert (after - before).abs().max() > 0.05
     assert_close(wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after)
-    with model.disable_adapter():
-        assert_rows_close(model(TOKENS).logits.detach(), before.detach())
+    assert_rows_close(model.unload()(TOKENS).logits.detach(), before.detach())
 
 
 def test_a_wrapped_model_shares_the_module_or_is_refused():
@@ -191,8 +188,6 @@ def test_generation_with_a_cache_is_generation_without(family):
     asked = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     cached = model.generate(TOKENS[:, :5], use_cache=True, **asked)
     assert torch.equal(cached, model.generate(TOKENS[:, :5], use_cache=False, **asked))
-    with model.disable_adapter():
-        assert not torch.equal(cached, model.generate(TOKENS[:, :5], **asked))
     whole, past, steps = model(TOKENS).logits, None, []
     for at in range(TOKENS.shape[1]):
         out = model(TOKENS[:, at : at + 1], past_key_values=past, use_cache=True)
@@ -259,9 +254,6 @@ def test_a_model_in_half_precision_is_tuned_in_float32():
 
 def test_what_cannot_be_is_refused_with_what_to_do(tmp_path):
     model = filled("llama")
-    for merge in (model.merge_and_unload, model.merge_adapter):
-        with pytest.raises(ModelError, match="no weight of the model computes phi"):
-            merge()
     with pytest.raises(ModelError, match="Call unload first"):
         get_prefix_model(model.get_base_model())
     for fields, said in (

@@ -1,9 +1,7 @@
 """Fingerprints in words, a figure and a page: which models share a seed."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from sink_lens.report.style import (
     finished,
     panel,
 )
-from sink_lens.schema import FINGERPRINT_ERRORS, NULLS
+from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import listed, number, plural, visible
 
 _PAIRS = ("a", "b", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
@@ -248,35 +246,12 @@ FINGERPRINT = Page(
 
 # --- on the terminal
 
-_SHOWN = 20
-
 
 def show(found: Any) -> Iterator[str | PageTable]:
-    """Terminal output: a row per pair, the strongest effects first, and the sentences.
-
-    A row has the null that decides, and between which p the others lie.
-    """
-    rows = found.pairs.sort_values("tau_bar", ascending=False).head(_SHOWN)
-    apart = _apart({*rows["a"], *rows["b"]})
-    short, _ = brief(list(apart.values()))
-    decides, others = found.config.decides, [name for name in NULLS if name != found.config.decides]
-    lines = []
-    for row in rows.to_dict("records"):
-        pair = " · ".join(short[apart[row[end]]] for end in "ab")
-        of_others = [row[f"log10_p_{name}"] for name in others]
-        span = f"{number(min(of_others))} to {number(max(of_others))}"
-        p = number(row[f"log10_p_{decides}"])
-        lines.append((pair, row["verdict"], number(row["tau_bar"]), str(row["shared"]), p, span))
-    heads = ("models", "verdict", "tau_bar", "shared", decides, "other nulls")
-    over = f"; {_SHOWN} of {len(found.pairs)} pairs, by effect" if len(found.pairs) > _SHOWN else ""
-    yield f"log10 p (1 − Φ){over}"
-    yield PageTable(heads=heads, numeric=(False, False, *(True for _ in heads[2:])), rows=lines)
+    """Terminal output: a row per pair, the strongest effects first, with the null that decides, and the sentences."""
+    names, _ = brief(found.models["model"].tolist())
+    pairs, decides = _renamed(found.pairs, names).sort_values("tau_bar", ascending=False), found.config.decides
+    heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
+    yield shown_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
+    yield more(len(pairs), "pairs", most=20)
     yield from found.sentences
-
-
-def _apart(names: Iterable[str]) -> dict[str, str]:
-    """Each name without the folders that all have in common."""
-    parts = {name: Path(name).parts for name in names}
-    levels = zip(*(one[:-1] for one in parts.values()), strict=False)
-    shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
-    return {name: str(Path(*one[shared:])) for name, one in parts.items()}

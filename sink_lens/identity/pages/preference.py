@@ -107,7 +107,6 @@ def _headline(run: Run) -> list[str]:
 
 def _preferred(rows: pd.DataFrame, name: str) -> str:
     def mean(measure: str, column: str = "value") -> str:
-        """Mean of a measure over the variant's models, as text."""
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
     return (

@@ -98,7 +98,6 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
     @property
     def _attention(self) -> Any:
-        """The attention module behind the bridge."""
         return self.original_component
 
 
@@ -108,7 +107,6 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
     _attention_bridge_cls = HeadNormAttentionBridge
 
     def __init__(self, cfg: Any) -> None:
-        """Build Llama's components with our attention."""
         super().__init__(cfg)
         self.supports_fold_ln = False
         self.supports_center_writing_weights = False

@@ -103,7 +103,6 @@ class HeadOutput(nn.Module):
     """Map the aggregated values ``z_raw`` to the input of W_O, ``z``: norm or scale, then gate. It has no weights."""
 
     def __init__(self, *, eps: float) -> None:
-        """Norm with this eps, if a norm is asked for."""
         super().__init__()
         self.eps = eps
 
@@ -131,7 +130,6 @@ class HeadNormAttention(LlamaAttention):
     """Llama's attention in the variants of ``HeadNormConfig``."""
 
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
-        """Add what the variant needs to Llama's attention."""
         super().__init__(config, layer_idx)
         n_heads, d_head = config.num_attention_heads, self.head_dim
         self.variant = config.attention
@@ -369,7 +367,6 @@ class SingleScaleRMSNorm(LlamaRMSNorm):
     """An RMSNorm with one gain for all dimensions (SSNorm of arXiv 2506.19697), initially 1."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
-        """Give the norm one gain."""
         super().__init__(hidden_size, eps=eps)
         self.weight = nn.Parameter(torch.ones(1))
 
@@ -378,7 +375,6 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
     """Llama's decoder layer with this attention."""
 
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
-        """Put our attention and norms into Llama's layer."""
         super().__init__(config, layer_idx)
         self.self_attn = HeadNormAttention(config, layer_idx)
         self.mlp.down_proj = StreamWriter(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
@@ -484,7 +480,6 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         return (squares / len(tokens)).sqrt().float()
 
     def _attentions(self) -> list[HeadNormAttention]:
-        """The attention of each layer."""
         return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
 
 
@@ -492,7 +487,6 @@ class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
     """Llama's stack of layers, with these layers."""
 
     def __init__(self, config: HeadNormConfig) -> None:
-        """Build the layers and norms of the configuration."""
         super(LlamaModel, self).__init__(config)  # Llama's own __init__ would build and draw Llama's layers
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
@@ -509,7 +503,6 @@ class HeadNormForCausalLM(HeadNormPreTrainedModel, LlamaForCausalLM):
     """The language model, for ``AutoModelForCausalLM``, training, generation and ``sink_lens.load``."""
 
     def __init__(self, config: HeadNormConfig) -> None:
-        """Build the model and its unembedding."""
         super(LlamaForCausalLM, self).__init__(config)
         self.model = HeadNormModel(config)
         self.vocab_size = config.vocab_size

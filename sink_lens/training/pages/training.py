@@ -215,7 +215,6 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
 
 
 def _known(log: pd.DataFrame, column: str) -> np.ndarray:
-    """Where a column of the log has a number."""
     return np.isfinite(log[column].to_numpy(float)) if column in log.columns else np.zeros(len(log), dtype=bool)
 
 
@@ -234,11 +233,9 @@ class _Tokens:
         self._high = float(positive[-1]) if len(positive) else 2.0
 
     def place(self, tokens: float | int) -> float:
-        """Return the place of a number of tokens."""
         return float(tokens) if tokens > 0 else self._zero
 
     def places(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the places of numbers of tokens."""
         return np.where(tokens > 0, tokens, self._zero)
 
     def on(self, axes: Axes) -> None:
@@ -556,10 +553,14 @@ def _comparison(run: Run) -> tuple[str, Figure]:
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
+    return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_losses(table)
+
+
+def final_losses(table: pd.DataFrame) -> PageTable:
+    """One row per run: where it ended, and when it reached where the baseline of its seed ended."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
-    see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
-    return see, shown_table(table, heads, most=60)
+    return shown_table(table, heads, most=60)
 
 
 def _was_watched(run: Run) -> bool:
