@@ -8,24 +8,11 @@ import pandas as pd
 
 from ..edits.amplification import FACTORS, Centre, CentringMeans, amplify, centres_of
 from ..edits.constructors import Edit
+from ..edits.outcome import Outcome
+from ..schema import columns_of
 from ..stats import Interval, studentised_interval
 from ..text import span
 from .setting import Setting
-
-COLUMNS = (
-    "centre",
-    "factor",
-    "layers",
-    "target_position",
-    "read_layers",
-    "baseline_mass",
-    "mass",
-    "times",
-    "change",
-    "change_low",
-    "change_high",
-    "n",
-)
 
 
 def amplification_curve(
@@ -37,25 +24,47 @@ def amplification_curve(
     an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control. There are no rows where no
     layer with attention comes before the growth.
     """
-    layers, reads, position = setting.early_layers, setting.next_layers, setting.target_position
+    layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.seed)
+    columns = columns_of("trace", "amplification")
     if not layers:
-        return pd.DataFrame(columns=list(COLUMNS))
-    baseline, rng = setting.baseline.mass_at(position, layers=reads), np.random.default_rng(setting.seed)
-    before = float(baseline.mean())
-    rows = []
+        return pd.DataFrame(columns=columns)
     cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres_of(setting.lens) for factor in factors]
-    options = {"positions": [position], "layers": layers, "means": means, "site": setting.lens.family.aggregated}
-    edits = [[amplify(factor, centre=centre, **options)] if factor != 1 else [] for centre, factor in cells]
+    edits = edits_of(setting, cells, layers=layers, means=means)
     runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
-    for (centre, factor), run in zip(cells, runs, strict=True):
-        mass, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(baseline))
-        if factor != 1:
-            found = run.mass_at(position, layers=reads)
-            mass, change = float(found.mean()), studentised_interval((found - baseline).numpy(), generator=rng)
-        times = mass / before if before else math.nan
-        edited = (centre, factor, span(layers), position, span(reads))
-        rows.append((*edited, before, mass, times, change.estimate, change.low, change.high, len(baseline)))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    before = setting.baseline.mass_at(setting.target_position, layers=reads)
+    always = {"layers": span(layers), "target_position": setting.target_position, "read_layers": span(reads)}
+    always |= {"baseline_mass": float(before.mean()), "n": len(before)}
+    rows = [
+        {"centre": centre, "factor": factor} | always | added(setting, run, factor=factor, reads=reads, generator=rng)
+        for (centre, factor), run in zip(cells, runs, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def edits_of(
+    setting: Setting, cells: Sequence[tuple[Centre, float]], *, layers: Sequence[int], means: CentringMeans | None
+) -> list[list[Edit]]:
+    """The edits of each centre and factor at the target position; none at the factor 1, which is the baseline run."""
+    at = {"positions": [setting.target_position], "layers": layers, "site": setting.lens.family.aggregated}
+    return [[amplify(factor, centre=centre, means=means, **at)] if factor != 1 else [] for centre, factor in cells]
+
+
+def added(
+    setting: Setting, run: Outcome, *, factor: float, reads: Sequence[int], generator: np.random.Generator
+) -> dict[str, float]:
+    """Attention to the target position in some layers, over that without an edit, and what is added, with its interval.
+
+    At the factor 1 nothing is added.
+    """
+    before, after = (one.mass_at(setting.target_position, layers=reads) for one in (setting.baseline, run))
+    change = Interval(estimate=0.0, low=0.0, high=0.0, n=len(before))
+    if factor == 1:
+        after = before
+    else:
+        change = studentised_interval((after - before).numpy(), generator=generator)
+    mass, baseline = float(after.mean()), float(before.mean())
+    ends = {"change": change.estimate, "change_low": change.low, "change_high": change.high}
+    return {"mass": mass, "times": mass / baseline if baseline else math.nan} | ends
 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
@@ -70,9 +79,5 @@ def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]
     if top["factor"] == 1:
         return None
-    at = {
-        "positions": [setting.target_position],
-        "layers": setting.early_layers,
-        "site": setting.lens.family.aggregated,
-    }
-    return amplify(float(top["factor"]), centre=top["centre"], means=means, **at)
+    cell = (top["centre"], float(top["factor"]))
+    return edits_of(setting, [cell], layers=setting.early_layers, means=means)[0][0]

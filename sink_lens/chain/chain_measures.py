@@ -99,7 +99,6 @@ class _Rows:
     """The tidy table while it is filled."""
 
     def __init__(self) -> None:
-        """Start without rows."""
         self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
 
     def add(
@@ -123,7 +122,6 @@ class _Rows:
         self.add(measure, whole, unit=unit)
 
     def frame(self) -> pd.DataFrame:
-        """The rows as a table."""
         columns = ["measure", "layer", "position", "threshold", "value", "unit"]
         frame = pd.DataFrame(self._rows, columns=columns)
         return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})

@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -24,6 +23,8 @@ from ..engine.plan import Plan
 from ..models.lens import LensModel
 from ..models.memory import collect
 from ..progress import tqdm
+from ..records import RunWriter
+from ..schema import columns_of
 from ..stats import Interval, studentised_interval
 from ..text import span
 from . import amplification, makers, mediate, paths, placement
@@ -33,49 +34,8 @@ from .links.link import Intervention, Link, Trial
 from .locate import Location
 from .setting import BAR, Setting, mean_mass, sequences_to_choose_by, setting_of, why_no_interventions, with_makers
 
-EFFECT_COLUMNS = (
-    "link",
-    "edit",
-    "layers",
-    "position",
-    "read_layers",
-    "baseline_target_mass",
-    "target_mass",
-    "baseline_sink_mass",
-    "sink_mass",
-    "uniform_sink_mass",
-    "baseline_loss_nats",
-    "loss_nats",
-    "control_of",
-    "control_mean",
-    "control_sd",
-    "n_controls",
-    "share",
-    "ci_low",
-    "ci_high",
-    "control_share",
-    "outcome",
-    "is_primary",
-    "carries",
-    "control_largest",
-    "control_loss_nats",
-    "masked_loss_nats",
-    "beyond_masking_nats",
-    "uniform_loss_nats",
-    "n",
-    "control_n",
-    "sinks_left_out",
-)
-TABLES = {
-    "makers": makers.MAKER_COLUMNS,
-    "maker_sets": makers.SET_COLUMNS,
-    "amplification": amplification.COLUMNS,
-    "effects": EFFECT_COLUMNS,
-    "mediation": mediate.COLUMNS,
-    "paths": paths.COLUMNS,
-    "placement": placement.COLUMNS,
-}
-"""Table of a run -> its columns. Where nothing can be changed, they are empty."""
+TABLES = ("makers", "maker_sets", "amplification", "effects", "mediation", "paths", "placement")
+"""The tables of a run, in their order. Where nothing can be changed, they are empty."""
 
 
 def effect_table(
@@ -86,7 +46,7 @@ def effect_table(
     links: Sequence[Link] = LINKS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Run every intervention; the table has one row an intervention and the columns ``EFFECT_COLUMNS``.
+    """Run every intervention; the table has one row an intervention.
 
     ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
     position, over what the sink has in the baseline run, with its 95% interval over sequences; ``control_share`` is the
@@ -107,7 +67,7 @@ def effect_table(
             shown.set_description_str(says[name])
             rows.append(_intervention_row(setting, name, one, uniform=uniform, rng=rng))
             shown.update()
-    return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
+    return pd.DataFrame(rows, columns=columns_of("trace", "effects"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,25 +87,38 @@ class Studied:
     """Too few sequences have the sink, so no table has rows."""
 
 
-class Keeps(Protocol):
-    """Keeps what interventions give."""
+class Kept:
+    """The tables of a trace: each is written when it is made, and read if an earlier start has written it."""
+
+    def __init__(self, writer: RunWriter, *, begin: Callable[[str], None]) -> None:
+        """Keep tables in a run folder; ``begin`` is told each that is about to be made."""
+        self.frames: dict[str, pd.DataFrame] = {}
+        self.writer, self._begin = writer, begin
+
+    def keep(self, name: str, frame: pd.DataFrame) -> None:
+        """Write a table."""
+        self.frames[name] = frame
+        self.writer.write_table(name, frame)
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Return a table by its name; make it, unless an interrupted run has left it."""
-        ...
+        """The table, made unless an earlier start has written it."""
+        self._begin(name)
+        self.frames[name] = self.writer.once(name, make)
+        collect()
+        return self.frames[name]
 
     def means(self, means: CentringMeans) -> None:
-        """Keep the centring means where they are computed."""
-        ...
+        """Write the centring means."""
+        self.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in means.tensors().items()})
 
     def plan(self, plan: Plan, deviation: float) -> None:
-        """Keep the plan of the forwards, and their largest deviation from the bridge."""
-        ...
+        """Write the plan of the interventions' forwards, and their largest deviation from the bridge."""
+        self.writer.write_text("plan.json", plan.as_json(deviation=deviation))
 
 
 def causal_tables(
     studied: Studied,
-    kept: Keeps,
+    kept: Kept,
     *,
     config: TraceConfig,
     links: Sequence[Link] = LINKS,
@@ -201,7 +174,7 @@ def causal_tables(
             empty.remove(name)
     if lacks_sink or not able:
         for name in empty:
-            once(name, lambda name=name: pd.DataFrame(columns=list(TABLES[name])))
+            once(name, lambda name=name: pd.DataFrame(columns=columns_of("trace", name)))
         return
 
     @functools.cache
@@ -212,15 +185,12 @@ def causal_tables(
         return found
 
     def curve_table() -> pd.DataFrame:
-        """The table ``amplification``."""
         return amplification.amplification_curve(setting(), means=means(), factors=factors, progress=progress)
 
     def effects() -> pd.DataFrame:
-        """The table ``effects``."""
         return effect_table(setting(), means=means(), curve=curve, links=links, progress=progress)
 
     def mediation() -> pd.DataFrame:
-        """The table ``mediation``."""
         amplified = amplification.strongest_amplification(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
@@ -242,7 +212,6 @@ def _intervention_row(
     at = {"target_position": target, "sink_position": sink}
 
     def share(run: Outcome, before: Outcome) -> Interval:
-        """Share of the sink that a run makes or removes."""
         if one.position == target:
             return made_share(before, run, **at, layers=reads, generator=rng)
         return removed_share(before, run, sink_position=sink, layers=reads, generator=rng)

@@ -149,7 +149,6 @@ def location_from(text: str) -> Location:
 
 
 def _indices(numbers: Iterable[Any]) -> tuple[int, ...]:
-    """The numbers as indices."""
     return tuple(operator.index(one) for one in numbers)
 
 

@@ -38,6 +38,7 @@ from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..models.weights import attention_weights
+from ..schema import columns_of
 from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
@@ -76,38 +77,6 @@ _BEFORE_MLP = ("head", "mixer")
 """Kinds of parts that come before the neurons of their layer."""
 LISTED = 64
 """Number of parts at the top of the ranking that the table lists; parts of the chosen sets are listed as well."""
-MAKER_COLUMNS = (
-    "rank",
-    "kind",
-    "layer",
-    "unit",
-    *SCREENS,
-    "score",
-    "sets",
-    "is_maker",
-    "role",
-    "is_super",
-    "removed_alone",
-    "target",
-)
-SET_COLUMNS = (
-    "set",
-    "control_of",
-    "size",
-    "parts",
-    "target",
-    "removed",
-    "ci_low",
-    "ci_high",
-    "control_largest",
-    "n_controls",
-    "baseline",
-    "value",
-    "baseline_loss_nats",
-    "loss_nats",
-    "control_loss_nats",
-    "n",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,7 +416,7 @@ def maker_tables(
 ) -> dict[str, pd.DataFrame]:
     """Two tables: ``makers``, a row per part, and ``maker_sets``, a row per set or random set.
 
-    Their columns are ``MAKER_COLUMNS`` and ``SET_COLUMNS``; neither has rows where there is nothing to find makers of.
+    Neither has rows where there is nothing to find makers of.
 
     Args:
         found: the makers, found on other sequences; None where there is nothing to find makers of.
@@ -456,10 +425,7 @@ def maker_tables(
         progress: show bars.
     """
     if found is None:
-        return {
-            "makers": pd.DataFrame(columns=list(MAKER_COLUMNS)),
-            "maker_sets": pd.DataFrame(columns=list(SET_COLUMNS)),
-        }
+        return {name: pd.DataFrame(columns=columns_of("trace", name)) for name in ("makers", "maker_sets")}
     super_parts = tuple(
         Maker(kind="neuron", layer=layer, unit=unit)
         for layer, mask in sorted(supers.items())
@@ -497,7 +463,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
                 "target": found.target,
             }
         )
-    return pd.DataFrame(rows, columns=list(MAKER_COLUMNS))
+    return pd.DataFrame(rows, columns=columns_of("trace", "makers"))
 
 
 def _role(part: Maker, found: Makers) -> str:
@@ -563,7 +529,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
             over = float(own["baseline_loss_nats"]) - float(controls[0]["baseline_loss_nats"])  # type: ignore[arg-type]
             own["control_loss_nats"] = over + float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
         rows += [own, *controls]
-    return pd.DataFrame(rows, columns=list(SET_COLUMNS))
+    return pd.DataFrame(rows, columns=columns_of("trace", "maker_sets"))
 
 
 def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:

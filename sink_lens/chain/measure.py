@@ -296,7 +296,6 @@ def scout_and_measure(
     attention = lens.having("k")
 
     def measured(at: Location, label: str) -> Panel:
-        """Measure at a location."""
         plan = at.plan(attention)
         return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
 

@@ -21,37 +21,17 @@ import torch
 
 from ..edits.constructors import Edit
 from ..edits.isolation import isolate
-from ..schema import LEAST_ADDED
+from ..schema import LEAST_ADDED, columns_of
 from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
 from .setting import Setting, bar, mean_mass
 
-COLUMNS = (
-    "intervention",
-    "frozen",
-    "step",
-    "position",
-    "layers_from",
-    "layers_to",
-    "baseline_mass",
-    "mass_without_freeze",
-    "mass",
-    "surviving_share",
-    "control_mean",
-    "control_sd",
-    "control_surviving_share",
-    "n_controls",
-    "size",
-    "n",
-    "control_n",
-)
-
 
 def mediation_table(
     setting: Setting, *, amplified: Edit | None, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> pd.DataFrame:
-    """One row per (intervention, frozen link, growth step or all of them); the columns are ``COLUMNS``.
+    """One row per (intervention, frozen link, growth step or all of them).
 
     ``surviving_share`` is what survives of the mass that the intervention adds at the position: 0 where freezing
     takes it all away, 1 where it changes nothing; nan where nothing was added. Cost: some 24 passes of the bridge
@@ -122,4 +102,4 @@ def mediation_table(
                     "control_n": few.n_sequences if len(control) else 0,
                 }
             )
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=columns_of("trace", "mediation"))

@@ -39,33 +39,11 @@ from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..models.weights import keys_of, mlp_weights, norm_weights
-from ..schema import ALL_STEPS, LEAST_PATH
+from ..schema import ALL_STEPS, LEAST_PATH, columns_of
 from ..text import span
 from .config import PATH_CONTROLS, PATH_LENGTH
-from .setting import Edits, Setting, bar, mean_mass, random_dimensions, shorten
+from .setting import Edits, Setting, bar, mean_mass, random_others, shorten
 
-COLUMNS = (
-    "source",
-    "source_step",
-    "source_layers",
-    "target",
-    "target_step",
-    "target_layers",
-    "through",
-    "read_step",
-    "read_layers",
-    "baseline_mass",
-    "mass",
-    "share",
-    "ci_low",
-    "ci_high",
-    "control",
-    "control_share",
-    "control_largest",
-    "n_controls",
-    "n",
-    "control_n",
-)
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
 EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
@@ -149,7 +127,6 @@ class Writings:
         return setting.lens.lasting[layer] * self._over(part)
 
     def _over(self, x: Tensor) -> Tensor:
-        """Return what a tensor has beyond its mean over ordinary tokens."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
@@ -236,7 +213,7 @@ class Writings:
 
 
 def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
-    """One row a path and growth step whose sink is read; the columns are ``COLUMNS``.
+    """One row a path and growth step whose sink is read.
 
     Cost: a pass over the first ``PATH_LENGTH`` positions for each path, some 18 for each growth step, and over fewer
     sequences ``PATH_CONTROLS`` for each that moves the sink.
@@ -258,7 +235,6 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     )
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
-        """Share of the attention to the sink that a run loses."""
         had, has = (mean_mass(one, setting.sink_position, layers) for one in (before, run))
         return (had - has) / had
 
@@ -298,7 +274,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
                     "control_n": few.n_sequences if shares else 0,
                 }
             )
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=columns_of("trace", "paths"))
 
 
 def neuron_groups(setting: Setting) -> list[End]:
@@ -353,11 +329,8 @@ def _controls(
     """Describe the controls of a path, and list their paths."""
     draws = min(setting.n_controls, PATH_CONTROLS)
     if path.through is not None:
-        width = setting.lens.d_model
-        drawn = {
-            layer: random_dimensions(some, d_model=width, draws=draws, generator=generator)
-            for layer, some in path.through.items()
-        }
+        options = {"n": setting.lens.d_model, "draws": draws, "generator": generator}
+        drawn = {layer: random_others(some, **options) for layer, some in path.through.items()}
         return "other dimensions", [
             replace(path, through={layer: sets[i] for layer, sets in drawn.items()}) for i in range(draws)
         ]
@@ -380,5 +353,4 @@ def _controls(
 
 
 def _label(path: Path) -> str:
-    """The name of a path."""
     return f"{path.source.name} to {path.target.name}"

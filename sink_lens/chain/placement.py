@@ -20,6 +20,7 @@ from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
 from ..measures.attention import uniform_mass
+from ..schema import columns_of
 from .readings import OTHERS_FROM, evenly_spaced
 from .setting import Setting, bar, mean_mass
 
@@ -39,7 +40,6 @@ Kind = Literal[
 ]
 """What the sink follows: the position alone (of any token, or of any but BOS), the token alone, either, or both; the
 same with *own* of a sink that is not at position 0. *Some tokens*: sequences without it say that not any token does."""
-COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1
 _SHARE = 0.25
@@ -72,7 +72,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
         for cases in bar(list(by_tokens.values()), label="position or token", progress=progress)
         for row in _rows(setting, cases)
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=columns_of("trace", "placement"))
 
 
 def kind_of(table: pd.DataFrame) -> Kind:
@@ -176,7 +176,6 @@ def _uniform(setting: Setting, tokens: TokenBatch, position: int) -> float:
 
 
 def _others(case: _Case) -> list[int]:
-    """Five ordinary positions at most, spread over those from 8 on."""
     length = case.tokens.n_positions
     rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != case.position]
     return evenly_spaced(rest, 5)

@@ -98,7 +98,6 @@ def attention_readings(
         """A reading of the columns of attention to each sink position."""
 
         def read(view: LayerView) -> Tensor:
-            """Read each column."""
             pairs = zip(view["mass"].unbind(-1), sink_positions, strict=True)
             at = {"valid": view.valid, "reach": view.reach}
             return torch.stack([function(column, key=key, **at) for column, key in pairs], dim=-1)
@@ -129,7 +128,6 @@ def attention_readings(
         return torch.stack(ranks, dim=-1)
 
     def gini(view: LayerView) -> Tensor:
-        """Gini coefficient of some of the sampled rows."""
         step = max(
             1, view["rows"].shape[-1] // _MOST_SAMPLED
         )  # every row of a short sequence, fewer long ones: they are sorted
@@ -190,7 +188,6 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
     """Norm of each sampled token at a site."""
 
     def norm(view: LayerView) -> Tensor:
-        """The norm at each sampled position."""
         x, valid = _sample(view, site, positions)
         return x.norm(dim=-1).masked_fill(~valid, math.nan)
 
@@ -202,7 +199,6 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     at_sinks = list(sink_positions)
 
     def ranks(view: LayerView) -> Tensor:
-        """Effective rank of the states, with and without the sink positions."""
         x, valid = _sample(view, "resid_post", positions)
         places = [int((positions == sink).nonzero()) for sink in sink_positions]
         return rank.effective_ranks(x, valid=valid, without=((), places))
@@ -224,7 +220,6 @@ def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, 
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
     def typical(view: LayerView, site: str) -> Tensor:
-        """The median magnitude of each dimension."""
         x, valid = _sample(view, site, positions)
         return median_where(x.abs().mT, where=(valid & others.to(valid.device))[:, None])
 
@@ -251,13 +246,11 @@ def output_readings(
         return outputs.triangular_factor(output_weights(lens, layer=layer))
 
     def value_norm_ratio(view: LayerView) -> Tensor:
-        """Norm of each sink's value after W_O over the mean of the others'."""
         v, valid = _at(view, "v", positions)
         norms = outputs.value_norms(v, factor=factor(view.layer))
         return torch.stack([outputs.norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
 
     def stable_rank(view: LayerView) -> Tensor:
-        """Stable rank of each head's outputs."""
         z, valid = _at(view, "z", positions)
         w_o = output_weights(lens, layer=view.layer)
         return outputs.stable_rank(z, w_o=w_o, valid=valid, factor=factor(view.layer))
@@ -286,23 +279,18 @@ def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tens
         return []
 
     def elsewhere(view: LayerView) -> Tensor:
-        """Mean magnitude of each neuron at positions without a sink."""
         others = view.valid.clone()
         others[:, sinks] = False
         return mean_where(view["neurons"].abs(), where=others[..., None], dim=1)
 
     def by_position(site: str) -> Reading:
-        """A reading of the neurons at the sampled positions."""
-
         def sampled(view: LayerView) -> Tensor:
-            """The neurons at the sampled positions."""
             x, valid = _sample(view, site, positions)
             return x.masked_fill(~valid[..., None], math.nan)
 
         return Reading(name=f"{site}_by_position", sites=(site,), function=sampled, layers=layers)
 
     def at_sinks(site: str) -> Reading:
-        """A reading of the neurons at the sink positions."""
         return Reading(
             name=f"{site}_at_sinks", sites=(site,), function=lambda view: view[site][:, sinks].float(), layers=layers
         )
@@ -320,7 +308,6 @@ def token_loss_reading(lens: LensModel) -> Reading:
     """Loss of each token after the first in nats, nan at padding, without the logits of all tokens."""
 
     def loss(view: LayerView) -> Tensor:
-        """The loss of every predicted token."""
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
         predicted = view.valid[:, 1:]
         found = torch.full(targets.shape, math.nan, device=hidden.device, dtype=torch.float32)
@@ -335,7 +322,6 @@ def loss_reading(lens: LensModel) -> Reading:
     by_token = token_loss_reading(lens).function
 
     def loss(view: LayerView) -> Tensor:
-        """The mean loss of each sequence."""
         found = by_token(view)
         assert found is not None  # it gives a tensor
         return found.nanmean(1)
@@ -347,7 +333,6 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
     """Median dominance ratio of the other tokens: the null of the studied token's."""
 
     def median(view: LayerView) -> Tensor:
-        """Median dominance ratio of the positions from 8 on."""
         x, valid = _sample(view, "resid_post", positions)
         ratio = dimensions.dominance_ratio(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return median_where(ratio, where=valid & (positions.to(valid.device) >= OTHERS_FROM))
@@ -382,7 +367,6 @@ def _rows(view: LayerView) -> Int[Tensor, " row"]:
 
 
 def _row_valid(view: LayerView) -> Bool[Tensor, "batch row"]:
-    """Mask of the sampled queries that are real tokens."""
     return view.valid[:, _rows(view)]
 
 

@@ -53,7 +53,6 @@ class _Effects:
     found: dict[tuple[Kind, int], Tensor]
 
     def add(self, kind: Kind, layer: int, values: Tensor) -> None:
-        """Add effects of the parts of one kind in a layer."""
         values = values.detach().double().cpu()
         place = kind, layer
         self.found[place] = self.found[place] + values if place in self.found else values
@@ -258,7 +257,6 @@ class _Run:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """Return how the cells' sequences lie in this run."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
@@ -338,7 +336,6 @@ class _Run:
 
 
 def _add(x: Tensor, *, zero: Tensor) -> Tensor:
-    """The tensor plus a zero whose gradient is taken."""
     return x + zero.to(x.dtype)
 
 

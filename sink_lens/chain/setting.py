@@ -345,8 +345,30 @@ class Setting:
             size=sum(widths),
         )
 
+    def keep_beside(
+        self, site: str, chosen: Units, *, position: int, generator: torch.Generator, label: str = ""
+    ) -> Kept:
+        """Keep units of a site at a position, with as many random others of their layers as controls.
+
+        At the sink position they are mean ablated, elsewhere frozen.
+        """
+        at = {"position": position, "mean": position == self.sink_position}
+        controls = self.others(site, chosen, generator=generator)
+        return Kept(
+            edits=self.keep_units(site, chosen, label=label, **at),
+            controls=tuple(self.keep_units(site, units, **at) for units in controls),
+            size=sum(map(len, chosen.values())),
+        )
+
+    def others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
+        """Random sets of as many other units of the same layers, one for each control."""
+        lens, drawn = self.lens, {}
+        for layer, units in chosen.items():
+            n = lens.n_neurons(layer) if site == "neurons" else lens.d_model
+            drawn[layer] = random_others(units, n=n, draws=self.n_controls, generator=generator)
+        return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.n_controls)]
+
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
-        """The mean over ordinary tokens, or the value at the position."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
@@ -508,10 +530,11 @@ def segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> 
     return tuple(found)
 
 
-def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generator: torch.Generator) -> list[list[int]]:
-    """Random sets of as many other dimensions."""
-    pool = torch.tensor([dimension for dimension in range(d_model) if dimension not in dims])
-    return [pool[torch.randperm(len(pool), generator=generator)[: len(dims)]].tolist() for _ in range(draws)]
+def random_others(units: Sequence[int], *, n: int, draws: int, generator: torch.Generator) -> list[list[int]]:
+    """Random sets of as many other units, of ``n`` in all."""
+    taken = set(units)
+    pool = torch.tensor([unit for unit in range(n) if unit not in taken])
+    return [pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist() for _ in range(draws)]
 
 
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:

@@ -66,7 +66,6 @@ def summary_table(
     rows: list[dict[str, object]] = []
 
     def add(quantity: str, value: float | int | str | Interval | None, unit: str = "", note: str = "") -> None:
-        """Add a row, with the ends of an interval."""
         low = high = np.nan
         if isinstance(value, Interval):
             value, low, high = value.estimate, value.low, value.high

@@ -67,13 +67,11 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
 
 
 def _bound_to(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Say what the sink is bound to."""
     (row,) = _rows(frames["summary"].loc[frames["summary"]["quantity"].eq("sink_bound_to")])
     return f"Position or token? {row['value']}: {row['note']}"
 
 
 def _makers_line(row: Mapping[Any, Any]) -> Text:
-    """Say in a line what a set of makers removes."""
     named, size = first_parts(named_parts(row["parts"]), most=3), int(row["size"])
     chance = "" if beyond_chance(row) else ", no more than chance"
     of = "" if row["target"] == "sink" else f" of the {row['target']}"
@@ -152,10 +150,8 @@ def _table(title: str) -> Table:
 
 
 def _percent_bounds(row: Mapping[Any, Any]) -> str:
-    """An interval in percent."""
     return interval_text(row["ci_low"], row["ci_high"], shown=percent)
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The table's rows as dictionaries."""
     return frame.to_dict("records")

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from ..activations.precision import rounding
 from ..activations.record import capture
 from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
-from ..edits.amplification import CentringMeans
-from ..engine.plan import Plan
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, model_of, tokens_of
 from ..models.lens import LensModel
@@ -50,7 +48,7 @@ from .inputs import (
     sinks_elsewhere,
     without_sequences,
 )
-from .interventions import TABLES, Studied, causal_tables
+from .interventions import TABLES, Kept, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
@@ -220,7 +218,7 @@ def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
         FILES
         + (("experts",) if lens.d_expert is not None else ())
         + (("random_init_heads", "random_init_links") if config.random_init else ())
-        + (tuple(TABLES) if config.interventions else ())
+        + (TABLES if config.interventions else ())
     )
 
 
@@ -266,7 +264,6 @@ class _Asked:
 
     @property
     def own(self) -> list[MakesReadings]:
-        """The links' own readings."""
         return [link.readings for link in self.links]
 
     def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
@@ -275,39 +272,10 @@ class _Asked:
         return scout_and_measure(self.lens, batch, **asked | how)
 
 
-class _Kept:
-    """The tables of a trace: each is written when it is made, and read if an earlier start has written it."""
-
-    def __init__(self, writer: RunWriter, stages: "_Stages") -> None:
-        """Keep tables in a run folder."""
-        self.frames: dict[str, pd.DataFrame] = {}
-        self.writer, self._stages = writer, stages
-
-    def keep(self, name: str, frame: pd.DataFrame) -> None:
-        """Write a table."""
-        self.frames[name] = frame
-        self.writer.write_table(name, frame)
-
-    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """The table, made unless an earlier start has written it."""
-        self._stages.begin(name)
-        self.frames[name] = self.writer.once(name, make)
-        collect()
-        return self.frames[name]
-
-    def means(self, means: CentringMeans) -> None:
-        """Write the centring means."""
-        self.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in means.tensors().items()})
-
-    def plan(self, plan: Plan, deviation: float) -> None:
-        """Write the plan of the interventions' forwards."""
-        self.writer.write_text("plan.json", plan.as_json(deviation=deviation))
-
-
 def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[str, pd.DataFrame], Panel]:
     """Measure, intervene and judge, each table written when it is made."""
     lens, config, links = asked.lens, asked.config, asked.links
-    kept = _Kept(writer, stages)
+    kept = Kept(writer, begin=stages.begin)
     kept.keep("chain", chain_table(links))
     located = _located(asked)
     batch, panel = located.batch, located.panel
@@ -402,7 +370,7 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
     yield "key_split", tables.key_table(panel, links=links)
 
 
-def _baseline_tables(asked: _Asked, located: summary.Located, kept: _Kept) -> None:
+def _baseline_tables(asked: _Asked, located: summary.Located, kept: Kept) -> None:
     """The tables of the random-init baseline, which is measured once for both."""
     config, measured = asked.config, functools.cache(lambda: _baseline(asked, located))
     with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
@@ -431,7 +399,6 @@ class _Stages:
     """A bar that says what is being done and about how long the rest takes."""
 
     def __init__(self, config: TraceConfig, *, progress: bool) -> None:
-        """Count the stages that this configuration has."""
         asked = {"random_init_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
         self._left = [name for name in _STAGES if asked.get(name, True)]
         total = sum(_STAGES[name][1] for name in self._left)
@@ -440,12 +407,10 @@ class _Stages:
         self._now = ""
 
     def __enter__(self) -> "_Stages":
-        """Begin with the measuring."""
         self.begin("measuring")
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the progress bar."""
         self._bar.set_description_str("trace", refresh=False)
         self._bar.close()
 
@@ -464,7 +429,6 @@ def _conditions(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     """The chosen BOS condition, and the other one if it is read: not of sequences that were aligned."""
 
     def name(condition: TokenBatch) -> str:
-        """The name of a BOS condition."""
         return "with" if condition.bos else "without"
 
     config, other = asked.config, None if located.aligned else asked.other

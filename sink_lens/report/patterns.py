@@ -74,14 +74,19 @@ def ends_of_ranking(run: Run, *, strongest: int, weakest: int) -> list[tuple[int
     return known[:strongest] + known[strongest:][-weakest:]
 
 
-def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
-    """Position and text of the first sequence's first tokens; none if the run has no such table."""
+def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
+    """Position -> text of the first sequence's tokens, the first of them; none if the run has no such table."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
     if table is None:
-        return []
+        return {}
     table = table.dropna(subset=["position", "text"])  # a table from elsewhere may lack some
-    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most)
-    return [(int(place), token(text)) for place, text in zip(table["position"], table["text"], strict=True)]
+    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most or len(table))
+    return {int(place): str(text) for place, text in zip(table["position"], table["text"], strict=True)}
+
+
+def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
+    """Position and text of the first sequence's first tokens, as a page shows them."""
+    return [(place, token(text)) for place, text in first_tokens(run, most=most).items()]
 
 
 def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:

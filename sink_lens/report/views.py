@@ -26,7 +26,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, check_not_of_run
 from sink_lens.records.provenance import strict
 from sink_lens.report.page import MAKES, about
-from sink_lens.report.patterns import ends_of_ranking, kept_patterns
+from sink_lens.report.patterns import ends_of_ranking, first_tokens, kept_patterns
 from sink_lens.text import head_name, neuron_name, number, plural, token
 
 _LOADER = """(async () => {
@@ -421,13 +421,6 @@ def _patterns_of(
     return _bounded(patterns), names
 
 
-def _run_tokens(run: Run, *, length: int) -> list[str]:
-    """The texts of the first positions of a run's first sequence."""
-    table = run.need("tokens", columns=["sequence", "position", "text"])
-    table = table.loc[table["sequence"] == table["sequence"].min()]
-    return table.sort_values("position")["text"].tolist()[:length]
-
-
 def _neurons_of(
     source: Any, *, sequence: int, layers: Sequence[Any] | None, neurons: Sequence[Any] | None
 ) -> tuple[np.ndarray, Sequence[Any], Sequence[Any]]:
@@ -536,19 +529,17 @@ def _bounded(found: np.ndarray) -> np.ndarray:
 def _texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
     """Return the tokens of the positions, by default those of a run."""
     if tokens is None and isinstance(source, Run):
-        tokens = _run_tokens(source, length=length)
+        tokens = list(first_tokens(source, most=length).values()) or None
     return _texts_of(tokens, length=length, sequence=sequence, tokenizer=tokenizer)
 
 
 def _names(names: Sequence[str], n: int) -> list[str]:
-    """The names of heads, one each, made safe to show."""
     if len(names) != n:
         raise InputError(f"there are {len(names)} names for {n} heads; need one each")
     return [_harmless(name, limit=16) for name in names]
 
 
 def _id(name: str) -> str:
-    """The name, if it can be an element's id."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
         raise InputError(f"{name!r} can be no id of an element; need a letter, then letters, digits, - and _")
     return name

@@ -189,6 +189,13 @@ def table_of(kind: str, name: str) -> Table | None:
     return None
 
 
+def columns_of(kind: str, name: str) -> list[str]:
+    """The columns of a table of a kind of run, in their order."""
+    table = table_of(kind, name)
+    assert table is not None, (kind, name)
+    return [column.name for column in table.columns]
+
+
 def meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
     """Column -> its meaning, by the table of this kind of run that has the most of the columns."""
     asked = set(columns)

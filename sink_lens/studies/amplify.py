@@ -1,18 +1,13 @@
 """``amplify``: does a sink come where the variance of aggregated values is amplified?"""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
+from ..chain.amplification import added, edits_of
 from ..chain.setting import Setting
-from ..edits.amplification import Centre, CentringMeans, centres_of, centring_means
-from ..edits.amplification import amplify as amplifying
-from ..edits.constructors import Edit
-from ..edits.outcome import Outcome
+from ..edits.amplification import Centre, centres_of, centring_means
 from ..errors import InputError
 from ..models.lens import check_attention
-from ..stats import studentised_interval
 from ..text import span
 from .config import AmplifyConfig
 from .study import Measured, study, summary_row
@@ -43,18 +38,16 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     means = None
     if any(centre != "none" for centre in centres):
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
-    baseline, summary = setting.baseline, []
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
-    at = {"position": setting.target_position, "layers": chosen, "means": means, "site": lens.family.aggregated}
-    edits = [_amplified(factor, centre=centre, **at) for centre, factor in cells]
+    edits, summary = edits_of(setting, cells, layers=chosen, means=means), []
     runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
-    for (centre, factor), some, run in zip(cells, edits, runs, strict=True):
-        edited = run if some else baseline
-        row = summary_row(setting, baseline, edited, target_position=setting.target_position, reads=reads)
-        before, mass = row["baseline_target_mass"], row["target_mass"]
-        times = mass / before if before else np.nan
-        change = _change(baseline, edited, position=setting.target_position, reads=reads, seed=config.seed)
-        summary.append({"centre": centre, "factor": factor, "layers": span(chosen), "times": times} | change | row)
+    for (centre, factor), run in zip(cells, runs, strict=True):
+        edited = setting.baseline if factor == 1 else run
+        rng = np.random.default_rng(config.seed)
+        change = added(setting, edited, factor=factor, reads=reads, generator=rng)
+        del change["mass"]  # the row has it
+        row = summary_row(setting, setting.baseline, edited, target_position=setting.target_position, reads=reads)
+        summary.append({"centre": centre, "factor": factor, "layers": span(chosen)} | change | row)
     frames = {"summary": pd.DataFrame(summary)}
     where = f"Position {setting.target_position} amplified in layers {span(chosen)}, at most:"
     headline = "\n".join([where, *amplified(frames["summary"])])
@@ -66,21 +59,3 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     }
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
     return Measured(frames=frames, headline=headline, asked=options, means=tensors)
-
-
-def _change(baseline: Outcome, edited: Outcome, *, position: int, reads: Sequence[int], seed: int) -> dict[str, float]:
-    """The attention that the amplification adds at the position, with its interval over sequences."""
-    if edited is baseline:  # the factor 1
-        return {"change": 0.0, "change_low": 0.0, "change_high": 0.0}
-    after, before = (run.mass_at(position, layers=reads) for run in (edited, baseline))
-    found = studentised_interval((after - before).numpy(), generator=np.random.default_rng(seed))
-    return {"change": found.estimate, "change_low": found.low, "change_high": found.high}
-
-
-def _amplified(
-    factor: float, *, position: int, layers: list[int], centre: Centre, means: CentringMeans | None, site: str
-) -> list[Edit]:
-    """The edit of one cell; none where the factor is 1, which is the baseline run."""
-    if factor == 1:
-        return []
-    return [amplifying(factor, positions=[position], layers=layers, centre=centre, means=means, site=site)]

@@ -28,28 +28,8 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.weights import mlp_weights
 from ..progress import tqdm
-from ..schema import LOST_FRAC
+from ..schema import LOST_FRAC, columns_of
 from .config import MOST_IN_SET
-
-COLUMNS = (
-    "step",
-    "kind",
-    "neurons",
-    "size",
-    "method",
-    "what",
-    "where",
-    "layers_from",
-    "layers_to",
-    "baseline_mass",
-    "mass",
-    "removed_share",
-    "ci_low",
-    "ci_high",
-    "baseline_loss_nats",
-    "loss_nats",
-    "n",
-)
 
 Neuron = tuple[int, int]
 """Layer and index."""
@@ -93,7 +73,7 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
 def find_sets(
     setting: Setting, *, most: int = MOST_IN_SET, rank: Ranking = rank_neurons, progress: bool = False
 ) -> tuple[list[Found], pd.DataFrame]:
-    """The smallest set of every growth step, and one row for every ablation that was made; see ``COLUMNS``.
+    """The smallest set of every growth step, and one row for every ablation that was made.
 
     Cost: for a step some 20 to 60 passes of the bridge over the setting's sequences.
 
@@ -121,7 +101,7 @@ def find_sets(
             for row in _rows(setting, one, rank=rank, rng=rng):
                 rows.append(row)
                 bar.update()
-    return found, pd.DataFrame(rows, columns=list(COLUMNS))
+    return found, pd.DataFrame(rows, columns=columns_of("ablate", "ablations"))
 
 
 def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
@@ -132,7 +112,6 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
     places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
 
     def removed(neurons: Sequence[Neuron]) -> float:
-        """Share of the sink that ablating these neurons removes."""
         tick()
         edits = setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
         return _share_removed(setting, setting.run(edits, layers=segment.layers, quiet=True), segment)
@@ -255,13 +234,11 @@ def _edits(
 
 
 def _share_removed(setting: Setting, run: Outcome, segment: Segment) -> float:
-    """Share of the sink that a run removes."""
     before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
     return 1 - float(run.mass_at(setting.sink_position, layers=segment.layers).mean()) / before if before else math.nan
 
 
 def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
-    """As many others of each layer."""
     drawn: list[Neuron] = []
     for layer, units in _by_layer(chosen).items():
         pool = torch.tensor([unit for unit in range(setting.lens.n_neurons(layer)) if unit not in units])

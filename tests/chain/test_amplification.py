@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 from rounding import CLOSE
 
-from sink_lens.chain.amplification import COLUMNS, amplification_curve, best_factor, strongest_amplification
+from sink_lens.chain.amplification import amplification_curve, best_factor, strongest_amplification
 from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.engine.forward import run_with
+from sink_lens.schema import columns_of
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_what_is_amplified_lies_before_what_is_read(planted_at, tiny_at):
 
 def test_the_curve_has_a_row_for_every_centre_and_factor(made):
     _, curve = made
-    assert tuple(curve.columns) == COLUMNS
+    assert curve.columns.tolist() == columns_of("trace", "amplification")
     assert curve["factor"].tolist() == [1.0, 5.0, 30.0] * 3
     assert curve["centre"].tolist() == ["values"] * 3 + ["aggregated"] * 3 + ["none"] * 3
     ones = curve[curve["factor"] == 1]

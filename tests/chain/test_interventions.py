@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sink_lens.chain.amplification import amplification_curve, best_factor
-from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, Studied, causal_tables, effect_table
+from sink_lens.chain.interventions import TABLES, Studied, causal_tables, effect_table
 from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import bound_to
 from sink_lens.chain.placement import kind_of
@@ -19,6 +19,7 @@ from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
+from sink_lens.schema import columns_of
 
 REMOVING = ["variance_preserved", "variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]
 
@@ -42,7 +43,7 @@ def changed(planted_at, tiny_at):
 
 def test_each_link_is_changed_once_in_the_order_of_the_chain(changed):
     _, effects = changed("planted")
-    assert tuple(effects.columns) == EFFECT_COLUMNS
+    assert effects.columns.tolist() == columns_of("trace", "effects")
     primary = effects[effects["is_primary"]]
     assert primary["link"].tolist() == ["aggregation_variance", *REMOVING]
     assert (primary["n_controls"] == 5).all()
@@ -77,7 +78,7 @@ def test_controls_of_fewer_sequences_are_near_those_of_all(planted_at, changed):
     assert (found.loc[~made, "control_n"] == 0).all()
     for name in ("control_mean", "control_share", "control_loss_nats"):
         assert found.loc[made, name].tolist() == pytest.approx(whole.loc[made, name].tolist(), abs=0.05), name
-    same = [name for name in EFFECT_COLUMNS if not name.startswith(("control_", "ci_", "beyond_"))]
+    same = [name for name in found.columns if not name.startswith(("control_", "ci_", "beyond_"))]
     pd.testing.assert_frame_equal(found[same], whole[same])
 
 
@@ -186,8 +187,8 @@ def test_every_kind_of_family_is_changed(tiny_at, config, family):
     # learned positions and no gate; norms behind and soft caps; no neurons; fused projections; ReLU
     found = made(tiny_at(family), dataclasses.replace(config, intervention_sequences=2, intervention_length=16))
     assert found.made == list(TABLES)
-    for name, columns in TABLES.items():
-        assert tuple(found.tables[name].columns) == columns
+    for name in TABLES:
+        assert found.tables[name].columns.tolist() == columns_of("trace", name)
         assert len(found.tables[name]) or name == "maker_sets"  # no set removes half of what is no sink
     assert found.tables["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
     assert len(found.centring) == 1

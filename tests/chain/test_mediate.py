@@ -5,9 +5,10 @@ import functools
 import pytest
 from rounding import close
 
-from sink_lens.chain.mediate import COLUMNS, mediation_table
+from sink_lens.chain.mediate import mediation_table
 from sink_lens.edits.constructors import freeze
 from sink_lens.engine.forward import run_with
+from sink_lens.schema import columns_of
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def row(table, intervention, name):
 
 def test_one_row_per_intervention_frozen_link_and_step(table_of):
     table = table_of("planted")
-    assert tuple(table.columns) == COLUMNS
+    assert table.columns.tolist() == columns_of("trace", "mediation")
     assert table["intervention"].tolist() == ["isolation"] * 4 + ["amplification"] * 4 + ["natural"] * 4
     assert table["frozen"].tolist() == ["z", "neurons", "dimensions", "key"] * 3
     assert (table["step"] == 0).all()

@@ -60,7 +60,6 @@ def _position_decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -
     after = (panel.positions[later] - panel.location.sink_position).tolist()
 
     def slope(rows: np.ndarray) -> float:
-        """The slope of the mean curve."""
         curve = torch.full((after[-1] + 1,), math.nan, dtype=torch.float32)
         curve[after] = torch.from_numpy(rows.mean(axis=0)).float()
         return float(decay_exponent(curve))

@@ -16,7 +16,7 @@ from ...models.weights import attention_weights, keys_of, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
-from ..setting import Kept, Segment, Setting, random_dimensions
+from ..setting import Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
 
 _PARTS = {
@@ -202,18 +202,14 @@ def _interventions(trial: Trial) -> list[Intervention]:
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
 
-    options = {"d_model": lens.d_model, "draws": setting.n_controls, "generator": trial.generator}
-    drawn = {layer: random_dimensions(dims, **options) for layer, dims in entering.items()}
+    drawn = setting.others("attn_in", entering, generator=trial.generator)
     reads = tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in entering)
     rest = edit_of(entering, ALL_BUT, but=True)
     return [
         Intervention(
             name="mean ablation of the outlier dimensions in the key",
             edits=(edit_of(entering, "outlier dimensions in the key"),),
-            controls=tuple(
-                (edit_of({layer: sets[i] for layer, sets in drawn.items()}, "random dimensions in the key"),)
-                for i in range(setting.n_controls)
-            ),
+            controls=tuple((edit_of(dims, "random dimensions in the key"),) for dims in drawn),
             position=setting.sink_position,
             reads=reads,
             carries=True,

@@ -22,7 +22,7 @@ from ..evidence import (
 )
 from ..locate import GrowthStep, random_neurons_like
 from ..neurons import LayerSplit, super_neurons
-from ..setting import WHOLE, Edits, Kept, Segment, Setting, random_dimensions
+from ..setting import WHOLE, Edits, Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
 
 _MOST_DIRECTIONS = 32
@@ -113,15 +113,13 @@ def _interventions(trial: Trial) -> list[Intervention]:
         chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
 
         def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
-            """Zero the super neurons' entries to these dimensions."""
             neurons = {layer: mask.nonzero().flatten().tolist() for layer, mask in supers.items()}
             return tuple(
                 scalar(setting.lens, layer=layer, neurons=some, dimensions=dimensions[layer])
                 for layer, some in neurons.items()
             )
 
-        drawn = {layer: _random_other_dimensions(setting, dims, generator) for layer, dims in chosen.items()}
-        controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
+        controls = setting.others("resid_post", chosen, generator=generator)
         name = "entries of down_proj to the outlier dimensions x 0"
         found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
     if by_layer:
@@ -147,15 +145,11 @@ def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
 
 def _ablate_dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
     """Mean ablate the outlier dimensions after every layer that has them; controls ablate as many other dimensions."""
-    at = {"position": setting.sink_position, "mean": True}
-    drawn = {layer: _random_other_dimensions(setting, dims, generator) for layer, dims in by_layer.items()}
+    kept = setting.keep_beside("resid_post", by_layer, position=setting.sink_position, generator=generator)
     return Intervention(
         name="outlier dimensions, mean ablated",
-        edits=setting.keep_units("resid_post", by_layer, **at),
-        controls=tuple(
-            setting.keep_units("resid_post", {layer: sets[i] for layer, sets in drawn.items()}, **at)
-            for i in range(setting.n_controls)
-        ),
+        edits=kept.edits,
+        controls=kept.controls,
         position=setting.sink_position,
         reads=tuple(layer for layer in setting.sink_layers if layer > min(by_layer)) or setting.sink_layers,
         is_primary=False,
@@ -187,7 +181,6 @@ def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[In
         return x - (x - means[layer].to(x.device, x.dtype)) @ span @ span.T
 
     def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
-        """An edit that ablates a span in every layer."""
         where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": label}
         return edit("resid_post", lambda x, at: removed(x, spans[at.layer], at.layer), **where)
 
@@ -231,24 +224,13 @@ def _freeze(setting: Setting, segment: Segment, position: int, generator: torch.
     if not segment.steps:
         return None
     written = {step.last_layer: _written_dimensions(setting, step) for step in segment.steps}
-    drawn = {layer: _random_other_dimensions(setting, dims, generator) for layer, dims in written.items()}
-    at = {"position": position, "mean": position == setting.sink_position}
-    controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
-    return Kept(
-        edits=setting.keep_units("resid_post", written, label="freeze outlier dimensions", **at),
-        controls=tuple(setting.keep_units("resid_post", one, **at) for one in controls),
-        size=sum(map(len, written.values())),
-    )
+    how = {"position": position, "generator": generator, "label": "freeze outlier dimensions"}
+    return setting.keep_beside("resid_post", written, **how)
 
 
 def _written_dimensions(setting: Setting, step: GrowthStep) -> list[int]:
     """The outlier dimensions after a growth step, else its strongest dimension."""
     return list(setting.location.outliers.get(step.last_layer, ())) or [step.dimension]
-
-
-def _random_other_dimensions(setting: Setting, dims: Sequence[int], generator: torch.Generator) -> list[list[int]]:
-    """Draw random sets of other dimensions, as many dimensions as ``dims``, for the controls."""
-    return random_dimensions(dims, d_model=setting.lens.d_model, draws=setting.n_controls, generator=generator)
 
 
 NEURONS_DIMENSION = Link(

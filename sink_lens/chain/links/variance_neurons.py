@@ -71,7 +71,6 @@ def _spike_ratio(rows: np.ndarray) -> float:
 
 
 def _defined_rows(values: Tensor) -> np.ndarray:
-    """The rows without a nan."""
     return values[~values.isnan().flatten(1).any(1)].numpy()
 
 
@@ -98,18 +97,9 @@ def _freeze_neurons(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> Kept | None:
     """Freeze the neurons of a mask by layer, against others of the same layers; None if the mask has none."""
-    draws, mean = setting.n_controls, position == setting.sink_position
     chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
-    if not chosen:
-        return None
-    drawn = {layer: random_neurons_like(masks[layer], draws=draws, generator=generator) for layer in chosen}
-    controls = [{layer: sets[i].nonzero().flatten().tolist() for layer, sets in drawn.items()} for i in range(draws)]
-    at = {"position": position, "mean": mean}
-    return Kept(
-        edits=setting.keep_units("neurons", chosen, label="freeze super neurons", **at),
-        controls=tuple(setting.keep_units("neurons", units, **at) for units in controls),
-        size=sum(len(units) for units in chosen.values()),
-    )
+    how = {"position": position, "generator": generator, "label": "freeze super neurons"}
+    return setting.keep_beside("neurons", chosen, **how) if chosen else None
 
 
 VARIANCE_NEURONS = Link(

@@ -38,7 +38,6 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     ]
 
     def z_at(view: LayerView) -> Tensor:
-        """The aggregated values at the sampled positions."""
         return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
     return [

@@ -30,6 +30,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
 from sink_lens.report.page import largest_first
+from sink_lens.report.patterns import first_tokens
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import head_name, json_value, neuron_name, token, visible
 
@@ -113,7 +114,7 @@ class ChainCircuit(Drawable):
         known |= {"title": title, "meaning": meaning}
         if self.run is not None:
             heads = self.nodes.loc[self.nodes["kind"].eq("head"), "id"].tolist()
-            known |= {"tokens": _first_tokens(self.run)}
+            known |= {"tokens": tuple(first_tokens(self.run).values())}
             known |= {"attention": _attention(self.run, heads, position=int(self.about["sink_position"]))}
         return chain_graph(self.nodes, self.edges, model=model, **known)
 
@@ -177,15 +178,6 @@ def chain_circuit(run: Run) -> ChainCircuit:
     )
 
 
-def _first_tokens(run: Run) -> tuple[str, ...]:
-    """The texts of the first sequence's tokens; empty if the run has none."""
-    table = run.optional("tokens", columns=["sequence", "position", "text"])
-    if table is None or not len(table):
-        return ()
-    own = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position")
-    return tuple(str(text) for text in own["text"])
-
-
 def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, Any]:
     """The patterns of the heads in the first sequence, and what makes the logit of the sink's key in their layers."""
     if not (run.folder / "patterns.safetensors").is_file():
@@ -213,12 +205,10 @@ def _kind(node: str) -> str:
 
 
 def _kinds(joined: Sequence[NamedLink]) -> list[str]:
-    """The kinds of the chain's nodes, in order."""
     return list(dict.fromkeys(_kind(node) for link in joined for node in (link.source, link.target)))
 
 
 def _id(kind: str, step: int | None) -> str:
-    """The id of a node of this kind and growth step."""
     return f"{kind}:{step}" if kind in _BY_STEP else kind
 
 
@@ -487,7 +477,6 @@ def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str
 
 
 def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:
-    """The rows of a position, from one layer to another."""
     if table is None:
         return None
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position)]
@@ -507,7 +496,6 @@ def _named_layers(listed: str) -> str:
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as dictionaries with text keys."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 

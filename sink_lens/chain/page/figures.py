@@ -98,31 +98,26 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
     """Norm of the sink token over the others by layer, and its outlier dimension, growth steps shaded.
 
     Args:
-        layers: layer, norm_ratio, of one position; outlier_value is drawn below if the table has it.
+        layers: layer, norm_ratio, outlier_value, of one position.
         growth_steps: first_layer, last_layer, ratio_before, ratio_after.
     """
     layers = layers.sort_values("layer")
     layer = layers["layer"].to_numpy(float)
-    value = layers["outlier_value"].to_numpy(float) if "outlier_value" in layers.columns else np.array([])
-    has_value = bool(np.isfinite(value).any())
-    figure = canvas(height=4.1 if has_value else 2.9)
-    top = panel(figure, place=(2 if has_value else 1, 1, 1), ylabel="norm ÷ others' median")
+    figure = canvas(height=4.1)
+    top = panel(figure, place=(2, 1, 1), ylabel="norm ÷ others' median")
     top.plot(layer, layers["norm_ratio"].to_numpy(float), color=BLUE, marker="o", markersize=3.5)
     logarithmic(top, axis="y")
-    panels = [top]
-    if has_value:
-        below = panel(figure, place=(2, 1, 2), ylabel="strongest dimension")
-        below.sharex(top)
-        top.tick_params(labelbottom=False)
-        below.plot(layer, value, color=GREEN, marker="s", markersize=3)
-        below.axhline(0, color=QUIET, linewidth=0.8)
-        panels.append(below)
+    below = panel(figure, place=(2, 1, 2), xlabel="layer", ylabel="strongest dimension")
+    below.sharex(top)
+    top.tick_params(labelbottom=False)
+    below.plot(layer, layers["outlier_value"].to_numpy(float), color=GREEN, marker="s", markersize=3)
+    below.axhline(0, color=QUIET, linewidth=0.8)
     columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = [] if growth_steps is None else growth_steps[columns].itertuples(index=False)
     n_layers = layer.max(initial=1) - layer.min(initial=0)
     row, last_middle = 0, -math.inf
     for first, last, before, after in steps:
-        for axes in panels:
+        for axes in (top, below):
             axes.axvspan(first - 0.5, last + 0.5, color=ORANGE, alpha=0.22, linewidth=0)
         middle = (first + last) / 2
         row = (row + 1) % 3 if middle - last_middle < 0.2 * n_layers else 0
@@ -137,8 +132,7 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
             color=ORANGE,
             fontsize=FONT - 1,
         )
-    panels[-1].set_xlabel("layer")
-    whole_numbers(panels[-1], y=False)
+    whole_numbers(below, y=False)
     return finished(figure)
 
 

@@ -339,7 +339,6 @@ def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1)
 
 
 def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
-    """Names of the super neurons of a position, the strongest first."""
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)

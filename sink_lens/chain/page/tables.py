@@ -41,7 +41,6 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
     table = largest_first(table.loc[table["read_step"] == read], "share")
 
     def end(name: str, step: float) -> str:
-        """The name of a path's end, with its growth step if it has one."""
         return name if step < 0 else f"{name}, step {step:.0f}"
 
     shown = table.assign(
@@ -182,13 +181,11 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _has_makers(run: Run) -> bool:
-    """Check whether makers were looked for, and there is something that they make."""
     table = run.optional("maker_sets", columns=["set"])
     return table is not None and len(table) > 0
 
 
 def _has_paths(run: Run) -> bool:
-    """True if the run measured paths."""
     return "paths" in run.tables and has_interventions(run)
 
 

@@ -24,8 +24,6 @@ from sink_lens.report.page import Drawn, Page, in_styles, largest_first, whole
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval, number, plural
 
-_OTHERS_FROM = 8
-"""Other tokens are those at positions from this one on."""
 _MOST_POSITIONS = 200
 
 
@@ -77,29 +75,12 @@ def _norms(run: Run) -> tuple[str, Figure]:
 
 
 def _curve(run: Run, position: int) -> pd.DataFrame:
-    """Norm ratio and strongest dimension by layer: from layers, else from positions and dimensions."""
-    layers = run.optional("layers", columns=["layer", "sink_position", "norm_ratio"])
-    if layers is not None and len(layers.loc[layers["sink_position"] == position]):
-        return layers.loc[layers["sink_position"] == position]
-    table = run.need("positions", columns=["layer", "site", "position", "norm"])
-    table = table.loc[table["site"] == "resid_post"]
-    rows = []
-    for layer, one in table.groupby("layer"):
-        place, norm = one["position"].to_numpy(float), one["norm"].to_numpy(float)
-        others = norm[(place >= _OTHERS_FROM) & (place != position)]
-        if len(others) and (place == position).any():
-            rows.append((layer, float(norm[place == position][0] / np.median(others))))
-    if not rows:
-        raise RunError("the table 'positions' has no norm of the sink token after the layers. Run again to see it.")
-    curve = pd.DataFrame(rows, columns=["layer", "norm_ratio"])
-    dimensions = run.optional("dimensions", columns=["layer", "sink_position", "value"])
-    if dimensions is not None:
-        largest = largest_first(dimensions.loc[dimensions["sink_position"] == position], "value").drop_duplicates(
-            "layer"
-        )
-        value_of = dict(zip(largest["layer"], largest["value"], strict=True))
-        curve["outlier_value"] = [value_of.get(layer, np.nan) for layer in curve["layer"]]
-    return curve
+    """Norm ratio and strongest dimension by layer."""
+    layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
+    layers = layers.loc[layers["sink_position"] == position]
+    if not len(layers):
+        raise RunError("the table 'layers' has no row of the sink position. Run again to see it.")
+    return layers
 
 
 def _variance(run: Run) -> tuple[str, Figure]:
@@ -202,7 +183,6 @@ def _qk(run: Run) -> tuple[str, Figure]:
 
 
 def _circuit(run: Run) -> tuple[str, Figure]:
-    """Draw the chain as a circuit."""
     drawn = circuit.chain_circuit(run)
     causal = drawn.edges.loc[drawn.edges["quantity"].isin(["path_share", "intervention_share"]), "value"]
     if not drawn.about["is_sink"]:
@@ -222,36 +202,24 @@ def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
     """The numbers behind a figure: some columns of a table, of the studied position."""
 
     def rows(run: Run) -> pd.DataFrame:
-        """The rows of the studied position."""
         table = run.need(name, columns=["sink_position"])
         return table.loc[table["sink_position"] == studied(find_story(run))].filter(items=columns)
 
     return rows
 
 
-def _mass_rows(run: Run) -> pd.DataFrame:
-    """By layer from the table of layers, else the mean over heads."""
-    if run.optional("layers", columns=["sink_position", "sink_mass"]) is not None:
-        return _rows("layers", ["layer", "sink_score", "sink_mass"])(run)
-    heads = _rows("heads", ["layer", "sink_score", "sink_mass"])(run)
-    return pd.DataFrame(heads.groupby("layer", as_index=False).mean())
-
-
 def _neuron_rows(run: Run) -> pd.DataFrame:
-    """The 500 neurons of the largest contribution at the studied position."""
     table = run.need("neurons", columns=["sink_position", "contribution"])
     return largest_first(table.loc[table["sink_position"] == studied(find_story(run))], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
-    """The rows of z that the figure of variance draws."""
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
     return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
 def _edges(run: Run) -> pd.DataFrame:
-    """The edges of the circuit."""
     return circuit.chain_circuit(run).edges
 
 
@@ -268,7 +236,7 @@ _FIGURES = (
         key="mass",
         title="From which layer on",
         make=_sink_mass,
-        data=_mass_rows,
+        data=_rows("layers", ["layer", "sink_score", "sink_mass"]),
     ),
     Drawn(
         key="norms",
@@ -289,7 +257,6 @@ _FIGURES = (
 
 
 def _amplification(run: Run) -> tuple[str, Figure]:
-    """Draw the attention that amplification adds by factor."""
     table = causal_table(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )

@@ -285,12 +285,10 @@ def beyond_chance(row: Mapping[Any, Any]) -> bool:
 
 
 def _whole(value: object) -> int:
-    """The value as a whole number."""
     return int(float(str(value)))
 
 
 def _summary(tables: Tables) -> dict[str, Any]:
-    """The values of the table ``summary`` by quantity."""
     table = tables.get("summary")
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
