@@ -35,7 +35,6 @@ def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 
     def removed(*kinds: str) -> np.ndarray:
-        """The shares that ablations of these kinds remove."""
         return usual.query("kind in @kinds")["removed_share"].to_numpy(dtype=float)
 
     random, single = removed("random, same layers", "random, same ranks outside"), removed("single")

@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, weights_hash
 from ..records import check_free, read_run
-from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
+from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, columns_of
 from ..stats import Interval, interval, paired_difference
 from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
 from ..text import interval as bounds
@@ -485,49 +485,16 @@ def _cell(text: Any) -> str:
 
 
 def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    heads, n_layers = seen.heads, seen.lens.n_layers
-    largest = seen.core.stacked("largest:resid_post")[..., 0]
-    layers = pd.DataFrame(
-        {
-            "layer": range(n_layers),
-            "sink_attention": heads["sink_mass"].nanmean(1).double().numpy(),
-            "norm_ratio": seen.norm_ratio[1:].nanmean(1).double().numpy(),
-            "max_abs": largest.abs().amax(1).double().numpy(),
-            "kurtosis": seen.core.stacked("kurtosis").flatten(1).nanmean(1).double().numpy(),
-            "dominance_ratio": seen.dominance[1:].mean(1).double().numpy(),
-        }
-    )
-    index = pd.MultiIndex.from_product([range(n_layers), range(seen.lens.n_heads)], names=["layer", "head"])
-    columns = {name: values.flatten().double().numpy() for name, values in heads.items()}
-    by_head = pd.DataFrame(columns, index=index).reset_index()
-    dimensions = [
-        {
-            "kind": "outlier",
-            "dimension": row["dimension"],
-            "layers": row["layers"],
-            "value": row["value"],
-            "coverage": math.nan,
-        }
-        for row in made["outlier_dimensions"]
-    ] + [
-        {
-            "kind": "residual",
-            "dimension": row["dimension"],
-            "layers": span(row["layers"]),
-            "value": row["value"],
-            "coverage": row["coverage"],
-        }
-        for row in made["residual_sinks"]
-    ]
+    layers = {
+        "layer": range(seen.lens.n_layers),
+        "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
+        "norm_ratio": seen.norm_ratio[1:].nanmean(1).double().numpy(),
+    }
+    dimensions = [{"kind": "outlier"} | row for row in made["outlier_dimensions"]]
+    dimensions += [{"kind": "residual"} | row | {"layers": span(row["layers"])} for row in made["residual_sinks"]]
     losses = [
-        {
-            "condition": name,
-            "loss_nats": row["value"],
-            "change_nats": row["change"]["value"],
-            "change_low": row["change"]["low"],
-            "change_high": row["change"]["high"],
-            "n": row["n"],
-        }
+        {"condition": name, "loss_nats": row["value"], "n": row["n"]}
+        | {f"change_{to}": row["change"][end] for end, to in (("value", "nats"), ("low", "low"), ("high", "high"))}
         for name, row in made["loss"].items()
     ]
     rate = made["sink"]["rate"]
@@ -541,19 +508,19 @@ def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         "outlier_dimensions": ",".join(str(row["dimension"]) for row in made["outlier_dimensions"]),
         "loss_nats": made["loss"]["clean"]["value"],
     }
-    return {
-        "layers": layers,
-        "heads": by_head,
-        "dimensions": pd.DataFrame(dimensions, columns=["kind", "dimension", "layers", "value", "coverage"]),
-        "writers": pd.DataFrame(_writer_rows(made), columns=["layer", "dimension", "part", "unit", "share"]).astype(
-            {"unit": "Int64"}
-        ),
-        "maxima": pd.DataFrame(made["largest_activations"]),
-        "losses": pd.DataFrame(losses).astype({"change_low": float, "change_high": float}),
-        "summary": pd.DataFrame([summary]).astype(
-            dict.fromkeys(("sink_rate", "sink_rate_low", "sink_rate_high", "loss_nats"), float)
-        ),
-    }
+    rows = {"layers": layers, "dimensions": dimensions, "writers": _writer_rows(made), "losses": losses}
+    rows |= {"maxima": made["largest_activations"], "summary": [summary]}
+    frames = {name: pd.DataFrame(some, columns=columns_of("card", name)) for name, some in rows.items()}
+    return frames | {name: frames[name].astype(types) for name, types in _TYPES.items()}
+
+
+_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "dimensions": {"coverage": float},
+    "writers": {"unit": "Int64"},
+    "losses": {"change_low": float, "change_high": float},
+    "summary": dict.fromkeys(("sink_rate", "sink_rate_low", "sink_rate_high", "loss_nats"), float),
+}
+"""Types of columns that are undefined in some cards."""
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:

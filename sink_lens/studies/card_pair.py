@@ -162,7 +162,6 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
 
 
 def _pair(a: Tensor, b: Tensor, *, seed: int) -> Interval:
-    """The second minus the first, paired by sequence."""
     return paired_difference(b.double().numpy(), a.double().numpy(), generator=np.random.default_rng(seed))
 
 

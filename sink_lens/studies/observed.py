@@ -25,14 +25,13 @@ from ..edits.constructors import Edit, freeze, zero
 from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
 from ..errors import InputError
-from ..measures import attention, outputs
-from ..measures.dimensions import dominance_ratio
+from ..measures import attention
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
-from ..models.weights import mlp_weights, output_weights
+from ..models.weights import mlp_weights
 from ..schema import SINK_THRESHOLD
 
 SITES_READ = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "down_out", "mlp_out", "resid_post")
@@ -49,7 +48,7 @@ SPIKE = 50.0
 """A super weight writes at least this many times the median magnitude of its token's MLP output."""
 OF_LARGEST = 0.25
 """Only layers whose MLP writes at least this share of what the strongest layer's MLP writes have super weights."""
-_CORE = ("sink_score", "sink_mass", "entropy", "null_mass")
+_CORE = ("sink_score", "sink_mass", "null_mass")
 
 
 class UnmeasuredError(InputError):
@@ -99,7 +98,6 @@ class Observed:
             Reading(name="received", sites=("rows",), function=self._take_rows),
             Reading(name="kurtosis", sites=("resid_post",), function=self._take_stream),
             Reading(name="residual", sites=("resid_post",), function=_residual),
-            Reading(name="value_ratio", sites=("v",), function=self._value_ratio),
             *(Reading(name=f"largest:{site}", sites=(site,), function=_largest(site)) for site in sites),
         ]
         self._received.clear()
@@ -128,11 +126,6 @@ class Observed:
             self._norms.append(Norms())
         self._norms[-1].add(view)
         return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
-
-    def _value_ratio(self, view: LayerView) -> Tensor:
-        """Norm of the first token's value after W_O over the mean of the others'."""
-        w_o = output_weights(self.lens, layer=view.layer)
-        return outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=0)
 
     @cached_property
     def token_losses(self) -> Float[Tensor, "batch target"]:
@@ -199,11 +192,6 @@ class Observed:
         """Norm of the first token over the median norm of those from position 8 on, before layer 0 and after each."""
         norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
         return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=0)
-
-    @cached_property
-    def dominance(self) -> Float[Tensor, "layer batch"]:
-        """Dominance ratio of the studied token before layer 0 and after each layer."""
-        return torch.stack([dominance_ratio(state) for state in self.states])
 
     @property
     def outlier_dimensions(self) -> list[int]:
@@ -352,18 +340,10 @@ class Observed:
             }
         return found
 
-    @cached_property
-    def heads(self) -> dict[str, Float[Tensor, "layer head"]]:
-        """Numbers of each head, means over sequences.
-
-        Sink score and mass of the first token, entropy, value-norm ratio.
-        """
-        return {
-            "sink_score": self.core.stacked("sink_score")[..., 0].nanmean(1),
-            "sink_mass": self.core.stacked("sink_mass")[..., 0].nanmean(1),
-            "entropy": self.core.stacked("entropy").nanmean(1),
-            "value_norm_ratio": self.core.stacked("value_ratio").nanmean(1),
-        }
+    @property
+    def sink_mass(self) -> Float[Tensor, "layer head"]:
+        """Attention to the first token from the later queries that see it, mean over sequences."""
+        return self.core.stacked("sink_mass")[..., 0].nanmean(1)
 
     def rated(self, threshold: float = SINK_THRESHOLD) -> Float[Tensor, " batch"]:
         """Share of (layer, head) whose sink score at the first token passes the threshold, by sequence."""

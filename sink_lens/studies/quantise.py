@@ -73,7 +73,7 @@ class Largest:
         return found
 
 
-@study(QuantiseConfig)
+@study(QuantiseConfig, every_layer=True)
 def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, progress: bool) -> Measured:
     """Find the tokens and channels that a low-precision format must not touch, and what keeping them is worth.
 
@@ -288,7 +288,6 @@ def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interva
     """Mean of what was gained divided by the mean of the whole, with its 95% interval over sequences."""
 
     def ratio(rows: np.ndarray) -> float:
-        """Mean gain divided by mean cost."""
         below = rows[:, 1].mean()
         return float(rows[:, 0].mean() / below) if below else math.nan
 
@@ -317,7 +316,6 @@ def _random_sets(
     valid: Bool[Tensor, "batch position"],
     config: QuantiseConfig,
 ) -> Iterator[Kept]:
-    """Random tokens and channels of the same number as the chosen set."""
     generator = torch.Generator().manual_seed(config.seed)
     keeps_tokens, size = bool(chosen["sink_tokens"]), int(chosen["channels"])
     taken = largest.channels(size, without_sinks=keeps_tokens)

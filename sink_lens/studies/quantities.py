@@ -78,7 +78,7 @@ COMPARED = {
 
 def sink_onset_layer(seen: Observed, *, threshold: float) -> int | None:
     """First layer whose mean attention to the first token is above the threshold; None if none is."""
-    return onset_layer(seen.heads["sink_mass"].nanmean(1), threshold=threshold)
+    return onset_layer(seen.sink_mass.nanmean(1), threshold=threshold)
 
 
 def sink_positions(seen: Observed) -> list[int]:

@@ -33,6 +33,7 @@ from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
 from ..records import check_free, create_run, default_folder
+from ..schema import table_of
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
@@ -157,7 +158,7 @@ class Measured:
     """The result of a study, before it is written."""
 
     frames: Mapping[str, pd.DataFrame]
-    """Table -> its rows; the summary is a CSV file."""
+    """Table -> its rows."""
     headline: str
     """The result in words."""
     kernel: str = "eager"
@@ -203,17 +204,26 @@ Args:
 Raises:"""
 
 
-def study(kind: type[C]) -> Callable[[Callable[..., Measured]], StudyFunction[C]]:
+def study(
+    asked: type[C], *, kind: str = "", result: type[Study] = Study, every_layer: bool = False
+) -> Callable[[Callable[..., Measured]], StudyFunction[C]]:
     """Make the function of a study from one that measures.
 
     That function takes ``lens, batch, *, config, progress``; that of an intervention, whose configuration is a
     ``StudyConfig``, ``setting, *, config, progress``. Its name and docstring are those of the study.
+
+    Args:
+        asked: the study's configuration.
+        kind: of run, where it is not the function's name.
+        result: the class of its result.
+        every_layer: refuse models that have layers without attention.
     """
-    return partial(_function, kind)
+    return partial(_function, asked, kind=kind, result=result, every_layer=every_layer)
 
 
-def _function(kind: type[C], measure: Callable[..., Measured]) -> StudyFunction[C]:
-    """The function of a study, with the name and the docstring of the one that measures."""
+def _function(
+    asked: type[C], measure: Callable[..., Measured], *, kind: str, result: type[Study], every_layer: bool
+) -> StudyFunction[C]:
 
     def function(
         model: ModelLike | ReadConfig,
@@ -226,21 +236,22 @@ def _function(kind: type[C], measure: Callable[..., Measured]) -> StudyFunction[
         **fields: Any,
     ) -> Study:
         check_free(out, overwrite=overwrite)
-        edits = issubclass(kind, StudyConfig)  # which needs no attention in every layer
-        settled, lens, batch = inputs(kind, model, config=config, tokens=tokens, fields=fields, every_layer=not edits)
+        given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
+        settled, lens, batch = inputs(asked, model, **given)
         how = {"config": settled, "progress": progress}
         if isinstance(settled, StudyConfig):
             setting, question = prepare(settled, lens, batch)
-            found, used, asked = measure(setting, **how), setting.tokens, question
+            found, used, answered = measure(setting, **how), setting.tokens, question
         else:
-            found, used, asked = measure(lens, batch, **how), batch, settled
-        return write_study(measure.__name__, lens, used, asked, found, out=out, overwrite=overwrite)
+            found, used, answered = measure(lens, batch, **how), batch, settled
+        to = {"out": out, "overwrite": overwrite, "result": result}
+        return write_study(kind or measure.__name__, lens, used, answered, found, **to)
 
     said = inspect.cleandoc(measure.__doc__ or "")
-    function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=kind.__name__))
+    function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=asked.__name__))
     function.__name__ = function.__qualname__ = measure.__name__
     function.__module__ = measure.__module__
-    function.__annotations__ |= {"config": kind | None}
+    function.__annotations__ |= {"config": asked | None}
     return function
 
 
@@ -253,8 +264,10 @@ def write_study(
     *,
     out: str | Path | None,
     overwrite: bool,
+    result: type[Study] = Study,
 ) -> Study:
     """Write the run folder and return the study."""
+    frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     folder = Path(out) if out is not None else default_folder(lens.name)
     if isinstance(config, TraceConfig):
         record = provenance(lens, batch, config=config, kernel=found.kernel)
@@ -266,18 +279,16 @@ def write_study(
         kind=kind,
         config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in found.asked.items()},
         provenance=record,
-        expects=("tokens", *found.frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
+        expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
         overwrite=overwrite,
     ) as writer:
-        writer.write_table("tokens", decode_tokens(batch, lens.tokenizer))
         if found.means:
             writer.write_tensors("centring_means", found.means)
-        for name, frame in found.frames.items():
-            if name == "summary":
-                writer.write_csv(name, frame)
-            else:
-                writer.write_table(name, frame)
+        for name, frame in frames.items():
+            described = table_of(kind, name)
+            is_csv = described is not None and described.file == "csv"
+            (writer.write_csv if is_csv else writer.write_table)(name, frame)
         for name, content in found.files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             writer.write_text(name, text)
-    return Study(folder=folder, tables=dict(found.frames), headline=found.headline, decision=found.decision)
+    return result(folder=folder, tables=frames, headline=found.headline, decision=found.decision)

@@ -126,7 +126,7 @@ def test_every_family_has_a_card(family, tmp_path):
     lens = speaking(family)
     made = card(lens, out=tmp_path / "card", **SIZE)
     assert list(made.decision) == FIELDS
-    assert len(made.tables["heads"]) == lens.n_layers * lens.n_heads
+    assert len(made.tables["layers"]) == lens.n_layers
     assert row_of(read_run(tmp_path / "card"))["loss"].value == made.decision["loss"]["clean"]["value"]
 
 

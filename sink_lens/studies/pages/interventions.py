@@ -249,7 +249,6 @@ def _most_amplified(run: Run) -> str:
 
 
 def _shift_words(centre: str) -> str:
-    """Describe an amplification of the position's aggregated values, by its centre."""
     if centre == "none":
         return "scaled alone, the control"
     return f"away from the mean of the {_centre(centre)}"

@@ -4,11 +4,9 @@ One pass of the plain model gives the attention that each token receives, its no
 dimensions that are large on most tokens.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,57 +19,32 @@ from ...activations.attention import choose_kernel
 from ...activations.record import stream
 from ...activations.sink_mask import LEAST, Norms, Received, Rule, find_gap, gap_text, pieces_by_length
 from ...activations.views import LayerView, Reading
-from ...data.tokens import TokenBatch, Tokens, decode_tokens
+from ...data.tokens import TokenBatch, decode_tokens
 from ...measures import sink_tokens as measures
 from ...measures.sink_tokens import ScoreGap
-from ...models.inputs import provenance_of
 from ...models.lens import LensModel
-from ...models.load import ModelLike
 from ...progress import tqdm
-from ...records import Result, create_run, default_folder
+from ...records import Result
 from ...text import span
-from ..study import inputs
+from ..study import Measured, study
 from .config import TokensConfig
 
-EXPECTS = ("tokens", "sink_tokens", "token_ids", "positions", "dimensions", "histogram", "thresholds", "agreement")
 _BINS = 60
 
 
-@dataclass(frozen=True, kw_only=True)
 class SinkTokens(Result):
     """A finished ``sink-lens tokens``; everything in it also lies in its run folder."""
 
     main = "sink_tokens"
-    sink: Bool[Tensor, "batch position"] = field(repr=False)
-    """The tokens that are sinks."""
-    massive: Bool[Tensor, "batch position"] = field(repr=False)
-    """The tokens that are massive."""
 
     def shown(self) -> tuple[object, ...]:
         """Return the table on how far the two definitions agree."""
         return (self.tables["agreement"],)
 
 
-def sink_tokens(
-    model: ModelLike | TokensConfig,
-    tokens: Tokens | str | None = None,
-    *,
-    config: TokensConfig | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    **fields: Any,
-) -> SinkTokens:
+@study(TokensConfig, kind="tokens", result=SinkTokens)
+def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> Measured:
     """Find a model's sink tokens, massive activations and residual sinks, and write a run folder.
-
-    Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
-        config: the configuration; the default one if None.
-        tokens: the sequences, instead of those of the configuration.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
-        overwrite: replace the run that the folder holds.
-        progress: show bars.
-        **fields: fields of ``TokensConfig``, such as ``sequences=8``; they win over those of ``config``.
 
     Raises:
         InputError: a value that cannot be used, or tokens that the model cannot take.
@@ -80,22 +53,9 @@ def sink_tokens(
 
     Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks).
     """
-    config, lens, batch = inputs(TokensConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    with create_run(
-        Path(out) if out is not None else default_folder(lens.name),
-        kind="tokens",
-        config=dataclasses.asdict(config),
-        provenance=provenance_of(lens, batch, kernel=kernel) | {"seeds": {"tokens": batch.seed}},
-        expects=EXPECTS,
-        overwrite=overwrite,
-    ) as writer:
-        found = _mark_tokens(lens, batch, config=config, progress=progress)
-        frames = _tables(lens, batch, found, config=config)
-        for name, frame in frames.items():
-            (writer.write_csv if name in ("thresholds", "agreement") else writer.write_table)(name, frame)
-    headline = "\n".join(frames["thresholds"]["statement"])
-    return SinkTokens(folder=writer.folder, tables=frames, sink=found.sink, massive=found.massive, headline=headline)
+    frames = _tables(lens, batch, _mark_tokens(lens, batch, config=config, progress=progress), config=config)
+    return Measured(frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"]))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +93,6 @@ class _Pass:
     outliers: list[pd.DataFrame] = field(default_factory=list)
 
     def readings(self) -> list[Reading]:
-        """The readings of one pass."""
         attention = Reading(name="attention", sites=("rows",), function=self._attention)
         return [attention, Reading(name="state", sites=("resid_post",), function=self._state)]
 
@@ -249,7 +208,6 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
 
 
 def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
-    """Every table."""
     decoded = decode_tokens(batch, lens.tokenizer)
     special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
     at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
@@ -265,7 +223,6 @@ def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: Tokens
         received=found.received.nanmean(0).numpy()[at].astype(float),
     )
     return {
-        "tokens": decoded,
         "sink_tokens": _marked_tokens(every, found),
         "token_ids": _by_id(every),
         "positions": _by_position(every),
@@ -295,13 +252,11 @@ def _marked_tokens(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
 
 
 def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> str:
-    """The layers in which a token's value is at least the threshold."""
     over = values[:, place[0], place[1]] >= threshold
     return span(over.nonzero().flatten().tolist())
 
 
 def _rates(part: pd.DataFrame) -> dict[str, Any]:
-    """Rates and scores of some tokens."""
     return {
         "tokens": len(part),
         "sink_rate": part["sink"].to_numpy(float).mean(),
