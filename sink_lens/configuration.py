@@ -193,7 +193,6 @@ def check_unread(config: Any, *names: str, reader: str) -> None:
 
 
 def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
-    """A list from text with commas or ranges."""
     if how == "ranges":
         return tuple(ranges(text, name=name))
     if how != "commas":
@@ -206,7 +205,6 @@ def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
 
 
 def _single(name: str, value: Any, kind: Any) -> Any:
-    """A value of one type; refuses another."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")

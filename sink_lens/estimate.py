@@ -205,7 +205,6 @@ def _read(name: str) -> Sizes | None:
 
 
 def _by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
-    """The cost on the CPU, from the headers of the models' files."""
     found = [one.header for one in models]
     weights = sum(header.bytes_as(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))

@@ -243,7 +243,6 @@ def paired_differences(
 
 
 def _check_draws(n_resamples: int, *, level: float) -> None:
-    """Refuse a level or number of draws that makes no interval."""
     if not 0 < level < 1:
         raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
     if n_resamples < 1:

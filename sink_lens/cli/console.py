@@ -173,7 +173,6 @@ def _heard(*, debug: bool) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        """Show a warning of ours; others only with --debug."""
         if Path(filename).is_relative_to(_PACKAGE):
             say("warning", str(message))
         elif debug:
@@ -216,11 +215,9 @@ def console(*, stderr: bool = False) -> "Console":
 
     class Shown(Console):
         def render_str(self, text: str, **named: Any) -> Text:
-            """The text without what a terminal would obey."""
             return super().render_str(for_terminal(text), **named)  # before a table measures it
 
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
-            """Return what is printed, without what a terminal would obey."""
             for one in super().render(*given, **named):
                 yield one if one.control else one._replace(text=for_terminal(one.text))
 
@@ -237,7 +234,6 @@ class _Handler(logging.StreamHandler):
     """Writes messages on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a log record beside progress bars."""
         with _off_the_bars():
             super().emit(record)
 
@@ -246,7 +242,6 @@ class _Plain(logging.Formatter):
     """Messages in one line each."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record without what a terminal would obey."""
         return for_terminal(super().format(record))
 
 

@@ -112,7 +112,6 @@ def _parquet_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
     """Return what reads a file piece by piece, each as pandas reads a file of its own."""
 
     def pieces() -> Iterator[pd.DataFrame]:
-        """The pieces."""
         import pyarrow as pa
         import pyarrow.parquet
 
@@ -129,7 +128,6 @@ def _csv_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
     """Return what reads a file of text piece by piece."""
 
     def pieces() -> Iterator[pd.DataFrame]:
-        """The pieces."""
         with pd.read_csv(path, chunksize=_CHUNK) as reader:
             yield from reader
 

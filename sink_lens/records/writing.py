@@ -421,7 +421,6 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
-    """Remove the folders that were made for nothing."""
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

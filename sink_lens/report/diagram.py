@@ -325,7 +325,6 @@ def _rows(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
 
 
 def _long(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> list[Arrow]:
-    """Arrows that lead past a level."""
     level = {box.id: at for at, some in enumerate(levels) for box in some}
     return [arrow for arrow in diagram.arrows if level[arrow.target] - level[arrow.source] > 1]
 
@@ -501,7 +500,6 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
 
 
 def _straight(start: _Point, end: _Point) -> _Piece:
-    """The straight line between two points as a curve's piece."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
 
@@ -521,7 +519,6 @@ def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: b
     beside = [one for one in beside if one is arrow or not _leads_past(one, placed)]
 
     def end(one: Arrow) -> float:
-        """Place of an arrow's other box along the side."""
         box = placed.boxes[one.target if out else one.source]
         return box.x0 if down else (box.y0 + box.y1) / 2
 
@@ -547,7 +544,6 @@ def _head(arrow: Arrow, *, em: float) -> tuple[float, float]:
 
 
 def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> None:
-    """Draw an arrow along its curve, as wide and dashed as it says."""
     colour, line = _KINDS.get(arrow.kind, (QUIET, "dotted"))
     width = _width(arrow, em=em)
     unit = max(width, 1.0)

@@ -210,7 +210,6 @@ def _graph(
 
 
 def _id(name: str, span: str) -> str:
-    """A node's name, with its span of positions if it has one."""
     return f"{name}@{span}" if span else name
 
 

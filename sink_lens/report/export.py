@@ -82,13 +82,11 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
-    """Refuse names of figures that the page does not have."""
     if unknown := [name for name in only if name not in keys]:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(dict.fromkeys(keys))}")
 
 
 def _file(folder: Path, name: str) -> Path:
-    """The path of a file to write, which must not belong to a run."""
     path = folder / name
     check_not_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path

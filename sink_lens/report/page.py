@@ -157,7 +157,6 @@ def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataF
     """Return the code that reads a table of a run, or some of its columns: the numbers behind a figure."""
 
     def read(run: Run) -> pd.DataFrame:
-        """The table, or the columns of it that were asked for."""
         table = run.need(name, columns=())
         return table.filter(items=columns) if columns else table
 
@@ -187,7 +186,6 @@ def in_styles(
     """A circuit for a talk and for a paper, as files of figures have it."""
 
     def drawn(style: str) -> Drawn:
-        """The figure in one style."""
         about: dict[str, Any] = {"data": data, "title": f"{title} {style}", "on_page": False}
         return Drawn(key=f"circuit-{style}", make=lambda run: (see, cast("Any", circuit(run)).draw(style)), **about)
 

@@ -31,8 +31,6 @@ def belongs(run: Run, of: Drawn | Listed) -> bool:
 
 
 def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return what makes a page's table of all columns of a run's table."""
-
     def make(run: Run) -> tuple[str, PageTable]:
         frame = run.tables[name]
         return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
