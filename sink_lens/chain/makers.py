@@ -111,7 +111,8 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     ranking = _rank(screen_parts(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    beside = tuple(part for part in _embedding_parts(setting) if part not in parts) if target == "sink" else ()
+    embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in embeddings(setting)]
+    beside = tuple(part for part in embedded if part not in parts) if target == "sink" else ()
     parts += beside
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     removed = {frozenset[Maker](): 0.0}
@@ -178,11 +179,6 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     feeds = _neurons_silenced_by(setting, sets[ALL], alone(listed)) if target == "sink" else {}
     return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
-
-
-def _embedding_parts(setting: Setting) -> list[Maker]:
-    """The embeddings of the token at the sink position."""
-    return [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in embeddings(setting)]
 
 
 def _append_parts(ranking: pd.DataFrame, parts: Sequence[Maker]) -> pd.DataFrame:

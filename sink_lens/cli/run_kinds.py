@@ -26,19 +26,9 @@ from .options import (
 def add_command(kind: RunKind) -> None:
     """Put the command of a kind of run on the app."""
 
-    def command(
-        config: Any,
-        *,
-        view: Any = None,
-        file: Path | None = None,
-        out: Path | None,
-        shard: str | None = None,
-        overwrite: bool,
-        quiet: bool,
-        dry_run: bool = False,
-        **_: Any,
-    ) -> Answer:
+    def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
         """Run it, draw its page, and print what it found."""
+        view, file, shard = (asked.get(name) for name in ("view", "file", "shard"))
         hush(quiet)
         if out is None and file is not None:
             out = Path("runs") / file.stem
@@ -48,7 +38,7 @@ def add_command(kind: RunKind) -> None:
             check_shard(shard, out=out, overwrite=overwrite)
         if kind.check:
             imported(kind.check)(config)
-        if dry_run:
+        if asked.get("dry_run"):
             return _print_parts(imported(kind.cost)(config)) if kind.cost else print_cost(config, imported(kind.passes))
         how = {"shard": shard} if kind.shards else {}
         result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)

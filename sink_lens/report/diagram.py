@@ -324,14 +324,10 @@ def _rows(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
     return place, max(len(level) for level in levels)
 
 
-def _long(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> list[Arrow]:
-    level = {box.id: at for at, some in enumerate(levels) for box in some}
-    return [arrow for arrow in diagram.arrows if level[arrow.target] - level[arrow.source] > 1]
-
-
 def _arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
     """Lines that the arrows need which lead past levels: one over the boxes, if there is any."""
-    return int(bool(_long(diagram, levels)))
+    level = {box.id: at for at, some in enumerate(levels) for box in some}
+    return int(any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows))
 
 
 def _small(form: _Form, size: int) -> float:
@@ -516,7 +512,8 @@ def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: b
     """Return where on its side of a box an arrow begins or ends: arrows stand apart, in the order of their ends."""
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
-    beside = [one for one in beside if one is arrow or not _leads_past(one, placed)]
+    # those that lead past a level, or within one, leave and enter elsewhere
+    beside = [one for one in beside if one is arrow or placed.at[one.target][0] - placed.at[one.source][0] == 1]
 
     def end(one: Arrow) -> float:
         box = placed.boxes[one.target if out else one.source]
@@ -524,11 +521,6 @@ def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: b
 
     share = (sorted(beside, key=end).index(arrow) + 1) / (len(beside) + 1)
     return own.x0 + own.width * share if down else own.y0 + own.height * share
-
-
-def _leads_past(arrow: Arrow, placed: _Placed) -> bool:
-    """Check whether an arrow leaves and enters elsewhere than at the sides: past a level, or within one."""
-    return placed.at[arrow.target][0] - placed.at[arrow.source][0] != 1
 
 
 def _width(arrow: Arrow, *, em: float) -> float:

@@ -41,7 +41,8 @@ def content(run: Run, *, prefix: str = "") -> Content:
     page = page_of(run)
     incomplete = _incomplete(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
-    notes = (*_shortened(run), *_notes(run), *(first.notes if first else ()))
+    own = run.provenance.get("notes") or []
+    notes = (*_shortened(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
     name = run_name(run)
     return Content(
         run=run,
@@ -150,11 +151,6 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
         table, meanings=tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
     )
     return Shown(key=key, title=of.title, see=see, table=explained, csv=csv(table.numbers))
-
-
-def _notes(run: Run) -> list[object]:
-    notes = run.provenance.get("notes") or []
-    return list(notes) if isinstance(notes, list) else [notes]
 
 
 def _incomplete(run: Run) -> str:

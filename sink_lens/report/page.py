@@ -103,6 +103,11 @@ def _cell(value: Any, *, is_number: bool) -> str:
     return number(value)
 
 
+def sentence_of(run: Run, *, limit: int) -> list[str]:
+    """The sentence of a run's summary; none if the summary has no row."""
+    return [visible(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+
+
 def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """The rows by the magnitude of a column, equal ones in their order, undefined ones last."""
     return table.sort_values(column, key=abs, ascending=False, kind="stable")
@@ -127,13 +132,11 @@ def csv(frame: pd.DataFrame) -> str:
     A frame that is longer than a page holds gives evenly spaced rows, and a last line that says so.
     """
     step = -(-len(frame) // _MOST_COPIED)
-    part = frame.iloc[:: max(step, 1)].map(lambda value: f"'{value}" if _is_formula(value) else value)
+    part = frame.iloc[:: max(step, 1)].map(
+        lambda value: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    )
     text = part.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     return text if step <= 1 else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
-
-
-def _is_formula(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(_FORMULA)
 
 
 MAKES = {

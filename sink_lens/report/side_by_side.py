@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Content, PageTable, Shown, attempt, csv
+from sink_lens.report.page import Content, Shown, attempt, csv
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval, listed, number, visible, words
 
@@ -116,18 +118,12 @@ class Beside:
     @property
     def tables(self) -> tuple[Shown, ...]:
         """The rows as tables, to be copied."""
-        return tuple(
-            Shown(key=key, title="", csv=csv(self._table(rows).numbers))
+        texts = {
+            key: [(row.name, *(cell.text for cell in row.cells)) for row in rows]
             for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance))
-        )
-
-    def _table(self, rows: Sequence[Row]) -> PageTable:
-        heads = ("", *self.names)
-        return PageTable(
-            heads=heads,
-            numeric=(False,) * len(heads),
-            rows=[(row.name, *(cell.text for cell in row.cells)) for row in rows],
-        )
+        }
+        frames = {key: pd.DataFrame(rows, columns=["", *self.names]) for key, rows in texts.items()}
+        return tuple(Shown(key=key, title="", csv=csv(frame)) for key, frame in frames.items())
 
 
 def _set_to(text: str) -> str:

@@ -141,7 +141,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         "sink": {
             "found": seen.location.sink_found,
             "positions": sorted(sink_positions(seen)),
-            "at_first_position": _at_first(seen),
+            "at_first_position": float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean()),
             "tokens": _sink_tokens(seen),
             "rate": rate | {"threshold": threshold},
             "attention": _number(first_token_share(seen), seen),
@@ -194,11 +194,6 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
         occurs = int(((tokens == token) & valid).sum())
         rows.append({"id": token, "text": visible(text, limit=24), "sinks": count, "occurs": occurs})
     return rows
-
-
-def _at_first(seen: Observed) -> float:
-    """Share of the sink tokens that stand at position 0; nan where there is no sink token."""
-    return float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean())
 
 
 def _cache(seen: Observed) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..models.foreign import NAME_OF_CONFIG
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
-from ..stats import Interval, paired_difference
+from ..stats import paired_difference
 from ..text import interval as bounds
 from ..text import listed, named_parts, number, visible
 from .bos_check import bos_in_front
@@ -145,7 +145,7 @@ def _numbers(a: Observed, b: Observed) -> list[dict[str, Any]]:
 
 def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: int) -> dict[str, Any]:
     """A quantity of numbers, one of each sequence, as a row of ``changes``."""
-    change = _pair(first, second, seed=seed)
+    change = paired_difference(second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed))
     mean = (float(first.nanmean()), float(second.nanmean()))
     return {
         "quantity": name,
@@ -159,10 +159,6 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
         "second_indices": "",
         "changed": change.low > 0 or change.high < 0 or math.isnan(mean[0]) != math.isnan(mean[1]),
     }
-
-
-def _pair(a: Tensor, b: Tensor, *, seed: int) -> Interval:
-    return paired_difference(b.double().numpy(), a.double().numpy(), generator=np.random.default_rng(seed))
 
 
 def _indices(a: Observed, b: Observed) -> list[dict[str, Any]]:

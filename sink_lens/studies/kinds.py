@@ -12,7 +12,7 @@ ISOLATE = RunKind(
     run="sink_lens.studies.isolate:isolate",
     tables="sink_lens.schema:isolate.toml",
     page="sink_lens.studies.pages.interventions:ISOLATE",
-    show="sink_lens.studies.pages.interventions:show_isolate",
+    show="sink_lens.studies.pages.interventions:show",
     answer="sink_lens.studies.pages.interventions:answer",
     examples="""\
 sink-lens isolate  [dim]a third of the length, in all layers of the default model[/dim]
@@ -31,7 +31,7 @@ AMPLIFY = RunKind(
     run="sink_lens.studies.amplify:amplify",
     tables="sink_lens.schema:amplify.toml",
     page="sink_lens.studies.pages.interventions:AMPLIFY",
-    show="sink_lens.studies.pages.interventions:show_amplify",
+    show="sink_lens.studies.pages.interventions:show",
     answer="sink_lens.studies.pages.interventions:answer",
     examples="""\
 sink-lens amplify  [dim]a third of the length, layer 0 to the end of the first growth step[/dim]

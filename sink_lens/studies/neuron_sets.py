@@ -24,7 +24,6 @@ from ..chain.neurons import output_terms
 from ..chain.setting import Edits, Segment, Setting
 from ..edits.constructors import freeze, scalar, zero
 from ..edits.effects import removed_share
-from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.weights import mlp_weights
 from ..progress import tqdm
@@ -110,11 +109,14 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
     assert step is not None  # only steps are looked at
     order = rank(setting, layers=step.layers, step=step)
     places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
+    before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
         edits = setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
-        return _share_removed(setting, setting.run(edits, layers=segment.layers, quiet=True), segment)
+        run = setting.run(edits, layers=segment.layers, quiet=True)
+        after = float(run.mass_at(setting.sink_position, layers=segment.layers).mean())
+        return 1 - after / before if before else math.nan
 
     chosen: list[Neuron] = []
     for neuron in order[:most]:
@@ -231,11 +233,6 @@ def _edits(
         freeze("neurons", {layer: setting.mean_ordinary(baseline[layer])[..., units]}, units=units, positions=positions)
         for layer, units in chosen.items()
     )
-
-
-def _share_removed(setting: Setting, run: Outcome, segment: Segment) -> float:
-    before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
-    return 1 - float(run.mass_at(setting.sink_position, layers=segment.layers).mean()) / before if before else math.nan
 
 
 def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:

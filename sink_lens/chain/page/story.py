@@ -357,11 +357,6 @@ def chain(run: Run) -> list[NamedLink]:
     ]
 
 
-def nodes(links: Sequence[NamedLink]) -> list[str]:
-    """The nodes that some links join, each once, in the order in which they are met."""
-    return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
-
-
 def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
     """The chain from node to node: each with the verdict on the link that leaves it, none where a branch ends."""
     steps: list[tuple[str, str]] = []

@@ -4,7 +4,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, listed_table, more, shown_table, whole
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    intervals,
+    listed_table,
+    more,
+    sentence_of,
+    shown_table,
+    whole,
+)
 from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
 from sink_lens.text import capital, interval, listed, percent, visible
 
@@ -56,9 +67,7 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """The card's sentence, and what a cache must keep."""
-    sentences = [
-        visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
-    ]
+    sentences = sentence_of(run, limit=900)
     sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
     if any(sinks):
         places = listed(f"position {place}" for place in str(sinks[0]).split(","))

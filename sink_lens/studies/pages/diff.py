@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, listed_table, shown_table
+from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, listed_table, sentence_of, shown_table
 from sink_lens.text import interval, named_parts, number, visible
 
 
@@ -35,10 +35,6 @@ def _title(run: Run) -> str:
     return f"The loss changes by {change} nats, from the first model to {visible(second)}"
 
 
-def _headline(run: Run) -> list[str]:
-    return [visible(text, limit=1500) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
-
-
 def _numbers(run: Run) -> tuple[str, PageTable]:
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
@@ -61,7 +57,7 @@ def _texts(run: Run) -> tuple[str, PageTable]:
 
 DIFF = Page(
     title=_title,
-    headline=_headline,
+    headline=lambda run: sentence_of(run, limit=1500),
     figures=(),
     tables=(
         Listed(key="change-table", title="What changed", make=_numbers),

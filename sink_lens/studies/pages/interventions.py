@@ -342,22 +342,13 @@ ABLATE = Page(
 
 # --- on the terminal
 
-_MASS = (
-    *("target_position", "baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome"),
-    "loss_change_nats",
-)
+_SHOWN = ("target_position", "centre", "factor", "times", *_MASSES[:-1], "loss_change_nats")
 
 
-def show_isolate(found: Result) -> Iterator[str | pd.DataFrame]:
-    """The summary in few columns."""
+def show(found: Result) -> Iterator[str | pd.DataFrame]:
+    """The summary of isolation or amplification in few columns: those that it has."""
     yield found.headline
-    yield found.frame.filter(items=_MASS)
-
-
-def show_amplify(found: Result) -> Iterator[str | pd.DataFrame]:
-    """The summary in few columns."""
-    yield found.headline
-    yield found.frame.filter(items=("centre", "factor", "times", *_MASS[1:]))
+    yield found.frame.filter(items=_SHOWN)
 
 
 def show_ablate(found: Result) -> Iterator[str | pd.DataFrame]:

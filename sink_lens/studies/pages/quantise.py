@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, sentence_of, shown_table
 from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
 from sink_lens.text import costs, interval, number, percent, plural, visible, words
 
@@ -117,13 +117,9 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     return see + more(len(shown), "conditions", most=40), table
 
 
-def _headline(run: Run) -> list[str]:
-    return [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
-
-
 QUANTISE = Page(
     title=_title,
-    headline=_headline,
+    headline=lambda run: sentence_of(run, limit=900),
     figures=(
         Drawn(
             key="kept",
