@@ -74,12 +74,6 @@ def test_the_version_is_shown(monkeypatch):
 # --- trace
 
 
-def test_trace_begins_with_its_answer_and_ends_with_the_path_of_the_report(traced):
-    lines = run("trace", "--out", "here").stdout.splitlines()
-    assert lines[0] == "The sink of here."
-    assert lines[-2:] == ["report: here/report.html", "run: here"]
-
-
 # --- errors
 
 
@@ -176,13 +170,9 @@ def test_a_real_interrupt_ends_with_code_130(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=environment,
-    )
+    )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()

@@ -36,14 +36,8 @@ def results():
     mass = torch.full((1, 2, 3, 1), 0.25)
     state, valid = torch.zeros(1, 2, 1, 4), torch.ones(2, 3, dtype=torch.bool)
     run = {
-        "positions": (0,),
-        "layers": (4,),
-        "valid": valid,
-        "mass": mass,
-        "state": state,
-        "logits": None,
-        "tensors": {},
-    }
+        "positions": (0,), "layers": (4,), "valid": valid, "mass": mass, "state": state, "logits": None, "tensors": {},
+    }  # fmt: skip
     yield Outcome(loss=torch.tensor([2.0, 3.0]), **run), "2.5"
     yield (
         PatchResult(frame=SWEPT, values=torch.zeros(2, 1), baselines=torch.ones(2, 1), **PATCHED, **SITE),

@@ -100,15 +100,9 @@ def test_every_kind_of_field_is_an_option(toy):
     )
     assert done.exit_code == 0, done.output
     config = Toy(
-        model="big",
-        many_words=7,
-        share=0.5,
-        loud=False,
-        names=("x", "y z"),
-        kind="b",
-        layers=(0, 1, 2, 5),
+        model="big", many_words=7, share=0.5, loud=False, names=("x", "y z"), kind="b", layers=(0, 1, 2, 5),
         factors=(3.0, 0.5),
-    )
+    )  # fmt: skip
     assert calls == [(config, True)]
 
 

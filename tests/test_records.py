@@ -16,16 +16,9 @@ from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
-    "model": "toy",
-    "weights_sha256": "aa",
-    "tokens_sha256": "bb",
-    "token_source": "text:toy",
-    "bos_condition": "auto",
-    "dtype": "float32",
-    "device": "cpu",
-    "kernel": "sdpa",
-    "versions": {"torch": "2"},
-}
+    "model": "toy", "weights_sha256": "aa", "tokens_sha256": "bb", "token_source": "text:toy", "bos_condition": "auto",
+    "dtype": "float32", "device": "cpu", "kernel": "sdpa", "versions": {"torch": "2"},
+}  # fmt: skip
 HEADS = pd.DataFrame({"layer": [0, 1], "sink_rate": [0.25, float("nan")], "label": ["no-op", None]})
 
 
@@ -321,23 +314,12 @@ def test_a_damaged_run_json_is_named(tmp_path, text, says):
         read_run(tmp_path)
 
 
-def test_a_run_json_that_reaches_out_of_its_folder_is_refused(tmp_path):
-    finished(tmp_path / "run")
-    path = tmp_path / "run" / RUN_FILE
-    record = json.loads(path.read_text())
-    record["files"]["../mine.parquet"] = record["files"]["heads.parquet"]
-    path.write_text(json.dumps(record))
-    (tmp_path / "mine.parquet").write_text("mine")
-    with pytest.raises(RunError, match=r"lists '\.\./mine\.parquet', which is no file of this folder"):
-        start(tmp_path / "run", overwrite=True)
-    assert (tmp_path / "mine.parquet").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda record: record["files"].update({"..": record["files"]["heads.parquet"]}), "lists '..', which"),
         (lambda record: record["files"].update({"": record["files"]["heads.parquet"]}), "lists '', which"),
+        (lambda record: record["files"].update({"../a.b": record["files"]["heads.parquet"]}), "lists '../a.b', which"),
         (lambda record: record["files"].update({"heads.parquet": None}), "heads.parquet has no size and hash"),
         (lambda record: record["files"].update({"heads.parquet": {"bytes": "9", "sha256": "a"}}), "no size and hash"),
         (lambda record: record.update({"expects": [["heads"]]}), "expects should be names"),
@@ -380,16 +362,6 @@ def test_a_damaged_table_is_named_when_it_is_read(tmp_path):
     whole = (tmp_path / "heads.parquet").read_bytes()
     (tmp_path / "heads.parquet").write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
     with pytest.raises(RunError, match=r"heads\.parquet cannot be read"):
-        run.tables["heads"]
-
-
-def test_a_table_that_is_gone_is_missing(tmp_path):
-    finished(tmp_path)
-    (tmp_path / "heads.parquet").unlink()
-    run = read_run(tmp_path)
-    assert sorted(run.missing) == ["heads", "neurons"]
-    assert "heads" not in run.tables
-    with pytest.raises(KeyError):
         run.tables["heads"]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pandas as pd
 import pytest
-from written_tables import complaints, family_of
+from written_tables import complaints
 
 from sink_lens.records import create_run
 from sink_lens.schema import TABLES, UNITS, table_of
@@ -32,26 +32,6 @@ def test_meanings_and_units_are_sentences_and_of_the_list():
     for kind, table in EVERY:
         if any(column.unit == "of the row" for column in table.columns):
             assert "unit" in [column.name for column in table.columns], (kind, table.name)
-
-
-@pytest.mark.parametrize(
-    ("unit", "dtypes"),
-    [
-        ("index", {"int"}),
-        ("rank", {"int"}),
-        ("token id", {"int"}),
-        ("yes or no", {"bool"}),
-        ("text", {"str"}),
-        ("name", {"str"}),
-        ("list", {"str"}),
-        ("hash", {"str"}),
-        ("nats", {"float"}),
-        ("attention", {"float"}),
-        ("cosine", {"float"}),
-    ],
-)
-def test_a_unit_goes_with_its_type(unit, dtypes):
-    assert {column.dtype for _, column in COLUMNS if column.unit == unit} == dtypes
 
 
 def test_no_table_and_no_column_is_described_twice():
@@ -103,14 +83,6 @@ def test_a_table_that_no_run_has_and_a_file_of_another_kind_are_named():
     assert complaints("claim", "lore", of_neuron()) == []  # analyses write what they like
 
 
-def test_what_is_missing_has_no_type_and_whole_numbers_with_gaps_may_be_floats():
-    assert complaints("trace", "selectivity", of_neuron().iloc[:0].astype("object")) == []
-    assert complaints("trace", "selectivity", of_neuron(activation=[None])) == []
-    assert complaints("trace", "selectivity", pd.concat([of_neuron(layer=[1.0]), of_neuron(layer=[math.nan])])) == []
-    said = ["trace/selectivity has float in the column 'layer'; the schema says int"]
-    assert complaints("trace", "selectivity", pd.concat([of_neuron(layer=[1.5]), of_neuron(layer=[math.nan])])) == said
-
-
 def test_optional_columns_may_be_absent_and_open_tables_have_more():
     frame = pd.DataFrame({"layer": [1], "changed": [True], "n": [2]})
     assert complaints("patch", "patches", frame) == []
@@ -120,24 +92,6 @@ def test_optional_columns_may_be_absent_and_open_tables_have_more():
     }
     assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(mine=1, place=3)) == []
     assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(effect=3)) != []
-
-
-@pytest.mark.parametrize(
-    ("values", "family"),
-    [
-        (pd.Series([1, 2]), "int"),
-        (pd.Series([1, None], dtype="Int64"), "int"),
-        (pd.Series([1.0, None]), "float"),
-        (pd.Series([True]), "bool"),
-        (pd.Series([True, None], dtype="boolean"), "bool"),
-        (pd.Series([True, None], dtype="object"), "bool"),
-        (pd.Series(["a", None]), "str"),
-        (pd.Series(["a", None], dtype="string"), "str"),
-        (pd.Series(["a", 1], dtype="object"), "mixed-integer"),
-    ],
-)
-def test_the_family_of_a_column(values, family):
-    assert family_of(values) == family
 
 
 def written(folder, module, frame):

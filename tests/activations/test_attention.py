@@ -238,11 +238,6 @@ def test_the_rows_of_an_aligned_mask_begin_at_multiples_of_16(length):
 def test_every_observed_name_can_be_read():
     found = read("llama", *OBSERVED, rows=torch.tensor([5]))
     assert {name: found[name, 0].shape[1:] for name in OBSERVED} == {
-        "mass": (4, LENGTH, 1),
-        "key_scores": (4, LENGTH, 1),
-        "rows": (4, 1, LENGTH),
-        "rotated_q": (4, LENGTH, 12),
-        "rotated_k": (2, LENGTH, 12),
-        "scores": (4, LENGTH, LENGTH),
-        "pattern": (4, LENGTH, LENGTH),
-    }
+        "mass": (4, LENGTH, 1), "key_scores": (4, LENGTH, 1), "rows": (4, 1, LENGTH), "rotated_q": (4, LENGTH, 12),
+        "rotated_k": (2, LENGTH, 12), "scores": (4, LENGTH, LENGTH), "pattern": (4, LENGTH, LENGTH),
+    }  # fmt: skip

@@ -24,17 +24,13 @@ LENGTH = 24
 RAW = {  # layers, then within a layer: attention and MLP as they add to the stream, W_O, down-projection
     "llama": ("model.layers", "self_attn", "mlp", "self_attn.o_proj", "mlp.down_proj"),
     "gemma2": (
-        "model.layers",
-        "post_attention_layernorm",
-        "post_feedforward_layernorm",
-        "self_attn.o_proj",
-        "mlp.down_proj",
+        "model.layers", "post_attention_layernorm", "post_feedforward_layernorm", "self_attn.o_proj", "mlp.down_proj",
     ),
     "gpt2": ("transformer.h", "attn", "mlp", "attn.c_proj", "mlp.c_proj"),
     "gpt_neox": ("gpt_neox.layers", "attention", "mlp", "attention.dense", "mlp.dense_4h_to_h"),
     "opt": ("model.decoder.layers", "self_attn", "fc2", "self_attn.out_proj", "fc2"),
     "gpt_oss": ("model.layers", "self_attn", "mlp", "self_attn.o_proj", None),
-}
+}  # fmt: skip
 RAW |= dict.fromkeys(("mistral", "qwen2", "qwen3", "phi3"), RAW["llama"])
 RAW |= dict.fromkeys(("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"), RAW["llama"])
 RAW |= dict.fromkeys(("gemma3", "olmo2"), RAW["gemma2"])

@@ -251,11 +251,7 @@ def neuronpedia():
     ends = [("E_2_0", "0_253_1", 12.5), ("0_253_1", "5_9_2", -3.25), ("5_9_2", "26_7_2", 1.0), ("E_2_0", "26_7_2", 0.1)]
     return {
         "metadata": {
-            "slug": "austin",
-            "scan": "gemma-2-2b",
-            "prompt_tokens": ["a"],
-            "prompt": "a",
-            "node_threshold": 0.8,
+            "slug": "austin", "scan": "gemma-2-2b", "prompt_tokens": ["a"], "prompt": "a", "node_threshold": 0.8,
         },
         "qParams": {
             "pinnedIds": ["5_9_2"],
@@ -267,7 +263,7 @@ def neuronpedia():
         "nodes": nodes,
         "links": [{"source": one, "target": other, "weight": weight, "kept": True} for one, other, weight in ends],
         "extra": {"kept": [1, None, "é"]},
-    }
+    }  # fmt: skip
 
 
 def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):

@@ -132,13 +132,9 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
     frames["conditions"]["condition"] = HOSTILE[1:3]
     frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
     folder = synthetic_run(
-        tmp_path / "run",
-        frames=frames,
-        drawn=patterns(layers=3, heads=2, length=8),
-        model=HOSTILE[0],
-        notes=list(HOSTILE),
-        prompts={text: text for text in HOSTILE},
-    )
+        tmp_path / "run", frames=frames, drawn=patterns(layers=3, heads=2, length=8), model=HOSTILE[0],
+        notes=list(HOSTILE), prompts={text: text for text in HOSTILE},
+    )  # fmt: skip
     found = opened(render(folder))
     page = found.page
     assert page.locator(".kicker").inner_text() == HOSTILE[0]

@@ -29,12 +29,8 @@ def test_a_floor_that_the_user_moves_decides_and_is_said_not_to_be_calibrated():
 
 def test_the_floor_of_every_intervention_can_be_moved():
     row = {
-        "baseline_sink_mass": 0.9,
-        "uniform_sink_mass": 0.1,
-        "ci_low": 0.4,
-        "ci_high": 0.45,
-        "control_share": math.nan,
-    }
+        "baseline_sink_mass": 0.9, "uniform_sink_mass": 0.1, "ci_low": 0.4, "ci_high": 0.45, "control_share": math.nan,
+    }  # fmt: skip
     assert intervention_verdict(row) == "holds"
     assert intervention_verdict(row, floor=0.5) == "fails"
 

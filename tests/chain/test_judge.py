@@ -27,13 +27,8 @@ from sink_lens.schema import COSTLY, INTERVENTION_FLOOR
 from sink_lens.stats import Interval
 
 NAMES = (
-    "aggregation_variance",
-    "variance_preserved",
-    "variance_neurons",
-    "neurons_dimension",
-    "dimension_key",
-    "key_sink",
-)
+    "aggregation_variance", "variance_preserved", "variance_neurons", "neurons_dimension", "dimension_key", "key_sink",
+)  # fmt: skip
 COLUMNS = ["link", "statistic", "layers", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion"]
 COLUMNS += ["is_primary", "n"]
 COLUMNS += ["verdict", "measured", "intervened", "present", "necessary_or_sufficient", "carries", "floors"]
@@ -144,17 +139,10 @@ def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
 def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, primary=True):
     """One row of ``effects``, with the columns that verdicts read."""
     return {
-        "link": link,
-        "edit": f"intervention on {link}",
-        "baseline_sink_mass": had,
-        "uniform_sink_mass": uniform,
-        "share": (low + high) / 2,
-        "ci_low": low,
-        "ci_high": high,
-        "control_largest": control,
-        "is_primary": primary,
+        "link": link, "edit": f"intervention on {link}", "baseline_sink_mass": had, "uniform_sink_mass": uniform,
+        "share": (low + high) / 2, "ci_low": low, "ci_high": high, "control_largest": control, "is_primary": primary,
         "n": 8,
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -263,12 +251,8 @@ def test_the_verdict_follows_from_the_answers(answers, decided):
 def test_every_three_answers_have_a_verdict():
     for answers in itertools.product(schema.ANSWERS, repeat=3):
         assert derive_verdict(Answers(present=answers[0], necessary_or_sufficient=answers[1], carries=answers[2])) in (
-            "holds",
-            "fails",
-            "undecided",
-            "not applicable",
-            "not asked",
-        )
+            "holds", "fails", "undecided", "not applicable", "not asked",
+        )  # fmt: skip
 
 
 def test_the_documentation_prints_the_table_of_verdicts():

@@ -92,13 +92,9 @@ def test_the_planted_sink_follows_bos(table_of):
     found = table.set_index(["position", "token", "isolated"])
     assert len(table) == 6
     assert found["is_sink"].to_dict() == {
-        (0, "ordinary", False): False,
-        (6, "ordinary", False): False,
-        (6, "ordinary", True): False,
-        (0, "bos", False): True,
-        (6, "bos", False): True,
-        (6, "bos", True): True,
-    }
+        (0, "ordinary", False): False, (6, "ordinary", False): False, (6, "ordinary", True): False,
+        (0, "bos", False): True, (6, "bos", False): True, (6, "bos", True): True,
+    }  # fmt: skip
     assert kind_of(table) == "token"
     assert (found.loc[(slice(None), "bos"), "norm_ratio"] > 10).all()
     assert (found.loc[(slice(None), "ordinary"), "norm_ratio"] < 5).all()

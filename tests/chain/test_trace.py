@@ -295,15 +295,9 @@ def cut_whole(tmp_path_factory):
 
 def cut_run(out):
     return run(
-        planted_lens(),
-        out,
-        sequences=6,
-        length=24,
-        random_init=False,
-        interventions=True,
-        intervention_sequences=4,
+        planted_lens(), out, sequences=6, length=24, random_init=False, interventions=True, intervention_sequences=4,
         intervention_length=16,
-    )
+    )  # fmt: skip
 
 
 def test_the_cuts_are_files_of_the_run(cut_whole):

@@ -573,51 +573,12 @@ def modes(world: World) -> str:
     return "reaches"
 
 
-RULES: dict[str, Callable[[World], str | None]] = {
-    one.__name__: one
-    for one in (
-        load_in_place,
-        load_assigned,
-        change_data,
-        copy_values,
-        optimizer_step,
-        change_buffer,
-        replace_parameter,
-        replace_data,
-        replace_module,
-        replace_buffer,
-        setting_of_a_norm,
-        add_adapter,
-        train_adapter,
-        scale_adapter,
-        merge_adapter,
-        prune_weight,
-        resize,
-        change_type,
-        add_hook,
-        add_pre_hook,
-        remove_hook,
-        own_forward,
-        another_activation,
-        setting_of_the_model,
-        layer_more_or_less,
-        checkpointing,
-        compatibility,
-        replace_in_bridge,
-        hook_in_bridge,
-        hook_point,
-        transformer_lens_run,
-        hidden_states,
-        compiled,
-        train,
-        evaluate,
-        gradients,
-        kernel,
-        special_token,
-        second_lens,
-        failing_edit,
-        edit_that_runs,
-        threads,
-        modes,
-    )
-}
+_RULES = (
+    load_in_place, load_assigned, change_data, copy_values, optimizer_step, change_buffer, replace_parameter,
+    replace_data, replace_module, replace_buffer, setting_of_a_norm, add_adapter, train_adapter, scale_adapter,
+    merge_adapter, prune_weight, resize, change_type, add_hook, add_pre_hook, remove_hook, own_forward,
+    another_activation, setting_of_the_model, layer_more_or_less, checkpointing, compatibility, replace_in_bridge,
+    hook_in_bridge, hook_point, transformer_lens_run, hidden_states, compiled, train, evaluate, gradients, kernel,
+    special_token, second_lens, failing_edit, edit_that_runs, threads, modes,
+)  # fmt: skip
+RULES: dict[str, Callable[[World], str | None]] = {one.__name__: one for one in _RULES}

@@ -43,17 +43,11 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
         shapes |= {
             f"blk.{layer}.{name}": shape
             for name, shape in {
-                "attn_q": (WIDTH, WIDTH),
-                "attn_k": (kv_width, WIDTH),
-                "attn_v": (kv_width, WIDTH),
-                "attn_output": (WIDTH, WIDTH),
-                "ffn_gate": (NEURONS, WIDTH),
-                "ffn_up": (NEURONS, WIDTH),
-                "ffn_down": (WIDTH, NEURONS),
-                "attn_norm": (WIDTH,),
-                "ffn_norm": (WIDTH,),
+                "attn_q": (WIDTH, WIDTH), "attn_k": (kv_width, WIDTH), "attn_v": (kv_width, WIDTH),
+                "attn_output": (WIDTH, WIDTH), "ffn_gate": (NEURONS, WIDTH), "ffn_up": (NEURONS, WIDTH),
+                "ffn_down": (WIDTH, NEURONS), "attn_norm": (WIDTH,), "ffn_norm": (WIDTH,),
             }.items()
-        }
+        }  # fmt: skip
     for name, shape in shapes.items():
         if name not in skip:
             writer.add_tensor(f"{name}.weight", rng.standard_normal(shape).astype(np.float32))

@@ -41,14 +41,7 @@ PAIR = ["--clean", "the cat and the dog", "--corrupted", "the bat and the hog"]
 COMMANDS = {
     "sweep": ["sweep", "sweep.toml", "--model", "model"],
     "patch": [
-        "patch",
-        "model",
-        "--clean",
-        "the cat and the dog",
-        "--corrupted",
-        "the bat and the hog",
-        "--bos",
-        "with",
+        "patch", "model", "--clean", "the cat and the dog", "--corrupted", "the bat and the hog", "--bos", "with",
     ],
     "circuit": [
         *("circuit", "model", "--task", "text", "--pairs", "70", "--length", "16", "--bos", "with"),
@@ -56,7 +49,7 @@ COMMANDS = {
     ],
     "trace": ["trace", "model", *SMALL],
     "watch": ["watch", "trained", "--sequences", "4", "--length", "24"],
-}
+}  # fmt: skip
 
 
 def run(arguments: list[str], *, out: str) -> int:

@@ -141,15 +141,9 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
 def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation(tmp_path):
     lens = wrap(tiny("llama"), tokenizer=speaking("llama").tokenizer)
     fields = {
-        "task": "text",
-        "pairs": 4,
-        "length": 24,
-        "sizes": (0.1, 1.0),
-        "random": 1,
-        "check": 0,
-        "edges": 20,
+        "task": "text", "pairs": 4, "length": 24, "sizes": (0.1, 1.0), "random": 1, "check": 0, "edges": 20,
         "most_steps": 5,
-    }
+    }  # fmt: skip
     found = circuits.run(lens, out=tmp_path / "sink", spans=("sink=0", "rest=1-23"), core=True, **fields)
     assert found.tables["summary"]["metric"].item().startswith("sink mass")
     assert set(found.frame["span"]) <= {"sink", "rest"}

@@ -72,18 +72,9 @@ def test_the_command_imports_a_metric_and_a_file_of_settings_does_not(folder):
     lens.tokenizer.save_pretrained("model")
     asked = ["circuit", "model", "--task", "file", "--pairs-file", "pairs.jsonl", "--pairs", "6", "--method", "eap"]
     asked += [
-        "--check",
-        "0",
-        "--random",
-        "0",
-        "--no-nodes",
-        "--sizes",
-        "1",
-        "--batch-size",
-        "4",
-        "--ablation",
+        "--check", "0", "--random", "0", "--no-nodes", "--sizes", "1", "--batch-size", "4", "--ablation",
         "mean_ordinary",
-    ]
+    ]  # fmt: skip
     said = CliRunner().invoke(app, [*asked, "--metric", "own_metrics:certainty", "--out", "run", "--json"])
     assert said.exit_code == 0, said.output
     summary = json.loads(said.stdout)["summary"]

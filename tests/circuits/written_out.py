@@ -79,12 +79,8 @@ class WrittenOut:
     def mlp_reader(self, layer):
         config, family = self.lens.config, self.lens.family
         parallel = getattr(config, "use_parallel_residual", False) or family.architecture in (
-            "CohereForCausalLM",
-            "Cohere2ForCausalLM",
-            "PhiForCausalLM",
-            "FalconForCausalLM",
-            "GPTJForCausalLM",
-        )
+            "CohereForCausalLM", "Cohere2ForCausalLM", "PhiForCausalLM", "FalconForCausalLM", "GPTJForCausalLM",
+        )  # fmt: skip
 
         def reader(x, hook):
             stream = self.kept["resid_pre", layer] + (0 if parallel else self.kept["attn_out", layer])

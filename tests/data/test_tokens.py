@@ -72,14 +72,10 @@ def test_a_tokenizer_without_a_token_for_the_probe_still_shows_its_bos():
 @pytest.mark.parametrize(
     ("adds", "condition", "expected"),
     [
-        (True, "auto", True),
-        (False, "auto", False),
-        (True, "with", True),
-        (False, "with", True),
-        (True, "without", False),
-        (False, "without", False),
+        (True, "auto", True), (False, "auto", False), (True, "with", True), (False, "with", True),
+        (True, "without", False), (False, "without", False),
     ],
-)
+)  # fmt: skip
 def test_every_arm_has_bos_once_or_not_at_all(adds, condition, expected):
     tokenizer = byte_tokenizer() if adds else plain_tokenizer()
     made = [

@@ -137,13 +137,9 @@ def assert_every_cell_moves(family: str) -> None:
 PACKS = Plan(path="blocks", prompts=3, pack=4)
 WAYS = {"bridge": replace(PACKS, path="bridge"), "lanes": replace(PACKS, pack=2, lanes=3, cut=False)}
 SETS = {
-    "all": METRICS,
-    "scored": SCORED,
-    "mass": METRICS[:1],
-    "late": METRICS[2:3],
-    "early": (sink_mass(11, layers=[0, 1]),),
-    "state": METRICS[3:4],
-}
+    "all": METRICS, "scored": SCORED, "mass": METRICS[:1], "late": METRICS[2:3],
+    "early": (sink_mass(11, layers=[0, 1]),), "state": METRICS[3:4],
+}  # fmt: skip
 CASES = [
     pytest.param(family, metrics, PACKS, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
     for family in ALL_FAMILIES

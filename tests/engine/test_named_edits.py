@@ -102,18 +102,9 @@ def written_out(lens, tokens, *, vector):
 
 
 NAMES = (
-    "zero",
-    "mean_all",
-    "mean_aligned",
-    "mean_ordinary of the last norm",
-    "resample",
-    "scale",
-    "add",
-    "set",
-    "isolate",
-    "amplify",
-    "amplify from nowhere",
-)
+    "zero", "mean_all", "mean_aligned", "mean_ordinary of the last norm", "resample", "scale", "add", "set", "isolate",
+    "amplify", "amplify from nowhere",
+)  # fmt: skip
 
 
 def test_every_kind_is_compared_with_one_by_hand():

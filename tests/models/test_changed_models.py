@@ -43,12 +43,7 @@ def test_no_door_is_silently_wrong_after_300_changes():
     run_state_machine_as_test(
         Changes,
         settings=settings(
-            max_examples=6,
-            stateful_step_count=50,
-            derandomize=True,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            max_examples=6, stateful_step_count=50, derandomize=True, deadline=None, database=None,
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
         ),
-    )
+    )  # fmt: skip

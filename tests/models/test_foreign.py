@@ -5,10 +5,8 @@ import ast
 import inspect
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from gguf import GGUFReader
 from transformer_lens.model_bridge.generalized_components.attention import AttentionBridge
 from transformer_lens.model_bridge.generalized_components.position_embeddings_attention import (
@@ -16,15 +14,13 @@ from transformer_lens.model_bridge.generalized_components.position_embeddings_at
 )
 from transformer_lens.model_bridge.supported_architectures.falcon import FalconArchitectureAdapter
 from transformer_lens.model_bridge.supported_architectures.llama import LlamaArchitectureAdapter
-from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.models.bloom.modeling_bloom import BloomAttention
 from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.utils.hub import cached_files
 
 from sink_lens.models import foreign
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
 
 PACKAGE = Path(foreign.__file__).parents[1]
 OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
@@ -42,12 +38,6 @@ OF_BASES = {
 }
 """What a subclass of ours overrides or calls -> the class that has it; those of the Trainer are in test_train."""
 OF_FIGURES = {"_colorbar", "_left_title", "_ncols"}
-
-
-def test_a_module_has_the_tables_that_are_read():
-    module = torch.nn.Linear(2, 2)
-    assert vars(module).keys() >= OF_MODULES
-    assert all(isinstance(vars(module)[name], dict) for name in OF_MODULES)
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_BASES) - {"_attend"}))
@@ -93,69 +83,11 @@ def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows(
     assert names == ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"]
 
 
-def test_a_configuration_has_its_name_and_its_kernel():
-    config = PreTrainedConfig(name_or_path="here", attn_implementation="eager")
-    assert (foreign.name_of(config), getattr(config, foreign.NAME_OF_CONFIG)) == ("here", "here")
-    assert (foreign.kernel_of(config), vars(config)[foreign.INNER_KERNEL]) == ("eager", "eager")
-    with foreign.kernel_set(config, "sdpa"):
-        assert vars(config)[foreign.INNER_KERNEL] == "sdpa"
-    assert foreign.kernel_of(config) == "eager"
-    foreign.choose_no_kernel(config)
-    assert (config._attn_implementation, config._experts_implementation) == (None, None)
-
-
-def test_a_model_takes_the_kernel_that_is_set():
-    model = tiny("llama")
-    assert model._can_set_attn_implementation() is True
-    foreign.set_attention(model, "eager")
-    assert foreign.kernel_of(model.config) == "eager"
-
-
-def test_a_model_with_an_adapter_says_so():
-    model = tiny("llama")
-    assert model._hf_peft_config_loaded is False
-    model._hf_peft_config_loaded = True
-    foreign.forget_adapter(model)
-    assert model._hf_peft_config_loaded is False
-
-
 def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
     assert list(inspect.signature(Trainer._save_checkpoint).parameters) == ["self", "model", "trial"]
     arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[])
     foreign.take_one_gpu(arguments)
     assert arguments.n_gpu == 1
-
-
-def test_accelerate_keeps_a_module_s_own_forward_and_its_device():
-    module = torch.nn.Linear(1, 1)
-    assert foreign.device_of_hook(module) is None
-    add_hook_to_module(module, AlignDevicesHook(execution_device="cpu"))
-    assert foreign.device_of_hook(module) == "cpu"
-    own = module._old_forward
-    foreign.rebound(module)
-    assert module._old_forward == own
-
-
-def test_a_bridge_finds_its_hook_points_and_says_if_its_weights_were_changed():
-    bridge = wrap(tiny("gpt2")).bridge
-    assert not foreign.is_processed(bridge)
-    assert getattr(bridge, foreign.PROCESSED) is False
-    point = bridge.hook_dict["blocks.0.hook_in"]
-    assert bridge._hook_registry["blocks.0.hook_in"] is point
-    del bridge._hook_registry["blocks.0.hook_in"]
-    foreign.register(bridge, point)
-    assert bridge._hook_registry["blocks.0.hook_in"] is point
-
-
-def test_figures_say_which_axes_are_a_bar_and_have_a_title_on_the_left():
-    figure, axes = plt.subplots()
-    bar = figure.colorbar(axes.imshow([[0, 1]]))
-    assert hasattr(bar.ax, "_colorbar")
-    assert not hasattr(axes, "_colorbar")
-    axes.set_title("left", loc="left")
-    assert axes._left_title.get_text() == "left"
-    assert axes.legend(axes.plot([0, 1], [[0, 1, 2], [0, 1, 2]]), "abc", ncols=3)._ncols == 3
-    plt.close(figure)
 
 
 def of_others(trees):

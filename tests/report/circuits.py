@@ -48,16 +48,11 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
     found["links"] = pd.DataFrame(rows).assign(null_name="random_init", null_value=1.0)
     found["effects"] = pd.DataFrame(
         {
-            "link": list(LINKS),
-            "edit": "intervention",
-            "layers": "0-2",
-            "position": [5, *[0] * 5],
-            "read_layers": "3-6,8-11",
-            "share": [SHARES[link] for link in LINKS],
-            "control_share": 0.01,
+            "link": list(LINKS), "edit": "intervention", "layers": "0-2", "position": [5, *[0] * 5],
+            "read_layers": "3-6,8-11", "share": [SHARES[link] for link in LINKS], "control_share": 0.01,
             "is_primary": True,
         }
-    )
+    )  # fmt: skip
     found["effects"] = found["effects"].assign(
         ci_low=found["effects"]["share"] - 0.05, ci_high=found["effects"]["share"] + 0.05
     )

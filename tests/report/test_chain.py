@@ -28,13 +28,9 @@ def with_links(folder, *rows):
     frames["chain"] = pd.DataFrame([*reversed(KNOWN), *rows])
     measured = {"statistic": "of_toy", "value": 4.25, "is_primary": True, "verdict": "holds", "criterion": "over 4"}
     bounds = {
-        "ci_low": 4.0,
-        "ci_high": 4.5,
-        "null_name": "shuffled",
-        "null_value": 0.5,
-        "measured": "holds",
+        "ci_low": 4.0, "ci_high": 4.5, "null_name": "shuffled", "null_value": 0.5, "measured": "holds",
         "intervened": "",
-    }
+    }  # fmt: skip
     share = measured | bounds | {"statistic": "intervention_share", "value": 0.5, "is_primary": False}
     frames["links"] = pd.concat([frames["links"], pd.DataFrame([measured | bounds, share]).assign(link=TOY["link"])])
     return traced(folder, frames=frames)

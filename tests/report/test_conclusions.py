@@ -6,7 +6,7 @@ import pytest
 from sink_lens.chain.page import story
 from sink_lens.chain.page import tables as trace_tables
 from sink_lens.errors import InputError
-from sink_lens.identity.pages import contraction, fingerprint
+from sink_lens.identity.pages import fingerprint
 from sink_lens.patching import page as patch
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import content
@@ -64,14 +64,6 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
     assert part.title == "Training watched: no sink is born (2.0% of heads at the end)"
     assert "No alarm." in part.headline
     assert [table.title for table in part.tables] == ["Readings"]
-
-
-@pytest.mark.parametrize(("low", "told"), [(-0.1, True), (0.05, False)])
-def test_a_contraction_whose_interval_holds_zero_says_so(tmp_path, low, told):
-    row = {"measure": "inter_excess", "variant": "gpt2", "n": 2, "mean": 0.1, "low": low, "high": 0.2}
-    summary = {"model": "gpt2 seed 0", "variant": "gpt2", "seed": 0, "step": None, "measure": "inter_excess"}
-    run = a_run(tmp_path / "run", "contraction", variants=[row], summary=[summary | {"value": 0.1}])
-    assert ("is not shown to make" in contraction._title(run)) == told
 
 
 def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):

@@ -25,15 +25,9 @@ from .circuits import CHAIN, LINKS, NODES
 LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 1234): 0.61, (1, 77): 0.22, (11, 300): 0.48, (11, 15): 0.09}
 IN_WORDS = {link: f"{NODES[index]} → {NODES[index + 1]}" for index, link in enumerate(LINKS)}
 HOSTILE = (
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(2)</script>",
-    "\"'><svg onload=alert(3)>",
-    "‮evil‏",
-    "$\\frac{1}{0}$",
-    "a" * 10_000,
-    "\x00\x1b[31m\ufffe",
-    "{{ 7 * 7 }}",
-)
+    "<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "\"'><svg onload=alert(3)>", "‮evil‏",
+    "$\\frac{1}{0}$", "a" * 10_000, "\x00\x1b[31m\ufffe", "{{ 7 * 7 }}",
+)  # fmt: skip
 ODD = ("$x$", "<b>", "‮", "日本", "a&b", "\\frac", "_^", "'")
 PARTS = (
     ("heads",),
@@ -114,14 +108,10 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
     frames["conditions"] = pd.DataFrame(
         {
-            "condition": ["without", "with"],
-            "chosen": [True, False],
-            "sink_rate": [0.742, 0.801],
-            "s2_ratio": [3.2, 3.9],
-            "outlier_dimensions": ["378", "378,12"],
-            "loss_nats": [3.61, 3.55],
+            "condition": ["without", "with"], "chosen": [True, False], "sink_rate": [0.742, 0.801],
+            "s2_ratio": [3.2, 3.9], "outlier_dimensions": ["378", "378,12"], "loss_nats": [3.61, 3.55],
         }
-    )
+    )  # fmt: skip
     verdicts = dict(zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True))
     rows = []
     for link, verdict in verdicts.items():
@@ -359,14 +349,10 @@ def hostile(tmp_path_factory):
     frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
     frames["links"]["null_name"] = HOSTILE[0]
     folder = synthetic_run(
-        tmp_path_factory.mktemp("runs") / "hostile",
-        frames=frames,
-        summary=SUMMARY.assign(note=HOSTILE[1]),
-        drawn=patterns(layers=4, heads=3, length=16),
-        model=HOSTILE[0],
-        notes=list(HOSTILE),
+        tmp_path_factory.mktemp("runs") / "hostile", frames=frames, summary=SUMMARY.assign(note=HOSTILE[1]),
+        drawn=patterns(layers=4, heads=3, length=16), model=HOSTILE[0], notes=list(HOSTILE),
         prompts={text: text for text in HOSTILE},
-    )
+    )  # fmt: skip
     return page_text(folder)
 
 
@@ -524,18 +510,10 @@ def test_a_page_of_a_large_model_stays_under_5_mb(tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (262.88, "263"),
-        (0.00001234, "1.2e−05"),
-        (-0.5, "−0.5"),
-        (4096.0, "4,096"),
-        (12, "12"),
-        (float("nan"), "undefined"),
-        (None, "undefined"),
-        (float("-inf"), "−∞"),
-        (True, "yes"),
-        ("<b>", "<b>"),
+        (262.88, "263"), (0.00001234, "1.2e−05"), (-0.5, "−0.5"), (4096.0, "4,096"), (12, "12"),
+        (float("nan"), "undefined"), (None, "undefined"), (float("-inf"), "−∞"), (True, "yes"), ("<b>", "<b>"),
     ],
-)
+)  # fmt: skip
 def test_numbers_are_written_to_three_digits(value, text):
     assert number(value) == text
 

@@ -4,8 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.records import create_run, read_run
-from sink_lens.report.html import content
 from sink_lens.report.style import ORANGE, file_of
 from sink_lens.training.pages.training import comparison, course
 
@@ -46,16 +44,9 @@ def tables(*, sinks=True, low=-0.6):
 def test_the_course_has_a_panel_for_each_measure():
     figure = course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]), title="a run")
     assert set(panels(figure)) == {
-        "loss, nats",
-        "share of heads with a sink",
-        "attention to position 0",
-        "S2: first token ÷ others",
-        "norm ÷ others' median",
-        "dominance ratio",
-        "effective rank, layer mean",
-        "how many",
-        "layer",
-    }
+        "loss, nats", "share of heads with a sink", "attention to position 0", "S2: first token ÷ others",
+        "norm ÷ others' median", "dominance ratio", "effective rank, layer mean", "how many", "layer",
+    }  # fmt: skip
     assert figure.get_suptitle() == "a run"
     assert texts(panels(figure)["loss, nats"]) == ["training", "evaluation", "watched sequences"]
     assert texts(panels(figure)["share of heads with a sink"]) == ["above 0.1", "above 0.3"]
@@ -116,19 +107,3 @@ def test_what_was_not_watched_evaluated_or_repeated_is_drawn_without_it():
     assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
     made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
     assert "training loss, nats" in panels(comparison(made, variants=("none", "shared")))
-
-
-def test_the_title_of_a_comparison_says_who_is_ahead_and_its_sentences_are_those_of_the_folder(tmp_path):
-    config = {"by": ["value_norm"], "baseline": "none", "runs": {"none": [], "shared": []}}
-    said = ["The runs differ in value norm.", "“shared” has no sink."]
-    for low, n, told in ((-0.6, 3, "shared is ahead"), (-0.6, 2, "3 seeds are needed to tell a difference"),
-                         (-0.1, 3, "no difference can be told"), (0.1, 3, "shared is behind")):  # fmt: skip
-        row = {"variant": "shared", "curve": "evaluation", "mean": low + 0.1, "low": low, "high": low + 0.2, "n": n}
-        folder = tmp_path / f"{low} {n}"
-        with create_run(folder, kind="compare", config=config, provenance={}, expects=("differences",)) as writer:
-            writer.write_table("differences", pd.DataFrame([row]))
-            writer.write_text("findings.txt", "\n".join(said))
-        shown = content(read_run(folder))
-        assert shown.title.startswith("Value norm shared against none: evaluation loss")
-        assert shown.title.endswith(f"; {told}")
-    assert shown.headline == said

@@ -76,15 +76,8 @@ def test_a_tensor_and_a_token_batch_are_read():
 def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
     view = views.attention_heads(run)
     assert view.props["attentionHeadNames"] == [
-        "L11.H3",
-        "L11.H2",
-        "L11.H1",
-        "L11.H0",
-        "L10.H3",
-        "L10.H2",
-        "L0.H1",
-        "L0.H0",
-    ]
+        "L11.H3", "L11.H2", "L11.H1", "L11.H0", "L10.H3", "L10.H2", "L0.H1", "L0.H0",
+    ]  # fmt: skip
     assert view.props["attention"][..., 0].tolist() == np.ones((8, 8)).tolist()
     assert view.props["tokens"] == ["a"] * 8
     assert views.attention_heads(run, heads=[(2, 1)]).props["attentionHeadNames"] == ["L2.H1"]

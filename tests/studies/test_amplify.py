@@ -10,14 +10,9 @@ from sink_lens.studies.amplify import amplify
 def test_amplifying_sweeps_factors_and_centres(tmp_path):
     _, lens = planted_lens()
     study = amplify(
-        lens,
-        target_position=9,
-        layers=[0],
-        factors=(1.0, 4.0),
-        tokens=sequences(),
-        out=tmp_path / "run",
+        lens, target_position=9, layers=[0], factors=(1.0, 4.0), tokens=sequences(), out=tmp_path / "run",
         progress=False,
-    )
+    )  # fmt: skip
     summary = study.tables["summary"]
     assert list(zip(summary["centre"], summary["factor"], strict=True)) == [
         (centre, factor) for centre in ("values", "aggregated", "none") for factor in (1.0, 4.0)
@@ -36,13 +31,7 @@ def test_the_norm_only_control_needs_no_means(tmp_path):
     _, lens = planted_lens()
     out = tmp_path / "run"
     amplify(
-        lens,
-        target_position=9,
-        layers=[0],
-        factors=(2.0,),
-        centres=("none",),
-        tokens=sequences(),
-        out=out,
+        lens, target_position=9, layers=[0], factors=(2.0,), centres=("none",), tokens=sequences(), out=out,
         progress=False,
-    )
+    )  # fmt: skip
     assert not (out / "centring_means.safetensors").exists()

@@ -177,22 +177,14 @@ TERMS = {
     "sqnr": {"format": "int8_tensor", "layer": LAYER, "site": "resid_post"},
 }
 INDICES = {
-    "sink_positions": (0,),
-    "outlier_dimensions": (D,),
-    "outlier_layers": (LAYER, 4),
-    "super_weights": ((LAYER, D, NEURON),),
-    "writing_neurons": ((LAYER, NEURON),),
-    "residual_sinks": (),
-}
+    "sink_positions": (0,), "outlier_dimensions": (D,), "outlier_layers": (LAYER, 4),
+    "super_weights": ((LAYER, D, NEURON),), "writing_neurons": ((LAYER, NEURON),), "residual_sinks": (),
+}  # fmt: skip
 """Quantity -> the planted truth."""
 ELSEWHERE = {
-    "attention_without_mlp",
-    "attention_without_query_bias",
-    "attention_without_key_columns",
-    "largest_dimensions",
-    "site_max_activation",
-    "w_o_tau",
-}
+    "attention_without_mlp", "attention_without_query_bias", "attention_without_key_columns", "largest_dimensions",
+    "site_max_activation", "w_o_tau",
+}  # fmt: skip
 """Quantities with a test of their own below."""
 
 

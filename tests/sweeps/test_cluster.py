@@ -244,13 +244,9 @@ def two_workers():
         patched.setenv("RAY_worker_niceness", "0")  # 15 else, and beside other tests they would hardly run
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(
-            num_cpus=2,
-            num_gpus=0,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
+            num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
             _node_ip_address="127.0.0.1",
-        )
+        )  # fmt: skip
         yield ray
         ray.shutdown()
     left = [child for child in psutil.Process().children(recursive=True) if child not in before]

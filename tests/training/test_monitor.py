@@ -370,18 +370,9 @@ def trained(folder, callbacks, **options):
     model = tiny("llama")
     data = [{"input_ids": row, "labels": row} for row in batches(8).flatten(0, 1)]
     args = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=6,
-        per_device_train_batch_size=4,
-        logging_steps=3,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        log_level="error",
-        **options,
-    )
+        output_dir=str(folder), max_steps=6, per_device_train_batch_size=4, logging_steps=3, report_to="none",
+        save_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, log_level="error", **options,
+    )  # fmt: skip
     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
     trainer.remove_callback(type(trainer.callback_handler.callbacks[-1]))  # the printer
     for one in callbacks:

@@ -297,17 +297,9 @@ class Broken(Trainer):
 def trainer(folder, callback, *, steps=6, at=-1, model=None):
     data = [{"input_ids": row, "labels": row} for row in batches(8).flatten(0, 1)]
     args = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=4,
-        report_to="none",
-        save_steps=2,
-        lr_scheduler_type="constant",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        log_level="error",
-    )
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, report_to="none", save_steps=2,
+        lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, log_level="error",
+    )  # fmt: skip
     found = Broken(model=tiny("llama") if model is None else model, args=args, train_dataset=data, callbacks=[callback])
     found.at = at
     return found

@@ -13,21 +13,9 @@ from sink_lens.training.model import model_of
 
 PAGE = Path(__file__).parents[2] / "docs/train_at_scale.md"
 SMALL = {
-    "n_layers": 1,
-    "d_model": 16,
-    "d_mlp": 24,
-    "n_heads": 2,
-    "vocab_size": 280,
-    "length": 16,
-    "batch": 10,
-    "accumulation": 5,
-    "steps": 2,
-    "warmup": 1,
-    "dtype": "float32",
-    "log_every": 1,
-    "eval_every": 2,
-    "save_every": 2,
-}
+    "n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 280, "length": 16, "batch": 10,
+    "accumulation": 5, "steps": 2, "warmup": 1, "dtype": "float32", "log_every": 1, "eval_every": 2, "save_every": 2,
+}  # fmt: skip
 """A small value of every field that the size sets but the learning rates."""
 WIDER = {"d_model": 576, "d_mlp": 1536, "n_heads": 9}
 """What makes the medium size one of 50M."""

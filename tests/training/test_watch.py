@@ -74,13 +74,6 @@ def test_a_planted_sink_is_found_where_it_was_planted(truth, found):
     assert value(found, "super_neurons") == value(found, "super_neurons", layer=truth.layer) == 1
 
 
-def test_without_the_planted_neuron_there_is_no_sink_and_no_growth():
-    without = chain_measures(wrap(planted(sink=False).model), batch())
-    assert value(without, "sink_rate", threshold=0.3) < 0.05
-    assert value(without, "growth_steps") == value(without, "super_neurons") == 0
-    assert value(without, "dominance_ratio") < 10
-
-
 def test_mass_rate_and_loss_are_those_of_hugging_face(found, plain):
     for layer, pattern in enumerate(plain.attentions):
         column = pattern[..., 0]  # batch, head, query

@@ -15,21 +15,9 @@ from sink_lens.training.train import leave_processes, train
 
 VOCAB_SIZE, LENGTH = 40, 12
 FIELDS: dict[str, Any] = {
-    "n_layers": 2,
-    "d_model": 16,
-    "d_mlp": 24,
-    "n_heads": 2,
-    "vocab_size": VOCAB_SIZE,
-    "length": LENGTH,
-    "batch": 4,
-    "steps": 12,
-    "warmup": 3,
-    "lr": 1e-2,
-    "log_every": 3,
-    "eval_every": 6,
-    "save_every": 5,
-    "device": "cpu",
-}
+    "n_layers": 2, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": VOCAB_SIZE, "length": LENGTH, "batch": 4,
+    "steps": 12, "warmup": 3, "lr": 1e-2, "log_every": 3, "eval_every": 6, "save_every": 5, "device": "cpu",
+}  # fmt: skip
 
 
 def config_of(**changes):
