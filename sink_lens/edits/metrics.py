@@ -394,12 +394,12 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             f"({n},), or a single number. Take the mean over the other axes"
         )
     if _reads_padding(metric, run, found=found):
-        lengths = run.valid.sum(1)
+        shortest, longest = int(run.valid.sum(1).min()), run.valid.shape[1]  # of a single row, the longest of others
         raise InputError(
-            f"the metric {metric.name!r} reads padding: its sequences have {int(lengths.min())} to "
-            f"{int(lengths.max())} tokens, and behind the end of a shorter one logits and activations mean nothing. "
-            "Need real tokens alone: logit_difference(..., position=-1), or in a function of an Outcome "
-            "run.logits_at(run.valid.sum(1) - 1) for the last token of each, or sequences of one length"
+            f"the metric {metric.name!r} reads padding: its sequences have {shortest} to {longest} tokens, and behind "
+            "the end of a shorter one logits and activations mean nothing. Need real tokens alone: "
+            "logit_difference(..., position=-1), or in a function of an Outcome run.logits_at(run.valid.sum(1) - 1) "
+            "for the last token of each, or sequences of one length"
         )
     return found.float().reshape(-1)
 
