@@ -36,9 +36,7 @@ from sink_lens.stats import Interval
 SEEDS = range(40_002, 40_003)
 """Every model in each of its architectures on each. A rule was changed on 40,000, none on 40,002."""
 AGAIN_SEEDS = range(43_001, 43_002)
-"""Those pairs again, but the kinds in ``NOT_AGAIN``, for lack of time. A phrase was changed on ``delimiter``'s."""
-NOT_AGAIN = {"qwen3": (*"pqrstuvwxyz", "broken"), "olmo2": (*"fgjklpqrstuvwxyz", "broken")}
-"""The letters of these kinds, by architecture."""
+"""Those pairs again. A phrase was changed on ``delimiter``'s."""
 ADDED_SEEDS = range(41_002, 41_003)
 """Those of the kinds that were added later (two letters), on which no rule was changed either."""
 HYBRID_SEEDS = range(41_002, 41_012)
@@ -59,7 +57,7 @@ def measure(work: Work) -> Measured:
         if work.tiny:
             found = [traced(name, ZOO[name].families[0], SEEDS[0], quick=True) for name in TINY]
         else:
-            asked = [(*each, seed) for each in combinations() for seed in seeds_of(*each)]
+            asked = [(*each, seed) for each in combinations() for seed in seeds_of(each[0])]
             found = answers(asked, folder=work.shared / "verdict_calibration")
         counts = counted(pd.concat(found, ignore_index=True))
         if not work.tiny:
@@ -75,14 +73,14 @@ def combinations() -> list[tuple[str, str]]:
     return [(name, family) for name, kind in ZOO.items() for family in kind.families]
 
 
-def seeds_of(name: str, family: str) -> tuple[int, ...]:
-    """The seeds of a kind of model in an architecture."""
+def seeds_of(name: str) -> tuple[int, ...]:
+    """The seeds of a kind of model, the same in each of its architectures."""
     kind = ZOO[name]
     if kind.write.__module__ == "analyses.zoo.hybrids":
         return tuple(HYBRID_SEEDS)
     if len(kind.letter) == 2:
         return tuple(ADDED_SEEDS)
-    return tuple(SEEDS) if kind.letter in NOT_AGAIN.get(family, ()) else (*SEEDS, *AGAIN_SEEDS)
+    return *SEEDS, *AGAIN_SEEDS
 
 
 def unseen() -> set[tuple[str, str]]:
