@@ -38,14 +38,7 @@ _READ = _AT_ONCE | {
 }
 
 
-def chain_measures(
-    lens: LensModel,
-    tokens: TokenBatch,
-    *,
-    threshold: float = SINK_THRESHOLD,
-    thresholds: Sequence[float] = THRESHOLDS,
-    batch_size: int | None = None,
-) -> pd.DataFrame:
+def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SINK_THRESHOLD) -> pd.DataFrame:
     """The chain at position 0 in numbers, from one pass: measure, layer, position, threshold, value, unit.
 
     A row without a layer is of the whole model: a mean over layers, a count, the largest norm ratio. Sink rate at each
@@ -59,14 +52,12 @@ def chain_measures(
     Args:
         lens: the model.
         tokens: the sequences.
-        threshold: of the sink score, put beside ``thresholds``.
-        thresholds: others at which the sink rate is given.
-        batch_size: sequences a forward; chosen by length if None.
+        threshold: of the sink score, put beside ``THRESHOLDS``.
 
     Raises:
         InputError: a threshold outside (0, 1), sequences shorter than 10 tokens, or what the model cannot take.
     """
-    levels = sorted({float(one) for one in (threshold, *thresholds)})
+    levels = sorted({float(one) for one in (threshold, *THRESHOLDS)})
     if not all(0 < one < 1 for one in levels):
         raise InputError(f"the thresholds are {levels}; need numbers between 0 and 1, both excluded")
     if int(tokens.lengths.min()) < 10:
@@ -74,7 +65,7 @@ def chain_measures(
             f"the shortest sequence has {int(tokens.lengths.min())} tokens; need 10, since token 0 is compared with "
             "those from position 8 on. Give longer ones."
         )
-    config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
+    config = TraceConfig(model=lens.name, threshold=threshold)
     everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
     panel = _growth_layers_only(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()

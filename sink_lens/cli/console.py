@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from ..report.page import PageTable
 
 BAD_INPUT = 2
 """Exit code of everything that the user can put right."""
@@ -317,11 +316,6 @@ def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
 
     shown = shown_table(frame, columns, most=len(frame))
     return table_of(shown.heads, shown.rows, texts=len(shown.heads), wrapped=shown.heads)
-
-
-def printed(shown: "PageTable", *, title: str = "") -> "Table":
-    """A page's table for the terminal; its first column holds text."""
-    return table_of(shown.heads, shown.rows, title=title, wrapped=shown.heads)
 
 
 def hush(quiet: bool) -> None:

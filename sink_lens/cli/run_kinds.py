@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..kinds import RunKind, imported, kinds
-from .console import app, columns_of, console, echo, hush, lines, printed, render_report, say
+from .console import app, columns_of, console, echo, hush, lines, render_report, say, table_of
 from .options import (
     Answer,
     DryRun,
@@ -110,7 +110,7 @@ def _table_of(part: Any) -> tuple[Any, list[dict[str, Any]]]:
     from ..report.page import PageTable
 
     if isinstance(part, PageTable):
-        return printed(part), rows(part.numbers)
+        return table_of(part.heads, part.rows, wrapped=part.heads), rows(part.numbers)
     return columns_of(part, list(part.columns)) if isinstance(part, pd.DataFrame) else part, []
 
 

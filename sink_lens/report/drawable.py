@@ -10,7 +10,7 @@ from sink_lens.report.style import file_of, save_figure
 
 
 class Drawable:
-    """A circuit that is drawn, can be JSON and, if it has ``explore``, a page to explore."""
+    """A circuit that is drawn (``draw``), can be JSON (``to_json``) and a page to explore (``explore``)."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ class Drawable:
             InputError: another ending, a file that belongs to a run, or as for ``draw``.
         """
         path, own = Path(path), cast("Any", self)
-        if path.suffix.lower() in (".html", ".htm") and hasattr(self, "explore"):
+        if path.suffix.lower() in (".html", ".htm"):
             return own.explore().save(path)
         if path.suffix.lower() == ".json":
             check_not_of_run(path, replaceable=(".json",))
@@ -34,7 +34,7 @@ class Drawable:
             path.write_text(own.to_json(), encoding="utf-8")
             return path
         if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            endings = f"{'.html, ' if hasattr(self, 'explore') else ''}.json, .png, .svg or .pdf"
+            endings = ".html, .json, .png, .svg or .pdf"
             raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
         return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
 

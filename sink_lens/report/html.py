@@ -278,7 +278,7 @@ def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
     if part.first is None:
         return {"data": None, "said": ""}
     found, why = attempt(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
-    return {"data": None, "said": why} if found is None else {"data": found.data, "said": found.said}
+    return {"data": None, "said": why} if found is None else found
 
 
 def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:

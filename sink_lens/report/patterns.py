@@ -1,7 +1,6 @@
 """The attention patterns that a trace keeps: which heads are shown, and all of them packed for a page."""
 
 import base64
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,18 +97,10 @@ def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.nd
     return grid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedded:
-    """The patterns of a run's heads, packed for a page."""
-
-    data: dict[str, Any]
-    """For the page's script: JSON."""
-    said: str
-    """Which heads are there, in a sentence."""
-
-
-def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
+def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """The patterns of a run's first sequence, strongest heads first, up to a number of bytes.
+
+    They are ``data`` for the page's script; ``said`` says in a sentence which heads are there.
 
     A pattern is the lower triangle of query by key, row by row, a byte each (255 is all of a query's attention);
     all of them after each other, in base64.
@@ -136,16 +127,14 @@ def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
             f"({weakest} and above): more would make it too large"
         )
     texts = [token(text, counted=False) for _, text in drawn_tokens(run, most=length)]
-    return Embedded(
-        data={
-            "length": length,
-            "layers": scores.shape[0],
-            "heads": scores.shape[1],
-            "position": position,
-            "scores": [[None if np.isnan(one) else round(float(one), 3) for one in row] for row in scores],
-            "chosen": [layer * scores.shape[1] + head for layer, head in chosen],
-            "tokens": texts if len(texts) == length else [""] * length,
-            "patterns": base64.b64encode(packed).decode(),
-        },
-        said=f"{sentence}; each is of one sequence, its first {length} positions.",
-    )
+    data = {
+        "length": length,
+        "layers": scores.shape[0],
+        "heads": scores.shape[1],
+        "position": position,
+        "scores": [[None if np.isnan(one) else round(float(one), 3) for one in row] for row in scores],
+        "chosen": [layer * scores.shape[1] + head for layer, head in chosen],
+        "tokens": texts if len(texts) == length else [""] * length,
+        "patterns": base64.b64encode(packed).decode(),
+    }
+    return {"data": data, "said": f"{sentence}; each is of one sequence, its first {length} positions."}

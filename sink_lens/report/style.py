@@ -167,21 +167,9 @@ def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = T
     return axes
 
 
-def heat_map(
-    axes: Axes,
-    values: np.ndarray,
-    *,
-    square: bool = False,
-) -> ScalarMappable:
+def heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
     """Values in [0, 1] as an image, one pixel each; nan is left empty."""
-    return axes.imshow(
-        values,
-        cmap="viridis",
-        vmin=0,
-        vmax=1,
-        interpolation="none",
-        aspect="equal" if square else "auto",
-    )
+    return axes.imshow(values, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto")
 
 
 def signed_grid(

@@ -32,15 +32,15 @@ def a_run(folder, *, scores=((0.1, 0.9), (0.5, np.nan)), position=0, kept=True):
 
 
 def unpacked(found):
-    values = np.frombuffer(base64.b64decode(found.data["patterns"]), dtype=np.uint8)
-    return values.reshape(len(found.data["chosen"]), ENTRIES)
+    values = np.frombuffer(base64.b64decode(found["data"]["patterns"]), dtype=np.uint8)
+    return values.reshape(len(found["data"]["chosen"]), ENTRIES)
 
 
 def test_heads_come_strongest_first_and_the_undefined_last(tmp_path):
     found = embedded(a_run(tmp_path / "run"))
-    assert found.data["chosen"] == [1, 2, 0, 3]  # scores 0.9, 0.5, 0.1 and none; 2 x layer + head
-    assert found.data["scores"] == [[0.1, 0.9], [0.5, None]]
-    assert found.said.startswith("Patterns of all 4 heads are in this page")
+    assert found["data"]["chosen"] == [1, 2, 0, 3]  # scores 0.9, 0.5, 0.1 and none; 2 x layer + head
+    assert found["data"]["scores"] == [[0.1, 0.9], [0.5, None]]
+    assert found["said"].startswith("Patterns of all 4 heads are in this page")
 
 
 def test_a_value_lies_at_its_query_and_key(tmp_path):
@@ -53,14 +53,14 @@ def test_a_value_lies_at_its_query_and_key(tmp_path):
 def test_what_does_not_fit_is_left_out_and_said(tmp_path):
     # two patterns of ten bytes are 20 bytes, 27 in base64; three are 40
     found = embedded(a_run(tmp_path / "run"), most_bytes=30)
-    assert found.data["chosen"] == [1, 2]
-    assert "2 of 4 heads" in found.said
-    assert "(0.5 and above)" in found.said
-    assert len(found.data["patterns"]) <= 30
+    assert found["data"]["chosen"] == [1, 2]
+    assert "2 of 4 heads" in found["said"]
+    assert "(0.5 and above)" in found["said"]
+    assert len(found["data"]["patterns"]) <= 30
 
 
 def test_tokens_are_cut_and_made_visible(tmp_path):
-    tokens = embedded(a_run(tmp_path / "run")).data["tokens"]
+    tokens = embedded(a_run(tmp_path / "run"))["data"]["tokens"]
     assert tokens[:3] == ["<b>", "·the", "⟨U+202E⟩"]
     assert len(tokens[3]) == 25
 

@@ -136,16 +136,15 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
     return finished(figure)
 
 
-def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int], site: str = "z") -> Figure:
-    """S1 and S2 of a site by position, each over its first value, against 1 / sqrt(t), t the position + 1.
+def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
+    """S1 and S2 of z by position, each over its first value, against 1 / sqrt(t), t the position + 1.
 
     Args:
         positions: layer, site, position, s1, s2 (standard deviations).
         layers: The layers drawn.
-        site: The site; z is the input of the attention output projection.
     """
     figure = canvas(width=7.4, height=3.1)
-    chosen = positions.loc[positions["site"] == site]
+    chosen = positions.loc[positions["site"] == "z"]
     for place, (column, name) in enumerate((("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
         law = np.array([1.0])
