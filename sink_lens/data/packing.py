@@ -31,6 +31,8 @@ __all__ = ["Packed", "pack", "read_pack"]
 
 _FORMAT = 1
 _SPLITS = ("train", "evaluation")
+_CHARACTERS_AT_ONCE, _SEQUENCES_AT_ONCE = 2_000_000, 1 << 14
+"""Characters tokenised and sequences written at once; the pack does not depend on them."""
 _DELAY = 5.0
 """Seconds before a progress bar is shown."""
 
@@ -76,8 +78,6 @@ def pack(
     bos: bool = True,
     eval_frac: float = 0.02,
     progress: bool = True,
-    characters_at_once: int = 2_000_000,
-    sequences_at_once: int = 1 << 14,
 ) -> tuple[Packed, Packed]:
     """Tokenise documents and pack them into a folder, or reuse the pack there; return the training and evaluation data.
 
@@ -92,8 +92,6 @@ def pack(
         bos: whether BOS is in front of every sequence.
         eval_frac: share of the sequences held out for evaluation, above 0 and at most 0.5; at least one sequence.
         progress: show a progress bar if packing takes more than 5 seconds.
-        characters_at_once: number of characters that are tokenised at once; the pack does not depend on it.
-        sequences_at_once: number of sequences that are written at once; the pack does not depend on it.
 
     Raises:
         InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
@@ -109,10 +107,7 @@ def pack(
                 _refuse_other(folder, settings=settings, text_sha256=text_hash(filter(None, texts)))
             else:
                 with new_folder(folder) as fresh:
-                    batches = _batches(texts, characters=characters_at_once)
-                    _write(
-                        fresh, batches, tokenizer, settings=settings, rows_at_once=sequences_at_once, progress=progress
-                    )
+                    _write(fresh, _batches(texts), tokenizer, settings=settings, progress=progress)
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written ({error.strerror or error}); need room and permission there. "
@@ -180,7 +175,6 @@ def _write(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     settings: dict[str, Any],
-    rows_at_once: int,
     progress: bool,
 ) -> None:
     """Write the two splits and their manifest into an empty folder."""
@@ -210,10 +204,7 @@ def _write(
     rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_ids,))[: n_sequences * body].reshape(n_sequences, body)
     sizes = dict(zip(_SPLITS, (n_sequences - len(held_out), len(held_out)), strict=True))
     numbers = dict(zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True))
-    hashes = {
-        split: _write_split(folder, split, rows, numbers[split], settings=settings, at_once=rows_at_once)
-        for split in _SPLITS
-    }
+    hashes = {split: _write_split(folder, split, rows, numbers[split], settings=settings) for split in _SPLITS}
     del rows
     stream.unlink()
     content = {
@@ -227,18 +218,16 @@ def _write(
     write_manifest(folder, content)
 
 
-def _write_split(
-    folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any], at_once: int
-) -> str:
+def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
     """Write the sequences with these indices, BOS in front of each; return their hash."""
     shape = (len(numbers), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
     written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
-    for start in range(0, len(numbers), at_once):
-        part = rows[numbers[start : start + at_once]]
+    for start in range(0, len(numbers), _SEQUENCES_AT_ONCE):
+        part = rows[numbers[start : start + _SEQUENCES_AT_ONCE]]
         if settings["bos"] is not None:
             part = np.concatenate([np.full((len(part), 1), settings["bos"], dtype=rows.dtype), part], axis=1)
-        written[start : start + at_once] = part
+        written[start : start + _SEQUENCES_AT_ONCE] = part
         digest.update(part.astype("<u4").tobytes())
     written.flush()
     return digest.hexdigest()
@@ -250,7 +239,7 @@ def _held_out(n_sequences: int, share: float) -> np.ndarray:
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
-def _batches(texts: Iterable[str], *, characters: int) -> Iterator[list[str]]:
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Group documents for tokenising them together; empty documents are left out."""
     batch: list[str] = []
     size = 0
@@ -260,7 +249,7 @@ def _batches(texts: Iterable[str], *, characters: int) -> Iterator[list[str]]:
         if text:
             batch.append(text)
             size += len(text)
-        if size >= characters:
+        if size >= _CHARACTERS_AT_ONCE:
             yield batch
             batch, size = [], 0
     if batch:

@@ -97,10 +97,11 @@ def test_ids_take_two_bytes_where_they_fit(tmp_path, more, dtype):
     assert ids(train)[0] == [0, 2, 3, 4, 5]
 
 
-def test_a_pack_of_several_batches_and_writes_is_the_same(tmp_path):
+def test_a_pack_of_several_batches_and_writes_is_the_same(tmp_path, monkeypatch):
     whole = pack(TEXTS * 20, letters(), length=5, folder=tmp_path / "a")
-    few = {"characters_at_once": 7, "sequences_at_once": 2}
-    pieces = pack(TEXTS * 20, letters(), length=5, folder=tmp_path / "b", **few)
+    monkeypatch.setattr(packing, "_CHARACTERS_AT_ONCE", 7)
+    monkeypatch.setattr(packing, "_SEQUENCES_AT_ONCE", 2)
+    pieces = pack(TEXTS * 20, letters(), length=5, folder=tmp_path / "b")
     assert [split.hash for split in whole] == [split.hash for split in pieces]
     assert ids(whole[0]) == ids(pieces[0])
 
