@@ -34,7 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..circuits.graph import is_parallel
-from ..circuits.stream import factor_behind, normed
+from ..circuits.stream import apply_norm, factor_behind
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
@@ -176,7 +176,7 @@ class Writings:
             change = kept
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
-        key = keys_of(lens, normed(x, norm), layer=layer, position=position)
+        key = keys_of(lens, apply_norm(x, norm), layer=layer, position=position)
         yield freeze("k", {layer: key[:, None]}, positions=[position], label=_label(path))
 
     def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:
@@ -187,7 +187,7 @@ class Writings:
         """An MLP that reads the stream less what the source added, but for the neurons that are apart from it."""
         lens, position = self.setting.lens, path.position
         shift, norm = self._shift(path, layer), norm_weights(lens, layer=layer, which="mlp_norm")
-        read = normed(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
+        read = apply_norm(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
         yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_label(path))
         if layer in self.units:
             yield from self._read(path, layer, self.units[layer], shift=torch.zeros_like(shift))
@@ -198,7 +198,7 @@ class Writings:
         change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)
         x = self.stream(layer, mlp=True)[:, position].to(lens.device)
         norm = norm_weights(lens, layer=layer, which="mlp_norm")
-        return normed(x - change, norm) - normed(x, norm)
+        return apply_norm(x - change, norm) - apply_norm(x, norm)
 
     def _read(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
         """Compute the gate and up-projection of some neurons for a shifted input."""

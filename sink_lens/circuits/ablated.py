@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .graph import Graph
 from .runs import Runs
-from .stream import HEADS, biases, hook_of, normed, of_layer
+from .stream import HEADS, apply_norm, hook_name_of, output_biases, write_layer
 
 _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position head d_head"
 
@@ -37,7 +37,7 @@ def circuit_values(
     for rows in runs.batches(copies=2):
         begin = runs.begin(rows)
         replaced = runs.replacements(rows, begin=begin)
-        base = _bases(runs, replaced)
+        base = _replaced_streams(runs, replaced)
         for number, matrix in enumerate(matrices):
             one = _Ablated(runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin)
             values[number, rows] = one.values().double()
@@ -45,10 +45,10 @@ def circuit_values(
     return values
 
 
-def _bases(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Return what every place of the stream holds where all writers are replaced."""
+def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
+    """The stream at every place, by (site, layer), in a run in which all writers are replaced."""
     graph = runs.graph
-    of_heads = biases(graph, runs.weights)
+    of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
     for place, index in graph.places.items():
         first = graph.before(index[0])
@@ -88,9 +88,9 @@ class _Ablated:
 
     @torch.no_grad()
     def values(self) -> Float[Tensor, " pair"]:
-        """Run it."""
+        """Run the model with the circuit's edges; return the metric of every pair."""
         runs, graph = self.runs, self.runs.graph
-        hooks: list[tuple[str, Any]] = [(hook_of(runs.lens, "resid_pre", 0), self._embedded)]
+        hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._embedded)]
         for layer in range(graph.n_layers):
             named: list[tuple[str, Any]] = []
             kinds = HEADS if graph.gated else HEADS[:3]
@@ -102,8 +102,8 @@ class _Ablated:
                 named += [(site, partial(self._read_neurons, layer=layer, site=site)) for site in sites]
                 named += [(site, partial(self._hold, layer=layer, site=site)) for site in ("neurons", "down_out")]
             named.append(("mlp_out", partial(self._wrote, layer=layer, which="mlp", sites=("mlp_out",))))
-            hooks += [(hook_of(runs.lens, site, layer), function) for site, function in named]
-        hooks.append((hook_of(runs.lens, "final", 0), self._read_last))
+            hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
+        hooks.append((hook_name_of(runs.lens, "final", 0), self._read_last))
         return runs.values(runs.outcome(runs.part(self.rows), self.rows, hooks))
 
     def _stream(self, place: tuple[str, int], kinds: tuple[str, ...]) -> Float[Tensor, "pair reader position d_model"]:
@@ -128,27 +128,27 @@ class _Ablated:
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _embedded(self, x: Tensor, hook: object) -> None:
-        """Take how far the embedding is from its replacement."""
+        """Store the difference between the embedding and its replacement."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _project(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Give queries, keys or values what their edges leave of the stream."""
+        """Change queries, keys or values to those of the stream with their edges' writers only."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
-        read = normed(self._stream(("attention", layer), (kind,)), own.attn_norm)
+        read = apply_norm(self._stream(("attention", layer), (kind,)), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
         return self._late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
-        """Give the MLP what its edges leave of the stream."""
+        """Change the MLP's input to the stream with its edges' writers only."""
         own = self.runs.weights.layers[layer]
-        return self._late(x, normed(self._stream(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
+        return self._late(x, apply_norm(self._stream(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _read_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Give the named neurons what their own edges leave of the stream."""
+        """Change the named neurons to those of the stream with their own edges' writers only."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
-            normed(self._stream(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
+            apply_norm(self._stream(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
         )
         weight = own.w_gate if site == "gate" else own.w_up
         assert weight is not None
@@ -157,23 +157,23 @@ class _Ablated:
         return x
 
     def _read_last(self, x: Tensor, hook: object) -> Tensor:
-        """Give the final norm what its edges leave of the stream."""
+        """Change the final norm's input to the stream with its edges' writers only."""
         graph = self.runs.graph
         read = self._stream(("logits", graph.n_layers), ("logits",))
-        return self._late(x, normed(read, self.runs.weights.final_norm)[:, 0])
+        return self._late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _hold(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
         """Keep a site's tensor."""
         self.kept[site, layer] = x[:, self.begin :]
 
     def _wrote(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:
-        """Return what a sublayer adds in this run, minus what replaces it."""
+        """Store the difference between a sublayer's output in this run and its replacement."""
         graph: Graph = self.runs.graph
         self.kept[sites[0], layer] = x[:, self.begin :]
         start = self.starts[layer]
         count = graph.n_heads + 1 + (layer in graph.neurons)
         into = self.moved[:, start : start + count]
-        of_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
+        write_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
         part = slice(0, graph.n_heads) if which == "attention" else slice(graph.n_heads, count)
         into[:, part] -= self.replaced[:, start : start + count][:, part]
         del self.kept[sites[0], layer]

@@ -28,7 +28,7 @@ from ..engine.gradients import zero_added
 from ..models.running import turn
 from .circuit import Circuit
 from .rules import keep_tensor
-from .stream import hook_of, pulled_back
+from .stream import hook_name_of, pull_back
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
 """Heads, tokens of the prompt, and parts of each kind that are kept."""
@@ -59,9 +59,9 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
     hooks: list[tuple[str, Callable[..., Any]]] = []
     for layer in sorted({layer for layer, _ in heads}):
         for site in ("q", "k"):
-            hooks.append((hook_of(runs.lens, site, layer), partial(zero_added, into=zeros, key=(site, layer))))
+            hooks.append((hook_name_of(runs.lens, site, layer), partial(zero_added, into=zeros, key=(site, layer))))
         for site in ("resid_pre", "scores", "pattern"):
-            hooks.append((hook_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
+            hooks.append((hook_name_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
     with turn(runs.lens), torch.enable_grad():
@@ -90,7 +90,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
                 gradient = gradient[0].to(runs.weights.dtype)
                 gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
                 back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
-                back = pulled_back(back[None, None], x[None], own.attn_norm, held=True)[0, 0]
+                back = pull_back(back[None, None], x[None], own.attn_norm, held=True)[0, 0]
                 by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
                 by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
                 named = about | {"side": {"q": "query", "k": "key"}[side]}

@@ -65,9 +65,9 @@ class Check:
 
     @property
     def at_most(self) -> int:
-        """The most such edges that there may be outside, at 95% confidence; see ``stability.most_outside``."""
+        """The most such edges that there may be outside, at 95% confidence; see ``stability.most_edges_outside``."""
         found, sampled = self.outside
-        return stability.most_outside(found, sampled=sampled, total=self.n_outside)
+        return stability.most_edges_outside(found, sampled=sampled, total=self.n_outside)
 
     @property
     def missed(self) -> float:
@@ -76,34 +76,36 @@ class Check:
         return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
 
-def of_edges(
+def check_edges(
     runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
 ) -> Check:
-    """See ``Circuit.check``."""
+    """Compare the scores of sampled edges with real patches; see ``Circuit.check``."""
     generator = np.random.default_rng([seed, 4])
     names = scores.graph.names
-    able = patchable(names)
+    able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
     rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
     numbers = np.concatenate([some, rest])
-    rows, real = _patched(runs, numbers, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patch_edges(runs, numbers, pairs=pairs, generator=generator, progress=progress)
     found = scores.values[rows][:, numbers].mean(0)
     frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
     frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
-    return checked(scores, chosen, frame, n_pairs=len(rows))
+    return check_from_table(scores, chosen, frame, n_pairs=len(rows))
 
 
-def checked(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame, *, n_pairs: int) -> Check:
-    """The check of a circuit whose table this is."""
+def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame, *, n_pairs: int) -> Check:
+    """Make the check of a circuit from a table that was written before."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
-    outside = int(patchable(scores.graph.names[~chosen]).sum())
+    outside = int(patchable_edges(scores.graph.names[~chosen]).sum())
     return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
 
 
-def of_nodes(runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool) -> pd.DataFrame:
-    """See ``Circuit.check_nodes``; ``difference`` is that of all edges."""
+def check_nodes(
+    runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
+) -> pd.DataFrame:
+    """Compare a real patch of every node with its edges' scores, over the ``difference`` of all edges."""
     graph, rows = scores.graph, _some_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
         exact = exact_node_scores(runs.some(rows), advance=bar.update).mean(0)
@@ -114,10 +116,10 @@ def of_nodes(runs: Runs, scores: Scores, *, difference: float, seed: int, pairs:
     return frame.assign(magnitude=magnitude, exact=exact, unseen=much & (magnitude <= UNSEEN * np.abs(exact)))
 
 
-def whole(
+def patch_core(
     runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-    """The real effect of each edge of a core, and whether it is one of those that can go together at no loss.
+    """The real effect of each edge of a core, and a mask of the edges that can go together at no loss.
 
     Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel.
 
@@ -130,10 +132,10 @@ def whole(
         progress: show a progress bar.
     """
     generator = np.random.default_rng([seed, 7])
-    rows, real = _patched(runs, edges, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patch_edges(runs, edges, pairs=pairs, generator=generator, progress=progress)
     difference, runs = abs(difference), runs.some(rows)
     own = np.abs(real) >= CONFIRMED * difference
-    groups = cancelling(runs.graph, edges[own], real[own])
+    groups = cancelling_groups(runs.graph, edges[own], real[own])
     size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
 
     def at_no_loss(some: Sequence[np.ndarray]) -> np.ndarray:
@@ -155,10 +157,10 @@ def whole(
     return real, np.isin(edges, gone)
 
 
-def _patched(
+def _patch_edges(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """Pairs that are drawn, and the mean over them of the real effect of every edge."""
+    """Draw pairs; return their indices, and the mean over them of the real effect of every edge."""
     rows = _some_pairs(runs, pairs, generator)
     with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
         real = exact_scores(runs.some(rows), edges.tolist(), advance=bar.update)
@@ -170,12 +172,12 @@ def _some_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 
-def patchable(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
-    """Edges that a real patch can replace alone: all but those into the gate of a head's output."""
+def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
+    """Mark the edges that a real patch can replace alone: all but those into the gate of a head's output."""
     return np.array(["<g>" not in name for name in names], dtype=bool)
 
 
-def cancelling(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
+def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
     """Groups of edges that share a writer or a reader and whose effects cancel, the largest effects first.
 
     A group is two edges, or all that share the end.

@@ -1,8 +1,8 @@
 """Choose edges: the largest scores, a connected set that grows backwards from the output, or all above a threshold.
 
 Scores are compared by magnitude, since an edge that lowers the metric is as much a part of what the model does as one
-that raises it. Edges on no path from the input to what the metric reads are dropped afterwards (``connected``): nothing
-that they carry arrives.
+that raises it. Edges on no path from the input to what the metric reads are dropped afterwards
+(``connected_edges``): nothing that they carry arrives.
 """
 
 import heapq
@@ -16,15 +16,15 @@ from .config import Choice
 from .graph import Graph
 
 
-def largest(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
-    """The n largest by magnitude."""
+def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
+    """Mark the n edges of the largest magnitude."""
     found = np.zeros(len(values), dtype=bool)
     if n > 0:
         found[np.argpartition(-np.abs(values), min(n, len(values)) - 1)[:n]] = True
     return found
 
 
-def greedy(
+def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
     """Grow backwards from the outputs: add the largest edge into what is chosen already, n times.
@@ -57,8 +57,10 @@ def greedy(
     return found
 
 
-def connected(graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]) -> Bool[np.ndarray, " edge"]:
-    """Those of the chosen edges that are on a path from the input to an output."""
+def connected_edges(
+    graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]
+) -> Bool[np.ndarray, " edge"]:
+    """Mark those of the chosen edges that are on a path from the input to an output."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
     edge = np.zeros((len(graph.writers), len(graph.readers)), dtype=bool)
@@ -89,20 +91,20 @@ def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
     return tuple(found)
 
 
-def chosen(
+def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
     """Choose n edges: the largest, also where a threshold chose their number, or greedily."""
-    return greedy(graph, values, n, outputs=outputs) if how == "greedy" else largest(values, n)
+    return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
-    """Score of every writer: the sum of its outgoing edges, what replacing it whole is worth to first order."""
+    """Score of every writer: the sum of its outgoing edges, a first-order estimate of replacing the writer."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 
-def between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
-    """All edges between chosen nodes; the input and the logits belong to every circuit.
+def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
+    """Mark all edges between chosen nodes; the input and the logits belong to every circuit.
 
     A key or value of a key-value head is read where any of the heads that share it is chosen.
     """
@@ -115,7 +117,7 @@ def between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray
     return nodes[writers] & reads[readers]
 
 
-def random_like(
+def random_circuit_like(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
 ) -> Bool[np.ndarray, " edge"]:
     """A random circuit of the same size and depth: as many edges between every two layers, none of them twice."""

@@ -34,14 +34,14 @@ from ..text import words
 from . import checks, stability
 from .ablated import circuit_values
 from .checks import Check
-from .choice import chosen, connected, node_scores, outputs_of
+from .choice import choose_edges, connected_edges, node_scores, outputs_of
 from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_ending
 from .curve import Curve, Judge, curve
 from .files import SavedCircuit, dot
 from .graph import Graph
 from .runs import Runs, runs_of
 from .scores import Scores
-from .scoring import scored
+from .scoring import score_edges
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Circuit:
 
     @property
     def n_edges(self) -> int:
-        """Edges of the circuit."""
+        """Number of edges of the circuit."""
         return int(self.chosen.sum())
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Circuit:
     def weights(self) -> Float[np.ndarray, "sample pair"]:
         """1,000 bootstraps of the pairs, within their templates."""
         generator = np.random.default_rng([self.seed, 1])
-        return stability.drawn(self.templates, draws=1000, generator=generator)
+        return stability.draw_weights(self.templates, draws=1000, generator=generator)
 
     @cached_property
     def inclusion(self) -> Float[np.ndarray, " edge"]:
@@ -132,14 +132,14 @@ class Circuit:
     @cached_property
     def halves(self) -> tuple[np.ndarray, np.ndarray]:
         """The pairs that edges are chosen on, and those that circuits are judged on."""
-        return stability.halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
+        return stability.random_halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
 
     @property
     def jaccard(self) -> float:
         """Edges shared by the circuits of the two halves, over those of either."""
         means = (self.scores.values[rows].mean(0) for rows in self.halves)
         return stability.jaccard(
-            *(chosen(self.graph, one, self.size, how=self.choice, outputs=self.outputs) for one in means)
+            *(choose_edges(self.graph, one, self.size, how=self.choice, outputs=self.outputs) for one in means)
         )
 
     @cached_property
@@ -156,7 +156,7 @@ class Circuit:
         others = np.flatnonzero(self.chosen)
         order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
         spans, writers, readers = (one[order] for one in self.graph.ends)
-        low, high = stability.bounds(self.scores.values[:, order], self.weights)
+        low, high = stability.interval_bounds(self.scores.values[:, order], self.weights)
         gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
         return pd.DataFrame(
             {
@@ -206,11 +206,11 @@ class Circuit:
 
     def smaller(self, n: int) -> "Circuit":
         """The circuit of another number of edges, from the same scores."""
-        mask = chosen(self.graph, self.mean, n, how=self.choice, outputs=self.outputs)
-        return replace(self, chosen=connected(self.graph, mask, outputs=self.outputs), size=n)
+        mask = choose_edges(self.graph, self.mean, n, how=self.choice, outputs=self.outputs)
+        return replace(self, chosen=connected_edges(self.graph, mask, outputs=self.outputs), size=n)
 
     def like(self, runs: Runs, scores: Scores) -> "Circuit":
-        """The circuit of the same size that other scores give."""
+        """The circuit of the same size that other runs and scores give."""
         return replace(self, runs=runs, scores=scores).smaller(self.size)
 
     def strongest(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
@@ -227,7 +227,7 @@ class Circuit:
 
         def on_paths(n: int) -> np.ndarray:
             """Those of the largest n that are on a path."""
-            return connected(self.graph, of(n), outputs=self.outputs)
+            return connected_edges(self.graph, of(n), outputs=self.outputs)
 
         fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(on_paths(n).sum()))
         found = on_paths(fits)
@@ -249,7 +249,7 @@ class Circuit:
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
         given: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
-        return checks.of_edges(self.runs, self.scores, self.chosen, **given)
+        return checks.check_edges(self.runs, self.scores, self.chosen, **given)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
         """Compare a real patch of every node with the scores of its edges; what gradients do not see shows here.
@@ -264,7 +264,7 @@ class Circuit:
             and ``unseen``: its real patch does at least 5% of the metric's difference, ten times the magnitude.
         """
         given: dict[str, Any] = {"seed": self.seed, "pairs": pairs, "progress": progress}
-        return checks.of_nodes(self.runs, self.scores, difference=self.difference, **given)
+        return checks.check_nodes(self.runs, self.scores, difference=self.difference, **given)
 
     @property
     def every_edge(self) -> pd.DataFrame:
@@ -366,7 +366,7 @@ class Circuit:
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        from .picture import drawable
+        from .picture import drawable_circuit
 
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
@@ -376,7 +376,7 @@ class Circuit:
         named: dict[str, Any] = {"n_layers": self.graph.n_layers, "group": self.graph.group, "outputs": outputs}
         title = f"The circuit of {metric}, {self.runs.lens.name}"
         graph = partial(self._attribution_graph, most=MOST_EDGES)
-        return drawable(edges, metric=metric, title=title, make_graph=graph, **named).draw(style, width=width)
+        return drawable_circuit(edges, metric=metric, title=title, make_graph=graph, **named).draw(style, width=width)
 
     def _repr_html_(self) -> str:
         """The circuit in a notebook."""
@@ -433,7 +433,7 @@ def circuit_of_runs(
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
-    circuit = chosen_by(runs, scored(runs, config, progress=progress), config, templates=names)
+    circuit = circuit_by_scores(runs, score_edges(runs, config, progress=progress), config, templates=names)
     if not circuit.n_edges:
         warnings.warn(
             f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
@@ -443,10 +443,10 @@ def circuit_of_runs(
     return circuit
 
 
-def chosen_by(
+def circuit_by_scores(
     runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
-    """The circuit that scores choose; ``halved``, those of the half of the pairs that judges none."""
+    """Choose a circuit by scores; with ``halved``, by those of the half of the pairs that judges none."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)
@@ -455,4 +455,4 @@ def chosen_by(
     if config.choice != "threshold":
         return found.smaller(found.size)
     mask = np.abs(found.mean) >= config.threshold
-    return replace(found, chosen=connected(found.graph, mask, outputs=found.outputs), size=int(mask.sum()))
+    return replace(found, chosen=connected_edges(found.graph, mask, outputs=found.outputs), size=int(mask.sum()))

@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 
 from . import checks, stability
-from .choice import connected, largest
+from .choice import connected_edges, largest_edges
 from .circuit import Circuit
 
 
-def settings(circuit: Circuit, others: Mapping[str, Circuit]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def inclusion_by_setting(
+    circuit: Circuit, others: Mapping[str, Circuit]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Inclusion probabilities and chosen edges by setting: each ablation, and each template under the circuit's own.
 
     Args:
@@ -28,10 +30,10 @@ def settings(circuit: Circuit, others: Mapping[str, Circuit]) -> tuple[dict[str,
             continue
         values = circuit.scores.values[rows]
         generator = np.random.default_rng([circuit.seed, 5, len(sure)])
-        weights = stability.drawn([template] * len(rows), draws=300, generator=generator)
+        weights = stability.draw_weights([template] * len(rows), draws=300, generator=generator)
         sure[template] = stability.inclusion(values, weights, n=circuit.size)
-        mask = largest(values.mean(0), circuit.size)
-        inside[template] = connected(circuit.graph, mask, outputs=circuit.outputs)
+        mask = largest_edges(values.mean(0), circuit.size)
+        inside[template] = connected_edges(circuit.graph, mask, outputs=circuit.outputs)
     return sure, inside
 
 
@@ -40,11 +42,11 @@ def core_of(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, prog
 
     Args:
         circuit: the circuit.
-        others: as in ``settings``.
+        others: as in ``inclusion_by_setting``.
         pairs: pairs on which core edges are really patched.
         progress: show progress bars.
     """
-    sure, inside = settings(circuit, others)
+    sure, inside = inclusion_by_setting(circuit, others)
     verdicts = stability.verdicts(sure, inside, within=circuit.chosen)
     either = np.flatnonzero(verdicts != "none")
     frame = pd.DataFrame({"edge": circuit.graph.names[either]})
@@ -56,10 +58,10 @@ def core_of(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, prog
     every = np.stack([found[either] for found in sure.values()])
     frame["least"], frame["where"] = every.min(0), np.array(list(sure), dtype=object)[every.argmin(0)]
     frame["exact"], frame["together"] = np.nan, False
-    patched = frame["core"].to_numpy() & checks.patchable(frame["edge"].to_numpy())
+    patched = frame["core"].to_numpy() & checks.patchable_edges(frame["edge"].to_numpy())
     if patched.any():
         how: dict[str, Any] = {"difference": circuit.difference, "seed": circuit.seed, "pairs": pairs}
-        real, together = checks.whole(circuit.runs, either[patched], **how, progress=progress)
+        real, together = checks.patch_core(circuit.runs, either[patched], **how, progress=progress)
         frame.loc[patched, "exact"] = real
         frame.loc[patched, "together"] = together
     order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))

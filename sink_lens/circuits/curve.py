@@ -26,7 +26,15 @@ from jaxtyping import Bool, Float
 
 from ..stats import Interval, interval
 from .ablated import circuit_values
-from .choice import between, chosen, connected, largest, node_scores, outputs_of, random_like
+from .choice import (
+    choose_edges,
+    connected_edges,
+    edges_between,
+    largest_edges,
+    node_scores,
+    outputs_of,
+    random_circuit_like,
+)
 from .config import AT_MOST, CARRIES, CircuitConfig
 from .runs import Runs
 
@@ -60,13 +68,13 @@ class Judge:
 
     @property
     def defined(self) -> bool:
-        """Return whether the difference that faithfulness is divided by is told from 0."""
+        """True if the difference that faithfulness is divided by is told from 0."""
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
     def used(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
         """Those edges of a circuit that are on a path from the input to the metric; only they are run, as in EAP-IG."""
         graph = self.runs.graph
-        return connected(graph, circuit, outputs=outputs_of(self.runs.metric, graph))
+        return connected_edges(graph, circuit, outputs=outputs_of(self.runs.metric, graph))
 
     def values(
         self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
@@ -136,11 +144,13 @@ class Curve:
 
     def steady(self, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges") -> float:
         """The share that carries the metric (see the module); nan if no size does."""
-        return steady(self.frame, at_least=at_least, at_most=at_most, by=by)
+        return steady_share(self.frame, at_least=at_least, at_most=at_most, by=by)
 
 
-def steady(frame: pd.DataFrame, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges") -> float:
-    """The same for the table of a curve."""
+def steady_share(
+    frame: pd.DataFrame, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges"
+) -> float:
+    """The share of a curve's table that carries the metric, see ``Curve.steady``; nan if no size does."""
     own = frame.loc[frame["by"].eq(by)].sort_values("share", ascending=False)
     holds = own["low"].ge(at_least).to_numpy() & own["faithfulness"].le(at_most).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
@@ -183,19 +193,19 @@ def curve(
 
     def put(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
         """Add a circuit to run."""
-        rows.append(described(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
+        rows.append(size_fields(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
         masks.append(mask)
 
     for share in sorted(asked.sizes):
         n = max(1, round(share * graph.n_edges))
-        one = chosen(graph, mean, n, how=asked.choice, outputs=outputs)
+        one = choose_edges(graph, mean, n, how=asked.choice, outputs=outputs)
         put("edges", share, n, one)
         if asked.nodes:
             wanted = max(1, round(share * len(graph.writers)))
-            put("nodes", share, wanted, between(graph, largest(of_nodes, wanted)))
+            put("nodes", share, wanted, edges_between(graph, largest_edges(of_nodes, wanted)))
         if share < 1:
             for draw in range(asked.random):
-                put("random", share, n, random_like(graph, one, generator=generator), draw)
+                put("random", share, n, random_circuit_like(graph, one, generator=generator), draw)
     values = judge.values(np.stack(masks), advance=advance)
     about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
     return Curve(
@@ -209,7 +219,7 @@ def curve(
     )
 
 
-def described(judge: Judge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
-    """The edges of a circuit that are run, and the nodes that they touch."""
+def size_fields(judge: Judge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
+    """Fields of a circuit's row in the curve: its edges, and the nodes that they touch."""
     used = judge.used(circuit)
     return {"connected": int(used.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][used])) + 1}

@@ -27,7 +27,7 @@ from ..errors import InputError
 from ..models.weights import Norm
 from .graph import place_of
 from .runs import Runs
-from .stream import normed
+from .stream import apply_norm
 
 
 def exact_scores(
@@ -46,11 +46,11 @@ def exact_scores(
         InputError: a reader whose value has no site (a gate of a head's output).
     """
     lens, graph = runs.lens, runs.graph
-    begin, difference = _difference(runs)
+    begin, difference = _writing_difference(runs)
     sites = ["resid_pre", "attn_out", "resid_post"]
     if graph.neurons:
         sites += ["up"] if lens.family.gate is None else ["gate", "up"]
-    streams = _clean(runs, sites, begin=begin)
+    streams = _clean_tensors(runs, sites, begin=begin)
     spans, writers, readers = graph.ends
     every = slice(0, runs.n_pairs)
 
@@ -67,9 +67,9 @@ def exact_scores(
         if reader.kind == "g":
             raise InputError(f"{reader.name} is the gate of a head's output, which has no site; need another edge")
         site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(reader.kind, reader.kind)
-        make = partial(_edits, runs, int(readers[edge]), streams, partial(change, edge), positions)
+        make = partial(_reader_edit, runs, int(readers[edge]), streams, partial(change, edge), positions)
         cells.append(Cell(touches=((site, None if site == "final" else (reader.layer,)),), begin=begin, make=make))
-    return _losses(runs, cells, advance=advance)
+    return _metric_losses(runs, cells, advance=advance)
 
 
 def exact_node_scores(
@@ -83,10 +83,10 @@ def exact_node_scores(
         runs: the pairs; take a few (``runs.some``) in a large model.
         advance: called with the number of writers that were finished.
     """
-    begin, difference = _difference(runs)
+    begin, difference = _writing_difference(runs)
     difference *= runs.span_masks(slice(0, runs.n_pairs), begin=begin).sum(0)[:, None, :, None]
     sites = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
-    streams = _clean(runs, sorted(set(sites.values())), begin=begin)
+    streams = _clean_tensors(runs, sorted(set(sites.values())), begin=begin)
     positions, cells = tuple(range(begin, runs.clean.n_positions)), []
     for index, writer in enumerate(runs.graph.writers):
         site, layer = sites[writer.kind], max(writer.layer, 0)
@@ -97,11 +97,11 @@ def exact_node_scores(
             return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
 
         cells.append(Cell(touches=((site, (layer,)),), begin=begin, make=make))
-    return _losses(runs, cells, advance=advance)
+    return _metric_losses(runs, cells, advance=advance)
 
 
-def _difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-    """The first position that differs, and from there what the writers add less what replaces it."""
+def _writing_difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
+    """First position that differs, and from there the writers' outputs minus their replacements."""
     runs.check_weights()
     everything = slice(0, runs.n_pairs)
     begin = runs.begin(everything)
@@ -110,14 +110,16 @@ def _difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_
     return begin, difference
 
 
-def _clean(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
-    """Some sites of the clean runs."""
+def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
+    """The tensors of some sites in the clean runs, by (site, layer)."""
     clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False).tensors
     return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
 
 
-def _losses(runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]) -> Float[np.ndarray, "pair sample"]:
-    """Return what the metric loses in each cell, by pair."""
+def _metric_losses(
+    runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]
+) -> Float[np.ndarray, "pair sample"]:
+    """The amount by which each cell lowers the metric, by pair."""
     values = np.full((runs.n_pairs, len(cells)), np.nan)
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)
 
@@ -130,7 +132,7 @@ def _losses(runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], objec
     return runs.clean_values.double().numpy()[:, None] - values
 
 
-def _edits(
+def _reader_edit(
     runs: Runs,
     reader: int,
     streams: dict[tuple[str, int], Tensor],
@@ -145,16 +147,16 @@ def _edits(
     where = {"positions": positions, "label": own.name}
     if name == "logits":
         x = streams["resid_post", layer - 1] - change()
-        return (freeze("final", {0: normed(x, weights.final_norm)}, layers=(0,), **where),)
+        return (freeze("final", {0: apply_norm(x, weights.final_norm)}, layers=(0,), **where),)
     node = weights.layers[layer]
     x = streams["resid_pre", layer]
     if name == "mlp" and not graph.parallel:
         x = x + streams["attn_out", layer]
     norm: Norm | None = node.norm(name)
-    new = normed(x - change(), norm)
+    new = apply_norm(x - change(), norm)
     if name == "mlp":
         found = [freeze("mlp_in", {layer: new}, **where)] if own.kind == "mlp" else []
-        shift = new - normed(x, norm) if own.kind == "neurons" else torch.zeros_like(new)
+        shift = new - apply_norm(x, norm) if own.kind == "neurons" else torch.zeros_like(new)
         for site, weight in (("gate", node.w_gate), ("up", node.w_up)):
             if weight is not None:  # the neurons that are a node of their own read their own stream
                 chosen = list(graph.neurons[layer])

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float
 from ..errors import InputError, SinkLensError, check_regular
 from ..records import read_run
 from ..text import json_value, plural, visible
-from .choice import between
+from .choice import edges_between
 from .config import COLOURS, LOWERS
 from .graph import Graph
 
@@ -76,7 +76,7 @@ class SavedCircuit:
         if lost := sorted(set(self.graph.names[self.chosen].tolist()) - set(names)):
             raise InputError(
                 f"the circuit has {len(lost)} edges that the model lacks, such as {lost[0]}: it is one of "
-                f"{_sizes(self.graph)}, and the model has {_sizes(graph)}. Need a circuit of this model"
+                f"{_sizes_text(self.graph)}, and the model has {_sizes_text(graph)}. Need a circuit of this model"
             )
         there = at >= 0
         return SavedCircuit(graph=graph, scores=np.where(there, self.scores[at], 0.0), chosen=there & self.chosen[at])
@@ -93,7 +93,7 @@ class SavedCircuit:
         return path
 
 
-def _sizes(graph: Graph) -> str:
+def _sizes_text(graph: Graph) -> str:
     """The sizes of a graph in words."""
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
@@ -121,17 +121,17 @@ def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int |
     n_kv_heads = graph.n_kv_heads if n_kv_heads is None and graph is not None else n_kv_heads
     try:
         if path.suffix == ".csv":
-            return _of_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
+            return _circuit_of_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
         if path.suffix == ".pt":
-            circuit = _of_tensors(_tensors_of(path), n_kv_heads)
+            circuit = _circuit_of_tensors(_read_tensors(path), n_kv_heads)
         elif path.name == "run.json":
             run = read_run(path.parent)
-            circuit = _of_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
+            circuit = _circuit_of_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
-            circuit = _of_table(frame, frame.attrs.get("d_model"))
+            circuit = _circuit_of_table(frame, frame.attrs.get("d_model"))
         else:
-            circuit = _of_json(json_value(path.read_text("utf-8")), n_kv_heads)
+            circuit = _circuit_of_json(json_value(path.read_text("utf-8")), n_kv_heads)
     except _UNREADABLE as error:
         if isinstance(error, SinkLensError):
             raise
@@ -146,8 +146,8 @@ _NEEDED = ["edge", "score", "in_circuit"]
 _HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP)(\d+)")
 
 
-def _tensors_of(path: Path) -> Any:
-    """What a .pt file holds; no code in it is run.
+def _read_tensors(path: Path) -> Any:
+    """Read the content of a .pt file; no code in it is run.
 
     Raises:
         ValueError: it is damaged, or holds other things than tensors, texts and numbers.
@@ -158,7 +158,7 @@ def _tensors_of(path: Path) -> Any:
         raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
 
 
-def _of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
+def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
     """The circuit of a table of every edge of a graph."""
     names = [str(name) for name in frame["edge"]]
     ends = [tuple(name.partition("@")[0].split("->")) for name in names]
@@ -177,12 +177,12 @@ def _of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
         spans=tuple(dict.fromkeys(name.partition("@")[2] for name in names)),
     )
     if names != graph.names.tolist():
-        raise ValueError(f"its {len(names)} edges are not all edges of {_sizes(graph)}")
+        raise ValueError(f"its {len(names)} edges are not all edges of {_sizes_text(graph)}")
     chosen, scores = frame["in_circuit"].to_numpy(bool), frame["score"].to_numpy(float)
     return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
 
 
-def _of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
+def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     """The circuit of a list of edges or of nodes."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
@@ -199,17 +199,17 @@ def _of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
         raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
     rows = frame.to_dict("records")
     names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in rows]
-    nodes = {_node(name.replace(" ", "")) for name in names} - {"input", "logits"}
+    nodes = {_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
     if not any(one.startswith("m") for one in nodes):
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
     known = [writer.name for writer in graph.writers]
     if unknown := sorted(nodes - set(known)):
-        raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_sizes(graph)}")
-    return SavedCircuit(graph=graph, scores=scores, chosen=between(graph, np.isin(known, sorted(nodes))))
+        raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_sizes_text(graph)}")
+    return SavedCircuit(graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes))))
 
 
-def _node(name: str) -> str:
-    """Our name of a node: a9.h9 of 9.9, L9H9 and L9.H9, m5 of MLP 5."""
+def _node_name(name: str) -> str:
+    """Our name of a node that others name: a9.h9 for 9.9, L9H9 and L9.H9, m5 for MLP 5."""
     head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
@@ -222,18 +222,18 @@ def _own_name(edge: str, graph: Graph) -> str:
     return f"{reader[1]}.kv{int(reader[2]) // graph.group}<{reader[3]}>"
 
 
-def _plain(graph: Graph) -> Graph:
+def _eap_ig_graph(graph: Graph) -> Graph:
     """The graph that EAP-IG knows: one span, whole MLPs, a key and a value for every head."""
     if graph.gated:
         raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
     return replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
 
 
-def _spread(
+def _scores_for_eap_ig(
     graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]
 ) -> tuple[Graph, np.ndarray, np.ndarray]:
-    """Scores and choice for EAP-IG's graph."""
-    plain = _plain(graph)
+    """The graph, scores and chosen edges of a circuit as EAP-IG lays them out."""
+    plain = _eap_ig_graph(graph)
     writers = {one.name: index for index, one in enumerate(plain.writers)}
     readers = {one.name: index for index, one in enumerate(plain.readers)}
     to_writer = np.array([writers[one.name.removesuffix(".n")] for one in graph.writers])
@@ -257,7 +257,7 @@ def _spread(
     return plain, scores[first, second], kept[first, second]
 
 
-def _cfg(graph: Graph) -> dict[str, Any]:
+def _eap_ig_sizes(graph: Graph) -> dict[str, Any]:
     """The graph's sizes as EAP-IG writes them."""
     sizes = {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "d_model": graph.d_model}
     return sizes | {"parallel_attn_mlp": graph.parallel}
@@ -265,19 +265,19 @@ def _cfg(graph: Graph) -> dict[str, Any]:
 
 def eap_ig_json(graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]) -> str:
     """A circuit in EAP-IG's JSON, with the number of key-value heads beside it."""
-    plain, scores, kept = _spread(graph, values, chosen)
-    used = _used(plain, kept)
+    plain, scores, kept = _scores_for_eap_ig(graph, values, chosen)
+    used = _nodes_in_circuit(plain, kept)
     edges = {
         str(name): {"score": float(score), "in_graph": bool(inside)}
         for name, score, inside in zip(plain.names, scores, kept, strict=True)
     }
     nodes = {name: {"in_graph": bool(inside)} for name, inside in used.items()}
     own = {"n_kv_heads": graph.n_kv_heads, "written_by": "sink_lens"}
-    return json.dumps({"cfg": _cfg(graph), "nodes": nodes, "edges": edges, "sink_lens": own})
+    return json.dumps({"cfg": _eap_ig_sizes(graph), "nodes": nodes, "edges": edges, "sink_lens": own})
 
 
-def _used(plain: Graph, kept: Bool[np.ndarray, " edge"]) -> dict[str, bool]:
-    """Every node of EAP-IG's graph, and whether an edge of the circuit begins there, or ends at the logits."""
+def _nodes_in_circuit(plain: Graph, kept: Bool[np.ndarray, " edge"]) -> dict[str, bool]:
+    """Node of EAP-IG's graph -> whether an edge of the circuit begins there, or ends at the logits."""
     _, first, second = plain.ends
     out = np.bincount(first[kept], minlength=len(plain.writers)) > 0
     found = {writer.name: bool(inside) for writer, inside in zip(plain.writers, out, strict=True)}
@@ -288,11 +288,11 @@ def eap_ig_tensors(
     graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]
 ) -> dict[str, Any]:
     """A circuit as EAP-IG's tensors; what is no edge has the score 0 and is not in the circuit."""
-    plain, scores, kept = _spread(graph, values, chosen)
-    used = _used(plain, kept)
+    plain, scores, kept = _scores_for_eap_ig(graph, values, chosen)
+    used = _nodes_in_circuit(plain, kept)
     matrix, mask = plain.matrix(scores)[0], plain.matrix(kept)[0]
     return {
-        "cfg": _cfg(graph),
+        "cfg": _eap_ig_sizes(graph),
         "src_nodes": [writer.name for writer in plain.writers],
         "dst_nodes": [reader.name for reader in plain.readers],
         "edges_scores": torch.from_numpy(matrix.astype(np.float32)),
@@ -312,7 +312,7 @@ def _share_key_values(
         raise ValueError(f"{n_kv_heads} key-value heads for {n_heads} heads")
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     graph = Graph(**sizes, n_kv_heads=n_kv_heads, parallel=bool(cfg.get("parallel_attn_mlp", False)))
-    plain = _plain(graph)
+    plain = _eap_ig_graph(graph)
     rows = {reader.name: index for index, reader in enumerate(graph.readers)}
     word = "h" if graph.group == 1 else "kv"
     to_reader = np.array(
@@ -339,7 +339,7 @@ def _share_key_values(
     return SavedCircuit(graph=graph, scores=total[first, second], chosen=inside[first, second])
 
 
-def _of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     """The circuit of EAP-IG's JSON."""
     cfg, edges = held["cfg"], held["edges"]
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
@@ -355,7 +355,7 @@ def _of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     return _share_key_values(cfg, own if n_kv_heads is None else n_kv_heads, scores, kept)
 
 
-def _of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     """The circuit of EAP-IG's .pt file."""
     cfg = held["cfg"]
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}

@@ -22,10 +22,10 @@ from ..models.load import ModelLike, as_lens
 from ..patching.pairs import Sequences
 from ..stats import Interval
 from ..text import percent
-from .choice import random_like
+from .choice import random_circuit_like
 from .circuit import Circuit
 from .config import CircuitConfig
-from .curve import Judge, curve, described
+from .curve import Judge, curve, size_fields
 from .files import SavedCircuit, read
 from .runs import runs_of
 from .stability import jaccard
@@ -95,7 +95,7 @@ def evaluate(
         raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
     spans = pairs.spans if isinstance(pairs, Task) else None
     runs = runs_of(lens, clean, corrupted, metric=metric, config=config, spans=spans)
-    own, graph = saved(circuit, lens).on(runs.graph), runs.graph
+    own, graph = saved_circuit(circuit, lens).on(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
     if len(sizes) and not own.scores.any():
@@ -104,9 +104,9 @@ def evaluate(
     if not judge.used(own.chosen).any():
         raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
     masks = [own.chosen, ~own.chosen]
-    masks += [random_like(graph, own.chosen, generator=generator) for _ in range(random)]
+    masks += [random_circuit_like(graph, own.chosen, generator=generator) for _ in range(random)]
     about = [{"by": by} for by in ("circuit", "without", *("random",) * random)]
-    rows = [row | {"n": int(mask.sum())} | described(judge, mask) for row, mask in zip(about, masks, strict=True)]
+    rows = [row | {"n": int(mask.sum())} | size_fields(judge, mask) for row, mask in zip(about, masks, strict=True)]
     frame = pd.concat([pd.DataFrame(rows), judge.judged(judge.values(np.stack(masks)))], axis=1)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
@@ -115,8 +115,8 @@ def evaluate(
     return Judged(frame=frame, circuit=own, gap=judge.gap, n_pairs=runs.n_pairs)
 
 
-def saved(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
-    """A circuit without its runs, read if it is a path."""
+def saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
+    """Return a circuit without its runs; read it first if a path is given."""
     if isinstance(circuit, Circuit):
         return SavedCircuit(graph=circuit.graph, scores=circuit.mean, chosen=circuit.chosen)
     return circuit if isinstance(circuit, SavedCircuit) else read(circuit, lens=lens)
@@ -161,8 +161,8 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
     Raises:
         InputError: a circuit that cannot be read, or two of different models.
     """
-    first = saved(one, lens)
-    second = saved(other, lens).on(first.graph)
+    first = saved_circuit(one, lens)
+    second = saved_circuit(other, lens).on(first.graph)
     either = np.flatnonzero(first.chosen | second.chosen)
     order = either[np.argsort(-np.maximum(np.abs(first.scores), np.abs(second.scores))[either], kind="stable")]
     frame = pd.DataFrame(

@@ -121,8 +121,8 @@ def direct_logit_attribution(
     for site in _READ[by]:
         site_of(site, family=lens.family)
     at = _positions(batch, position)
-    signed = [(+1, _ids(lens, batch, answer, at=at))]
-    signed += [] if incorrect is None else [(-1, _ids(lens, batch, incorrect, at=at))]
+    signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
+    signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     layers, size = tuple(range(lens.n_layers)), max(1, _TOKENS_A_FORWARD // batch.n_positions)
@@ -143,7 +143,7 @@ def direct_logit_attribution(
         logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
     applied.warn()
     what = f"logit of {answer!r}" if incorrect is None else f"logit of {answer!r} minus that of {incorrect!r}"
-    return _result(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
+    return _checked_table(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
 
 
 def _contributions(
@@ -173,11 +173,11 @@ def _contributions(
     for layer in range(lens.n_layers):
         own: list[tuple[Label, Tensor]] = []
         if by == "head":
-            own += _heads(lens, read["z", layer], through, layer=layer)
+            own += _head_contributions(lens, read["z", layer], through, layer=layer)
         else:
             own.append((("attention", layer, None, None), of(read["attn_out", layer])))
         if by == "neuron":
-            own += _neurons(lens, read, through, layer=layer)
+            own += _neuron_contributions(lens, read, through, layer=layer)
         else:
             own.append((("mlp", layer, None, None), of(read["mlp_out", layer])))
         if layer in edited:
@@ -188,23 +188,23 @@ def _contributions(
     return [*found, (("bias", None, None, None), wanted @ norm.bias.double().cpu() + constant)]
 
 
-def _heads(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """Return each head's contribution, and that of the output projection's bias."""
+def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
+    """Each head's contribution in a layer, and that of the output projection's bias."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
-    through = through * _factor(total, after)
+    through = through * _output_factor(total, after)
     each = torch.einsum("bhd,hdm,bm->hb", z, w_o, through)
     found: list[tuple[Label, Tensor]] = [(("head", layer, head, None), value) for head, value in enumerate(each)]
     return [*found, (("attention", layer, None, None), through @ b_o)] if bool(b_o.any()) else found
 
 
-def _neurons(
+def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> list[tuple[Label, Tensor]]:
-    """Return each neuron's contribution, and that of the bias of the down-projection or of the chosen experts."""
+    """Each neuron's contribution in a layer, and that of the bias of down-projection or experts."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
-    behind = through * _factor(read["down_out", layer], after)
+    behind = through * _output_factor(read["down_out", layer], after)
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
     each = (read["neurons", layer] * (behind @ w_down)).T
     rest = behind @ b_down
@@ -216,7 +216,7 @@ def _neurons(
     return [*found, (("mlp", layer, None, None), rest)] if bool(rest.any()) else found
 
 
-def _factor(total: Tensor, after: Any) -> Tensor:
+def _output_factor(total: Tensor, after: Any) -> Tensor:
     """The number that a norm or multiplier behind a sublayer multiplies each dimension by."""
     return factor_behind(total[:, None], after)[:, 0].double().cpu()
 
@@ -226,8 +226,10 @@ def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, 
     return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
 
 
-def _result(lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str) -> LogitAttribution:
-    """The table, once the contributions sum to the logits."""
+def _checked_table(
+    lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str
+) -> LogitAttribution:
+    """The table of contributions, after a check that they sum to the logits."""
     off = (values.sum(0) - logits).abs()
     allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
     if not bool((off <= allowed).all()):
@@ -256,8 +258,8 @@ def _positions(batch: TokenBatch, position: int) -> Int[Tensor, " batch"]:
     return at
 
 
-def _ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
-    """The token of an answer behind each prompt."""
+def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
+    """The token of an answer behind each prompt, one id per sequence."""
     several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
     if len(several) != batch.n_sequences:
         raise InputError(f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each")

@@ -31,19 +31,19 @@ class Scoring:
     """The backward pass has rules (``rules``)."""
 
 
-def _middles(steps: int) -> list[float]:
-    """The middles of equal steps."""
+def _midpoints(steps: int) -> list[float]:
+    """The midpoints of equal steps between 0 and 1."""
     return [(step + 0.5) / steps for step in range(steps)]
 
 
 METHODS: Mapping[str, Scoring] = {
-    "eap-ig": Scoring(points=_middles, integrates=True, doubles=True),
+    "eap-ig": Scoring(points=_midpoints, integrates=True, doubles=True),
     "eap": Scoring(points=lambda steps: [1.0]),
     "gim": Scoring(points=lambda steps: [1.0], rules=True),
     "eap-corrupted": Scoring(points=lambda steps: [0.0]),
     "clean-corrupted": Scoring(points=lambda steps: [0.0, 1.0]),
     "eap-ig-left": Scoring(points=lambda steps: [step / steps for step in range(steps)], integrates=True),
-    "eap-ig-activations": Scoring(along="activations", points=_middles, integrates=True),
+    "eap-ig-activations": Scoring(along="activations", points=_midpoints, integrates=True),
     "exact": Scoring(along="patches"),
 }
 

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable, place_of_node
-from sink_lens.circuits.told import circuit_told, edges_told, is_complete, is_told, kept_told
+from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable_circuit, place_of_node
+from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
 from sink_lens.report.explorer import CURVE, MOST_EDGES, bytes_of, curve_rows, edge_graph
 from sink_lens.report.page import (
@@ -34,32 +34,32 @@ def edge_circuit(run: Run) -> EdgeCircuit:
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
     title = f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}"
-    return drawable(
+    return drawable_circuit(
         circuit,
-        metric=words(_metric(run)),
+        metric=words(_metric_name(run)),
         title=title,
-        make_graph=lambda: _graph(run, title=title, group=group),
+        make_graph=lambda: _graph_json(run, title=title, group=group),
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
-        outputs=_outputs(run, circuit),
+        outputs=_output_readers(run, circuit),
     )
 
 
-def _metric(run: Run) -> str:
-    """The metric of a circuit, by its name."""
+def _metric_name(run: Run) -> str:
+    """The name of the metric that the run's circuit explains."""
     return str(run.config.get("metric") or ("sink_mass" if run.config.get("task") == "text" else "logit_difference"))
 
 
-def _outputs(run: Run, edges: pd.DataFrame) -> list[str]:
+def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
     """The readers of some edges that the metric reads: the logits, or queries and keys of its layers."""
-    if _metric(run) != "sink_mass":
+    if _metric_name(run) != "sink_mass":
         return ["logits"]
     layers = run.config.get("metric_layers")
     into = edges["reader"].drop_duplicates().astype(str)
     return [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or place_of_node(one)[0] in layers)]
 
 
-def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
+def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     """The largest edges of a run, and what its other tables say of them."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
@@ -80,13 +80,13 @@ def _graph(run: Run, *, title: str, group: int) -> dict[str, Any]:
         size=config.get("edges") or int(edges["in_circuit"].to_numpy(bool).sum()),
         choice=config.get("choice"),
         method=config.get("method"),
-        outputs=_outputs(run, largest),
+        outputs=_output_readers(run, largest),
         curve=[] if curve is None else curve_rows(curve),
-        attention=_attention(run),
+        attention=_attention_json(run),
     )
 
 
-def _attention(run: Run) -> dict[str, Any]:
+def _attention_json(run: Run) -> dict[str, Any]:
     """Collect where the largest heads look in the first prompt, and the parts of query and key that cause it."""
     parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
     if parts is None or not len(parts):
@@ -112,18 +112,18 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
-    if not is_told(row):
+    if not is_gap_clear(row):
         return f"The circuit of {what}: what it carries is undefined"
     if "faithfulness" not in row:
-        return f"The circuit of {what}: {edges_told(row)}"
-    kept = f"keep {kept_told(row)} of what all edges add to the {words(str(row['metric']))}"
-    return f"The circuit of {what}: {edges_told(row)} {kept}"
+        return f"The circuit of {what}: {edges_sentence(row)}"
+    kept = f"keep {faithfulness_text(row)} of what all edges add to the {words(str(row['metric']))}"
+    return f"The circuit of {what}: {edges_sentence(row)} {kept}"
 
 
 def _headline(run: Run) -> list[str]:
     """The result in sentences, with the heads of the largest scores."""
     summary = run.need("summary", columns=["edges", "cpr", "completeness"])
-    sentences = list(circuit_told(summary, sizes=run.config.get("sizes") or (1.0,)))
+    sentences = list(circuit_sentences(summary, sizes=run.config.get("sizes") or (1.0,)))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
     if heads:
@@ -140,7 +140,7 @@ def _picture(run: Run) -> tuple[str, Figure]:
     if summary is not None and len(summary):
         row = summary.to_dict("records")[0]
         part = "All" if row["picture_edges"] == row["edges"] else f"The strongest {row['picture_edges']:,} of the"
-        kept = f"; alone they keep {kept_told(row, 'picture_')}" if is_told(row) else ""
+        kept = f"; alone they keep {faithfulness_text(row, 'picture_')}" if is_gap_clear(row) else ""
         alone = f"{part} {row['edges']:,} edges of the circuit{kept}. "
     see = (
         f"{alone}Read upwards: what a node writes is read by the nodes above it, as a query (purple), a key (green), a "
@@ -172,21 +172,23 @@ def _edge_table(run: Run) -> tuple[str, PageTable]:
         "share": "of the difference",
         "inclusion": "in bootstraps",
     }
-    return "The edges of the circuit, the largest first." + more(len(table), "circuit"), _named(table, heads)
+    return "The edges of the circuit, the largest first." + more(len(table), "circuit"), _name_heads(table, heads)
 
 
 def _node_table(run: Run) -> tuple[str, PageTable]:
     """The table of the circuit's nodes."""
     table = run.need("nodes", columns=["node", "score", "edges_in", "edges_out"])
     heads = {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"}
-    return "Nodes by the summed score of the edges that leave them." + more(len(table), "nodes"), _named(table, heads)
+    return "Nodes by the summed score of the edges that leave them." + more(len(table), "nodes"), _name_heads(
+        table, heads
+    )
 
 
 def _check_table(run: Run) -> tuple[str, PageTable]:
     """The table of scores beside real patches of edges."""
     table = run.need("check", columns=["edge", "score", "exact"])
     heads = {"edge": "edge", "score": "score", "exact": "real patch", "error": "error", "drawn": "drawn from"}
-    return "Scores beside real patches of the same edge." + more(len(table), "check"), _named(table, heads)
+    return "Scores beside real patches of the same edge." + more(len(table), "check"), _name_heads(table, heads)
 
 
 def _node_check_table(run: Run) -> tuple[str, PageTable]:
@@ -195,17 +197,17 @@ def _node_check_table(run: Run) -> tuple[str, PageTable]:
     table = table.sort_values(["unseen", "exact"], key=lambda one: one.abs(), ascending=False, ignore_index=True)
     heads = {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"}
     see = "What a real patch of every node does, beside the sum of its edges' scores."
-    return see + more(len(table), "check_nodes"), _named(table, heads)
+    return see + more(len(table), "check_nodes"), _name_heads(table, heads)
 
 
 def _core_table(run: Run) -> tuple[str, PageTable]:
     """The table of core, undecided and contingent edges."""
     table = run.need("core", columns=["edge"])
     see = "Core edges first, then undecided ones, then contingent ones."
-    return see + more(len(table), "core"), _named(table, {str(name): words(str(name)) for name in table.columns})
+    return see + more(len(table), "core"), _name_heads(table, {str(name): words(str(name)) for name in table.columns})
 
 
-def _named(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
+def _name_heads(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
     """A table whose edges, or nodes, have the names that the pictures give them; its file keeps their ids."""
     (column,) = (name for name in ("edge", "node") if name in heads)
     return shown_table(table.assign(**{column: [edge_name(str(one)) for one in table[column]]}), heads)

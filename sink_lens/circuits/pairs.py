@@ -121,7 +121,7 @@ def pairs_that_fit(
     seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     tried = 0
     for tried, pair in enumerate(source, 1):
-        found = _tokens(pair, tokenizer, bos=bos)
+        found = _tokenise_pair(pair, tokenizer, bos=bos)
         key = (tuple(found.clean), tuple(found.corrupted)) if found else None
         if found is not None and key is not None and key not in seen:
             seen.add(key)
@@ -167,7 +167,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
             row = json_value(line) if isinstance(line, str) else line
             fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
             if isinstance(line, dict):
-                fields |= {name: _parted(fields[name]) for name in ("correct", "incorrect")}
+                fields |= {name: _split_answers(fields[name]) for name in ("correct", "incorrect")}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"line {number} of {path} is no pair ({error}); need an object with clean, corrupted, correct and "
@@ -187,7 +187,9 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
                 raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id, or a list")
             fields[name] = tuple(several) if isinstance(fields[name], list) else fields[name]
         where = f"line {number} of {path}"
-        own = {name: _span(row.get(column), f"{name} ({column})", where=where) for name, column in named.items()}
+        own = {
+            name: _span_positions(row.get(column), f"{name} ({column})", where=where) for name, column in named.items()
+        }
         for name, positions in own.items() if found else ():
             if len(positions) != (before := len(found[0].spans[name])):
                 raise InputError(
@@ -205,13 +207,13 @@ def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
-def _parted(cell: Any) -> Any:
-    """The answers of a cell of a table: several if it is divided by |."""
+def _split_answers(cell: Any) -> Any:
+    """The answers in a cell of a table: a list of several if the cell is divided by |."""
     pieces = cell.split("|") if isinstance(cell, str) else []
     return pieces if len(pieces) > 1 and all(pieces) else cell
 
 
-def _span(value: Any, name: str, *, where: str) -> tuple[int, ...]:
+def _span_positions(value: Any, name: str, *, where: str) -> tuple[int, ...]:
     """The positions of a span in one pair.
 
     Raises:
@@ -228,7 +230,7 @@ def _span(value: Any, name: str, *, where: str) -> tuple[int, ...]:
     raise InputError(f"{said} is {visible(repr(value), limit=200)}; need positions, such as 4 or 4-6")
 
 
-def _tokens(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
+def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
     """Tokens of a pair; None where lengths differ, both are equal, or an answer is not one token or on both sides.
 
     Raises:
@@ -244,7 +246,7 @@ def _tokens(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosConditi
             prompts.append(list(prompt))
     sides = []
     for side in (pair.correct, pair.incorrect):
-        ids = [_answer(one, pair, tokenizer) for one in (side if isinstance(side, tuple) else (side,))]
+        ids = [_answer_token(one, pair, tokenizer) for one in (side if isinstance(side, tuple) else (side,))]
         known = tuple(dict.fromkeys(one for one in ids if one is not None))
         if None in ids:
             return None
@@ -263,8 +265,8 @@ def _tokens(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosConditi
     return TokenPair(correct=sides[0], incorrect=sides[1], **found)
 
 
-def _answer(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The token that an answer is behind both prompts; None if it is none, or not the same."""
+def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """The token that an answer is behind both prompts; None if it is not one token, or not the same behind both."""
     from ..data.bos import answer_id, ids_behind
 
     if pair.goes_on:
@@ -278,7 +280,7 @@ def _answer(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase")
 
 
 def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw indirect objects, with a third name in place of the repeated one."""
+    """Draw pairs of indirect object identification; corrupted prompts have a third name for the repeated one."""
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
         text = _TEMPLATES[number]
@@ -302,7 +304,7 @@ def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw years, with 01 as the corrupted beginning."""
+    """Draw pairs of greater-than: a span of years, whose corrupted prompt begins with the year 01."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
         century, tens, last = _NOUNS[noun], int(generator.integers(3, 8)), int(generator.integers(2, 9))
@@ -318,7 +320,7 @@ def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw subjects in singular and plural."""
+    """Draw pairs of subject-verb agreement: a subject in singular and plural."""
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
         one, many = subjects[int(generator.integers(len(subjects)))]
@@ -335,7 +337,7 @@ def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw capitals of two countries."""
+    """Draw pairs that ask for the capital, of two countries."""
     countries = list(_CAPITALS)
     while True:
         first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))

@@ -34,10 +34,10 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     """
     config.check_together()
     header, graph = sizes.header, _graph(config, sizes)
-    n_positions = None if graph is None else _longest(config, sizes)
+    n_positions = None if graph is None else _longest_pair(config, sizes)
     if graph is None or n_positions is None:
         return None
-    points, circuits = _points(config, graph), config.n_circuits + 2  # the run's circuit, and its picture
+    points, circuits = _count_points(config, graph), config.n_circuits + 2  # the run's circuit, and its picture
     patches = config.check_pairs * config.check
     if config.check and METHODS[config.method].along != "patches":
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
@@ -65,7 +65,7 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     )
 
 
-def _points(config: CircuitConfig, graph: Graph) -> int:
+def _count_points(config: CircuitConfig, graph: Graph) -> int:
     """Count the points that the scores of a pair take."""
     how = METHODS[config.method]
     if how.along == "patches":
@@ -92,7 +92,7 @@ def _is_plain(header: Header) -> bool:
     return family.head_out is None and family.mixer is None and family.architecture != "GPTNeoXForCausalLM"
 
 
-def _longest(config: CircuitConfig, sizes: Sizes) -> int | None:
+def _longest_pair(config: CircuitConfig, sizes: Sizes) -> int | None:
     """Tokens of the longest of some pairs; None without the tokenizer's file."""
     if config.task == "text":
         return config.length

@@ -70,10 +70,10 @@ class EdgeCircuit(Drawable):
         return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
 
 
-def drawable(
+def drawable_circuit(
     edges: pd.DataFrame, *, metric: str, make_graph: Callable[[], dict[str, Any]], outputs: list[str], **about: Any
 ) -> EdgeCircuit:
-    """A circuit to draw, of a run or in memory.
+    """Make a circuit that can be drawn, from a run's tables or from one in memory.
 
     Args:
         edges: the columns writer, reader, score, and drawn if it is known.
@@ -101,7 +101,7 @@ def edge_figure(
     """
     if of is not None and of > len(edges):
         title = "\n".join([*([title] if title else []), f"The strongest {len(edges)} of {of:,} edges"])
-    ends = _ends(edges, group=group)
+    ends = _edges_to_draw(edges, group=group)
     nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=place_of_node)
     rows = sorted({place_of_node(one)[:2] for one in nodes})
     level = {row: at for at, row in enumerate(rows)}
@@ -181,8 +181,8 @@ def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float
     return float(min(half[0] / max(across / long, 1e-6), half[1] / max(up / long, 1e-6)))
 
 
-def _ends(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """Writer, reader and score; an edge into a key-value head is divided among its heads that are in the picture."""
+def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
+    """(writer, reader, score) of each line; an edge into a key-value head goes to its heads in the picture."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []
@@ -249,7 +249,7 @@ def place_of_node(node: str) -> tuple[int, int, int]:
 
 
 def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
-    """Return what a row of the picture is called: input, a layer's attention or MLP, or logits."""
+    """Name of a row of the picture: input, a layer's attention or MLP, or logits."""
     layer, sublayer = row
     if layer < 0:
         return "input"

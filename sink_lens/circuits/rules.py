@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..models.lens import LensModel
 from ..models.weights import Norm
-from .stream import Weights, hook_of
+from .stream import Weights, hook_name_of
 
 TEMPERATURE = 2.0
 """Temperature of the softmax whose slope is taken."""
@@ -30,17 +30,17 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
     """Hooks of the bridge that change no value, and all gradients by the rules."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
-    for name, norm in _norms(weights).items():
+    for name, norm in _norms_by_hook(weights).items():
         if norm is not None and norm.divides and f"{name}.hook_in" in lens.bridge.hook_dict:
             found.append((f"{name}.hook_in", partial(keep_tensor, into=seen, key=name)))
-            found.append((f"{name}.hook_out", partial(_held, seen=seen, key=name, norm=norm)))
+            found.append((f"{name}.hook_out", partial(_with_fixed_divisor, seen=seen, key=name, norm=norm)))
     for layer in () if lens.family.sigmoid else range(lens.n_layers):
-        found.append((hook_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer)))
-        found.append((hook_of(lens, "pattern", layer), partial(_smoothed, seen=seen, key=layer)))
+        found.append((hook_name_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer)))
+        found.append((hook_name_of(lens, "pattern", layer), partial(_with_smooth_softmax, seen=seen, key=layer)))
     return found
 
 
-def _norms(weights: Weights) -> dict[str, Norm | None]:
+def _norms_by_hook(weights: Weights) -> dict[str, Norm | None]:
     """The bridge's name of every norm on the stream -> its weights; parallel blocks have one for both readers."""
     found: dict[str, Norm | None] = {"ln_final": weights.final_norm}
     for layer, own in enumerate(weights.layers):
@@ -50,25 +50,25 @@ def _norms(weights: Weights) -> dict[str, Norm | None]:
 
 
 def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
-    """Keep a tensor."""
+    """Keep a hook point's tensor in a mapping, under a key."""
     into[key] = x
 
 
-def _held(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
+def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
     """The norm's output, whose gradient takes the size of its input as fixed."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()
-    return _through(out, (x * inverse * norm.gain).to(out.dtype))
+    return _with_gradient_of(out, (x * inverse * norm.gain).to(out.dtype))
 
 
-def _smoothed(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
+def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
     """The pattern, whose gradient is that of a softmax at a higher temperature."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
     smooth = TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)
-    return _through(pattern, smooth.to(pattern.dtype))
+    return _with_gradient_of(pattern, smooth.to(pattern.dtype))
 
 
-def _through(value: Tensor, gradient: Tensor) -> Tensor:
-    """The value of one tensor with the gradient of another."""
+def _with_gradient_of(value: Tensor, gradient: Tensor) -> Tensor:
+    """Return the value of one tensor with the gradient of another."""
     return value.detach() + (gradient - gradient.detach())

@@ -30,19 +30,19 @@ from ..records import Result, RunWriter, check_known, create_run, default_folder
 from ..records.shards import check_shard, holder, run_in
 from ..stats import interval
 from .attention import attention_of
-from .checks import CONFIRMED, checked
-from .circuit import Circuit, chosen_by
+from .checks import CONFIRMED, check_from_table
+from .circuit import Circuit, circuit_by_scores
 from .config import Ablation, CircuitConfig, asked_by
 from .core import core_of
-from .curve import Judge, described, steady
+from .curve import Judge, size_fields, steady_share
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
 from .runs import Runs, runs_of
 from .scores import score
-from .scoring import part_name, parts_of, scored
-from .sink import at_sink
+from .scoring import part_name, parts_of, score_edges
+from .sink import sink_fields
 from .tasks import Task, task_of
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
@@ -115,7 +115,7 @@ def run(
         RunError: the folder is in use, or holds another run or another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked = _asked(model, config=config, fields=fields)
+    asked = _ask(model, config=config, fields=fields)
     if shard is not None:
         check_known(asked.code())
     folder = default_folder(asked.lens.name) if out is None else Path(out)
@@ -130,7 +130,7 @@ def run(
     )
     if found is None:
         return CircuitRun.unfinished(folder, shard=str(shard))
-    return _finished(folder, *found, report=report)
+    return _finished_run(folder, *found, report=report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class _Asked:
                 runs = runs_for(self, ablation)
                 if name == "scores":
                     _check_gap(runs, seed=self.config.seed)
-                scored(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
+                score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
 
     def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
         """Score what the folder lacks, choose the circuit and judge it."""
@@ -203,10 +203,8 @@ class _Asked:
         return circuit, sentences
 
 
-def _asked(
-    model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
-) -> _Asked:
-    """The configuration, the model and what is known of the task."""
+def _ask(model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]) -> _Asked:
+    """Resolve the arguments of ``run`` to the configuration, the model and the task if it is given."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = with_fields(CircuitConfig, config, fields, where="circuit")
@@ -222,7 +220,7 @@ def _asked(
     return _Asked(lens=lens, task=task, config=asked, metric=metric_of(lens, task, asked), given=given)
 
 
-def _finished(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
+def _finished_run(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
     """The result of a finished run folder."""
     if report:
         display.page(folder)
@@ -279,16 +277,16 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     lens, task, config = asked.lens, asked.task, asked.config
     runs = runs_for(asked, config.replaced_by)
     _check_gap(runs, seed=config.seed)
-    scores = scored(runs, config, writer=writer, name="scores", progress=progress)
-    half = chosen_by(runs, scores, config, templates=task.templates, halved=True)
-    writer.write_table("pairs", _pairs(lens, task, runs))
+    scores = score_edges(runs, config, writer=writer, name="scores", progress=progress)
+    half = circuit_by_scores(runs, scores, config, templates=task.templates, halved=True)
+    writer.write_table("pairs", _pair_table(lens, task, runs))
 
     @functools.cache
     def evaluation() -> tuple[pd.DataFrame, pd.DataFrame]:
         """The areas and the table of the curve with the circuit's rows; its gap is written first."""
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
         writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
-        own = _judged(half.judge, one_circuit(half, found.frame, config=config, given=asked.given)[0])
+        own = _judged_rows(half.judge, one_circuit(half, found.frame, config=config, given=asked.given)[0])
         return found.areas, pd.concat([found.frame, own], ignore_index=True)
 
     areas = writer.once("areas", lambda: evaluation()[0])
@@ -316,28 +314,28 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
         if METHODS[config.method].along != "patches":
             nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
     if not writer.has("sink.json"):
-        writer.write_text("sink.json", json.dumps(at_sink(circuit, config)))
+        writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
     sink = json.loads((writer.folder / "sink.json").read_text("utf-8"))
     core, alone = None, None
     if config.core:
-        others = partial(_others, circuit, asked, writer=writer, progress=progress)
+        others = partial(_circuits_of_ablations, circuit, asked, writer=writer, progress=progress)
         core = writer.once("core", lambda: core_of(circuit, others(), pairs=config.check_pairs, progress=progress))
         mask = np.isin(circuit.graph.names, core.loc[core["core"].to_numpy(bool), "edge"].to_numpy())
         alone = half.judge.judged(half.judge.values(mask[None]))
-    writer.once("prompt", lambda: _prompt(lens, task.clean))
+    writer.once("prompt", lambda: _prompt_table(lens, task.clean))
     writer.once("attention", attention)
     found = _Found(circuit=circuit, rule=rule, curve=curve, areas=areas, gap=gap, completeness=completeness)
     found = replace(found, check=check, nodes=nodes, core=core, alone=alone, sink=sink)
-    summary = _summary(found)
-    summary["left_sum"], summary["left_pairs"] = left_sum(runs, config=config)
+    summary = _summary_table(found)
+    summary["left_sum"], summary["left_pairs"] = left_sum_completeness(runs, config=config)
     writer.write_csv("summary", summary)
-    from .told import circuit_told
+    from .sentences import circuit_sentences
 
     sentences = [task.sentence] if config.task != "text" else []
-    return circuit, (*sentences, *circuit_told(summary, sizes=config.sizes))
+    return circuit, (*sentences, *circuit_sentences(summary, sizes=config.sizes))
 
 
-def left_sum(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
+def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
     """Completeness of EAP-IG's left sum with as many points as the midpoints began with, and on how many pairs.
 
     A few pairs show how far it is off; nan where the run takes no midpoints, or a zero stream.
@@ -363,7 +361,7 @@ def _check_gap(runs: Runs, *, seed: int) -> None:
         )
 
 
-def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
+def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     """The table ``pairs``."""
 
     def text(batch: TokenBatch, row: int) -> str:
@@ -391,7 +389,7 @@ def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     )
 
 
-def _prompt(lens: LensModel, batch: TokenBatch) -> pd.DataFrame:
+def _prompt_table(lens: LensModel, batch: TokenBatch) -> pd.DataFrame:
     """The tokens of the first prompt, by position."""
     ids = batch.tokens[0, : int(batch.lengths[0])].tolist()
     texts = [str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in ids]
@@ -404,12 +402,12 @@ def other_ablations(config: CircuitConfig) -> tuple[Ablation, ...]:
     return tuple(one for one in able if one != config.replaced_by)
 
 
-def _others(circuit: Circuit, asked: _Asked, *, writer: RunWriter, progress: bool) -> dict[str, Circuit]:
+def _circuits_of_ablations(circuit: Circuit, asked: _Asked, *, writer: RunWriter, progress: bool) -> dict[str, Circuit]:
     """Name of each other ablation that the core is taken over -> the circuit that it gives."""
     others: dict[str, Circuit] = {}
     for ablation in other_ablations(asked.config):
         runs = runs_for(asked, ablation)
-        scores = scored(runs, asked.config, writer=writer, name=f"scores-{ablation}", progress=progress)
+        scores = score_edges(runs, asked.config, writer=writer, name=f"scores-{ablation}", progress=progress)
         others[ablation] = circuit.like(runs, scores)
     return others
 
@@ -432,7 +430,7 @@ def one_circuit(
     Raises:
         InputError: none of its edges lies on a path from the input to the metric.
     """
-    share = steady(curve)
+    share = steady_share(curve)
     if given is not None:
         mask = given.on(half.graph).chosen
         circuit, rule = replace(half, chosen=half.judge.used(mask), size=int(mask.sum()), rows=()), "given"
@@ -449,24 +447,24 @@ def one_circuit(
     return circuit, rule
 
 
-def _judged(judge: Judge, circuit: Circuit) -> pd.DataFrame:
+def _judged_rows(judge: Judge, circuit: Circuit) -> pd.DataFrame:
     """Rows of the curve: the circuit, its drawn part, all edges but its own, and as many of the largest scores."""
     like = circuit if circuit.rows else replace(circuit, rows=tuple(circuit.halves[0].tolist())).smaller(circuit.size)
     masks = np.stack([circuit.chosen, circuit.strongest(), ~circuit.chosen, like.chosen])
-    rows = [described(judge, mask) for mask in masks]
+    rows = [size_fields(judge, mask) for mask in masks]
     frame = pd.DataFrame(rows).assign(by=["circuit", "picture", "without", "as_many"], n=masks.sum(1), draw=0)
     return pd.concat(
         [frame.assign(share=frame["n"] / circuit.graph.n_edges), judge.judged(judge.values(masks))], axis=1
     )
 
 
-def _confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
+def _count_confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
     """Count the core edges whose real patch does at least 1% of the difference, without those that cancel."""
     does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
     return int((does & ~core["together"].to_numpy(bool)).sum())
 
 
-def _unseen(nodes: pd.DataFrame) -> str:
+def _unseen_nodes(nodes: pd.DataFrame) -> str:
     """Names of the nodes that gradients do not see, the largest first."""
     ordered = nodes.sort_values("exact", key=abs, ascending=False)
     return " ".join(ordered.loc[ordered["unseen"], "node"].tolist())
@@ -489,12 +487,12 @@ class _Found:
     sink: Mapping[str, float] = field(default_factory=dict)
 
 
-def _summary(found: _Found) -> pd.DataFrame:
+def _summary_table(found: _Found) -> pd.DataFrame:
     """The table ``summary``."""
     circuit, gap, check, nodes, core = found.circuit, found.gap, found.check, found.nodes, found.core
     by = found.areas.loc[found.areas["by"].eq("edges")].to_dict("records")[0]
     errors = found.completeness["error"].abs().to_numpy(float)
-    share = steady(found.curve)
+    share = steady_share(found.curve)
     of_edges = found.curve.loc[found.curve["by"].eq("edges")]
     most = of_edges.sort_values("faithfulness", ascending=False).to_dict("records")[0]
     own, drawn, without, like = (
@@ -511,11 +509,11 @@ def _summary(found: _Found) -> pd.DataFrame:
         "edges": circuit.n_edges,
         "asked_edges": circuit.size,
         "all_edges": circuit.graph.n_edges,
-        **_kept(own, ""),
-        **_kept(without, "without_"),
-        **_kept(like, "as_many_"),
+        **_faithfulness_fields(own, ""),
+        **_faithfulness_fields(without, "without_"),
+        **_faithfulness_fields(like, "as_many_"),
         "picture_edges": drawn["n"],
-        **_kept(drawn, "picture_"),
+        **_faithfulness_fields(drawn, "picture_"),
         "clean": float(circuit.scores.clean.mean()),
         "corrupted": float(circuit.scores.corrupted.mean()),
         "gap": gap["estimate"],
@@ -542,22 +540,22 @@ def _summary(found: _Found) -> pd.DataFrame:
         "outside_at_most": -1,
         "weakest": np.nan,
         "patched_nodes": -1 if nodes is None else len(nodes),
-        "unseen_nodes": "" if nodes is None else _unseen(nodes),
+        "unseen_nodes": "" if nodes is None else _unseen_nodes(nodes),
         "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
-        "confirmed_edges": -1 if core is None else _confirmed(circuit, core),
+        "confirmed_edges": -1 if core is None else _count_confirmed(circuit, core),
         "together_edges": -1 if core is None else int(core["together"].to_numpy(bool).sum()),
         "undecided_edges": -1 if core is None else int(core["undecided"].to_numpy(bool).sum()),
         "contingent_edges": -1 if core is None else int((~core[["core", "undecided"]].to_numpy(bool).any(1)).sum()),
     }
     if found.alone is not None:
-        row |= _kept(found.alone.to_dict("records")[0], "core_")
+        row |= _faithfulness_fields(found.alone.to_dict("records")[0], "core_")
     if check is not None:
-        made = checked(circuit.scores, circuit.chosen, check, n_pairs=0)
+        made = check_from_table(circuit.scores, circuit.chosen, check, n_pairs=0)
         row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
         row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
     return pd.DataFrame([row])
 
 
-def _kept(row: Mapping[Any, Any], name: str) -> dict[str, float]:
-    """Faithfulness and its interval under names that begin alike."""
+def _faithfulness_fields(row: Mapping[Any, Any], name: str) -> dict[str, float]:
+    """Faithfulness and its interval from a row of the curve, under names that begin with ``name``."""
     return {f"{name}faithfulness{end}": float(row[end[1:] or "faithfulness"]) for end in ("", "_low", "_high")}

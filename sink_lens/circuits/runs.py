@@ -37,7 +37,7 @@ from ..models.unchanged import Values
 from ..patching.pairs import Sequences, pair_prompts
 from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
-from .stream import Weights, hook_of, weights_of, writer_sites, writings
+from .stream import Weights, hook_name_of, weights_of, writer_sites, writings
 
 _READ_DIRECTLY = ("resid_pre", "resid_post", "attn_in")
 
@@ -140,13 +140,13 @@ class Runs:
         self.values_then.check("runs and scores")
 
     def some(self, rows: Sequence[int]) -> "Runs":
-        """The same with some of the pairs."""
+        """The same runs, with some of the pairs only."""
         index = torch.as_tensor(list(rows))
         return replace(
             self,
             clean=self.clean[index],
             corrupted=None if self.corrupted is None else self.corrupted[index],
-            metric=_of_rows(self.metric, index),
+            metric=_metric_of_rows(self.metric, index),
             masks=None if self.masks is None else self.masks[:, index],
             clean_values=self.clean_values[index],
             corrupted_values=self.corrupted_values[index],
@@ -193,14 +193,14 @@ class Runs:
         """Read what writers add in the clean or corrupted run of some pairs, [pair writer position d_model], and m."""
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
-            (hook_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=begin))
+            (hook_name_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=begin))
             for key in writer_sites(self.graph)
         ]
         outcome = self.outcome(self.part(rows, corrupted=corrupted), rows, hooks)
         return writings(kept, graph=self.graph, weights=self.weights), self.values(outcome)
 
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
-        """Return what replaces what the writers add."""
+        """The values that replace each writer's output."""
         if self.ablation == "resample":
             found = self.writings(rows, corrupted=True, begin=begin)[0]
         elif self.means is None:
@@ -222,7 +222,7 @@ class Runs:
             kept: dict[tuple[str, int], Tensor] = {}
             key = ("resid_pre", 0)
             with torch.no_grad():
-                hook = (hook_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=0))
+                hook = (hook_name_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=0))
                 stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
                 hooked_outcome(self.lens, self.part(rows, corrupted=corrupted), metric=stop, hooks=[hook])
             ends.append(kept[key])
@@ -235,7 +235,7 @@ class Runs:
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:
-        """1 at the positions of each span."""
+        """A mask of the positions of each span: 1 at its positions, 0 elsewhere."""
         if self.masks is None:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
@@ -249,12 +249,12 @@ class Runs:
                 part = found.part(rows)
                 clean.append(found.values(found.outcome(part, rows, [])))
                 start, _ = found.inputs(rows)
-                hook = (hook_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
+                hook = (hook_name_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
                 corrupted.append(found.values(found.outcome(part, rows, [hook])))
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
     def _means(self) -> Tensor:
-        """Return what replaces each writer: a mean of the clean runs."""
+        """The mean of each writer over the clean runs, which replaces it."""
         valid = self.clean.valid
         if self.ablation == "mean_ordinary":
             valid = tokens_to_average(self.lens, self.clean, "mean_ordinary").mask
@@ -358,18 +358,18 @@ def keep_late(
     into[key] = x.detach()[:, begin:]
 
 
-def _of_rows(metric: Metric, rows: Tensor) -> Metric:
+def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
     """The metric on some of the pairs; what it holds for each pair is looked up by the pair's own number."""
 
     def function(run: Outcome) -> Tensor:
         """The metric of each sequence by itself."""
         own = rows[run.sequences].tolist()
-        return torch.cat([evaluate(metric, _row(run, at, number=number)) for at, number in enumerate(own)])
+        return torch.cat([evaluate(metric, _outcome_of_pair(run, at, number=number)) for at, number in enumerate(own)])
 
     return replace(metric, function=function)
 
 
-def _row(run: Outcome, at: int, *, number: int) -> Outcome:
+def _outcome_of_pair(run: Outcome, at: int, *, number: int) -> Outcome:
     """One pair of an outcome, as the metric knows it."""
     one = slice(at, at + 1)
     return replace(

@@ -45,7 +45,7 @@ from .graph import Graph
 from .methods import METHODS, Method, check_method
 from .rules import rule_hooks
 from .runs import Runs, keep_late
-from .stream import hook_of, reader_gradients, sites_of
+from .stream import hook_name_of, reader_gradients, sites_of
 
 _IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """Largest difference between the embedding's gradient and the sum over all readers, relative; 0.1 in other types."""
@@ -132,7 +132,7 @@ def score(
     found = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
     used = np.zeros(runs.n_pairs)
     scale = abs(float(runs.gap.double().mean())) if scale is None else scale
-    of_batch = {"inputs": _inputs, "activations": _activations}[METHODS[method].along]
+    of_batch = {"inputs": _scores_by_inputs, "activations": _scores_by_activations}[METHODS[method].along]
     for rows in runs.batches(copies=3):
         values, points = of_batch(
             runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
@@ -149,7 +149,9 @@ def score(
     )
 
 
-def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float) -> tuple[Tensor, Tensor]:
+def _scores_by_inputs(
+    runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
+) -> tuple[Tensor, Tensor]:
     """Scores of some pairs, with gradients between the two embeddings; and the points of each pair."""
     begin, how = runs.begin(rows), METHODS[method]
     difference, _ = runs.writings(rows, begin=begin)
@@ -168,7 +170,7 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
         gradients = Gradients(own, some, begin=begin, rules=how.rules, keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
-            hook = (hook_of(own.lens, "resid_pre", 0), lambda x, hook, new=embedding: new.to(x.device))
+            hook = (hook_name_of(own.lens, "resid_pre", 0), lambda x, hook, new=embedding: new.to(x.device))
             gradients.add([hook], weight=1 / len(points))
         found[at] = gradients.contracted()
         used[at] = len(points)
@@ -181,7 +183,7 @@ def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, a
     return found, used
 
 
-def _activations(
+def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
     """Scores of some pairs, with gradients along one sublayer's output at a time."""
@@ -205,7 +207,7 @@ def _activations(
             return torch.cat([x[:, :begin], late], dim=1)
 
         for point in METHODS[method].points(steps):
-            hook = (hook_of(runs.lens, site, layer), partial(moved, point=point))
+            hook = (hook_name_of(runs.lens, site, layer), partial(moved, point=point))
             gradients.add([hook], weight=1 / steps)
         chosen = torch.from_numpy(np.isin(writer_of_edge, writers))
         found[:, chosen] = gradients.contracted()[:, chosen]
@@ -246,14 +248,17 @@ class Gradients:
         zeros: dict[tuple[str, int], Tensor] = {}
         kept: dict[tuple[str, int], Tensor] = {}
         key = ("resid_pre", 0)
-        at: list[Any] = [*hooks, (hook_of(lens, *key), partial(zero_added, into=zeros, key=key))]
+        at: list[Any] = [*hooks, (hook_name_of(lens, *key), partial(zero_added, into=zeros, key=key))]
         at += rule_hooks(lens, runs.weights) if self.rules else []
         at += [
-            (hook_of(lens, site, layer), partial(keep_late, into=kept, key=(site, layer), begin=self.begin))
-            for site, layer in _streams(graph)
+            (hook_name_of(lens, site, layer), partial(keep_late, into=kept, key=(site, layer), begin=self.begin))
+            for site, layer in _stream_sites(graph)
         ]
         at += [
-            (hook_of(lens, site, layer if site != "final" else 0), partial(zero_added, into=zeros, key=(site, layer)))
+            (
+                hook_name_of(lens, site, layer if site != "final" else 0),
+                partial(zero_added, into=zeros, key=(site, layer)),
+            )
             for place in graph.places
             for layer in [place[1]]
             for site in sites_of(place, graph)
@@ -285,7 +290,7 @@ class Gradients:
                 self._sums[place].add_(one, alpha=weight)
             else:
                 self._sums[place] = one * weight
-        _check_identity(total, gradients[key], runs=runs)
+        _check_gradients(total, gradients[key], runs=runs)
 
     def contracted(self) -> Float[Tensor, "pair edge"]:
         """The scores: what the writers differ by, times the gradients, summed over the positions of each span."""
@@ -307,8 +312,8 @@ class Gradients:
             )
 
 
-def _streams(graph: Graph) -> list[tuple[str, int]]:
-    """(site, layer) of what the stream at every place is made of."""
+def _stream_sites(graph: Graph) -> list[tuple[str, int]]:
+    """(site, layer) of every tensor from which the streams at all places are made."""
     found = [(site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")]
     return [*found, ("resid_post", graph.n_layers - 1)]
 
@@ -322,7 +327,7 @@ def _stream_at(place: tuple[str, int], kept: dict[tuple[str, int], Tensor], *, g
     return before if name == "attention" or graph.parallel else before + kept["attn_out", layer]
 
 
-def _check_identity(total: Tensor, embedding: Tensor, *, runs: Runs) -> None:
+def _check_gradients(total: Tensor, embedding: Tensor, *, runs: Runs) -> None:
     """Check that the readers account for the gradient at the embedding."""
     off = float((total - embedding).norm()) / max(float(embedding.norm()), 1e-30)
     if not off <= _IDENTITY.get(runs.lens.dtype, 0.1):

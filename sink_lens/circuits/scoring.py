@@ -23,16 +23,16 @@ PART = 32
 
 
 def parts_of(n_pairs: int) -> list[range]:
-    """The pairs of every part."""
+    """Divide the pairs into the parts that are scored and kept together, 32 pairs each."""
     return [range(start, min(start + PART, n_pairs)) for start in range(0, n_pairs, PART)]
 
 
 def part_name(name: str, rows: range) -> str:
-    """The name of the file with these pairs' scores."""
+    """The name of the file that holds the scores of these pairs."""
     return f"{name}-{rows.start // PART:03d}"
 
 
-def scored(
+def score_edges(
     runs: Runs,
     config: CircuitConfig,
     *,
@@ -54,7 +54,7 @@ def scored(
     method = config.method
     limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}
     scale = abs(float(runs.gap.double().mean()))
-    found = _empty(runs, method=method)
+    found = _zero_scores(runs, method=method)
     with tqdm(total=runs.n_pairs, desc=f"{name} ({method})", unit="pair", disable=not progress, leave=False) as bar:
 
         def batch_of(some: Runs) -> Scores:
@@ -108,13 +108,13 @@ class _Kept:
 
 def exact_circuit_scores(runs: Runs, *, advance: Callable[[float], object] = lambda pairs: None) -> Scores:
     """The exact score of every edge: for small models."""
-    found, n = _empty(runs, method="exact"), runs.graph.n_edges
+    found, n = _zero_scores(runs, method="exact"), runs.graph.n_edges
     found.values[:] = exact_scores(runs, range(n), advance=lambda edges: advance(edges * runs.n_pairs / n))
     return found
 
 
-def _empty(runs: Runs, *, method: Method) -> Scores:
-    """Scores of 0."""
+def _zero_scores(runs: Runs, *, method: Method) -> Scores:
+    """Scores that are 0 for every pair and edge, to be filled."""
     return Scores(
         graph=runs.graph,
         values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),

@@ -15,20 +15,20 @@ from .circuit import Circuit
 from .config import CircuitConfig
 from .methods import METHODS
 from .runs import Runs, with_spans
-from .scoring import scored
+from .scoring import score_edges
 
 _TOP, _PAIRS = 200, 8
 """Largest scores, and pairs, whose scores are parted by position."""
 
 
-def apart(runs: Runs, position: int) -> Runs:
-    """The runs with the edges at one position apart from all others."""
+def with_position_apart(runs: Runs, position: int) -> Runs:
+    """The runs in which edges at one position are a span of their own."""
     whole = replace(runs, graph=replace(runs.graph, spans=("",)), masks=None)
     return with_spans(whole, {"sink": [position]})
 
 
-def at_sink(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
-    """The sink's share of a run's scores, and what all edges but the sink's keep on the judged pairs.
+def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
+    """Fields of the summary: the sink's share of the scores, and the metric that all other edges keep.
 
     Cost: scores of 8 pairs, and about three forwards of the judged pairs; nothing where both prompts begin alike.
 
@@ -42,11 +42,11 @@ def at_sink(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     if circuit.runs.begin(slice(None)) > position or config.freeze:
         return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(names, 1.0 if judge.defined else np.nan)
     if METHODS[config.method].along != "patches":
-        some = apart(circuit.runs.some(range(min(_PAIRS, circuit.runs.n_pairs))), position)
-        size, there = np.abs(scored(some, config).mean), some.graph.ends[0] == 0
+        some = with_position_apart(circuit.runs.some(range(min(_PAIRS, circuit.runs.n_pairs))), position)
+        size, there = np.abs(score_edges(some, config).mean), some.graph.ends[0] == 0
         largest = np.argsort(-size, kind="stable")[:_TOP]
         share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())
-    runs = apart(judge.runs, position)
+    runs = with_position_apart(judge.runs, position)
     kept = judge.judged(replace(judge, runs=runs).values((runs.graph.ends[0] != 0)[None])).to_dict("records")[0]
     found = (float(kept[name]) for name in ("faithfulness", "low", "high"))
     return {"sink_share": share, "sink_share_top": top} | dict(zip(names, found, strict=True))

@@ -14,14 +14,16 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import hypergeom
 
-from .choice import largest
+from .choice import largest_edges
 
 CORE = 0.95
 """Inclusion probability from which on an edge is in the core."""
 _AT_ONCE = 32
 
 
-def drawn(templates: Sequence[str], *, draws: int, generator: np.random.Generator) -> Float[np.ndarray, "sample pair"]:
+def draw_weights(
+    templates: Sequence[str], *, draws: int, generator: np.random.Generator
+) -> Float[np.ndarray, "sample pair"]:
     """Weights of every pair in each draw; pairs are drawn within their template."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
@@ -40,11 +42,11 @@ def inclusion(
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:
-            counts += largest(mean, n)
+            counts += largest_edges(mean, n)
     return counts / len(weights)
 
 
-def bounds(
+def interval_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
     """The 95% percentile interval of the mean of some edges."""
@@ -73,8 +75,8 @@ def verdicts(
     )
 
 
-def most_outside(found: int, *, sampled: int, total: int) -> int:
-    """The most edges of some kind that there may be outside a circuit, at 95% confidence, from a sample of them.
+def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
+    """Upper 95% bound of the number of edges of some kind outside a circuit, from a sample of them.
 
     Exact for a sample without replacement: with one edge more, so few in the sample have a probability of at most 5%.
 
@@ -88,12 +90,12 @@ def most_outside(found: int, *, sampled: int, total: int) -> int:
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
-    """Edges that two circuits share, over those that either has; nan if both are empty."""
+    """Number of edges that two circuits share, over the number that either has; nan if both are empty."""
     either = int((first | second).sum())
     return float((first & second).sum()) / either if either else float("nan")
 
 
-def halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Two random halves of the pairs, of every template alike: one to choose edges on, one to judge them."""
     names = np.asarray(templates, dtype=object)
     first: list[int] = []

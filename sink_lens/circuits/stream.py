@@ -76,7 +76,7 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
     def norm(layer: int, which: NormName) -> Norm | None:
         """A layer's norm in that type."""
         found = norm_weights(lens, layer=layer, which=which)
-        return None if found is None else _in(found, dtype)
+        return None if found is None else _norm_in_dtype(found, dtype)
 
     layers = []
     for layer in range(graph.n_layers):
@@ -108,24 +108,24 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
                 w_down=w_down,
             )
         )
-    return Weights(layers=tuple(layers), final_norm=_in(final_norm(lens), dtype), dtype=dtype)
+    return Weights(layers=tuple(layers), final_norm=_norm_in_dtype(final_norm(lens), dtype), dtype=dtype)
 
 
-def _in(norm: Norm, dtype: torch.dtype) -> Norm:
+def _norm_in_dtype(norm: Norm, dtype: torch.dtype) -> Norm:
     """The norm in another type."""
     return Norm(
         gain=norm.gain.to(dtype), bias=norm.bias.to(dtype), eps=norm.eps, centred=norm.centred, divides=norm.divides
     )
 
 
-def hook_of(lens: LensModel, site: str, layer: int) -> str:
+def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
     """Name of the bridge's hook point of a site; ``g`` is the projection that gates the heads' output."""
     if site == "g":
         return f"blocks.{layer}.attn.head_gate.hook_out"
     return bridge_hook(SITES[site], family=lens.family, layer=layer)
 
 
-def normed(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:
+def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:
     """The stream as the projections read it; the stream itself where there is no norm."""
     if norm is None:
         return x
@@ -135,7 +135,7 @@ def normed(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tenso
     return x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.gain + norm.bias
 
 
-def pulled_back(
+def pull_back(
     u: Float[Tensor, "batch reader position d_model"],
     x: Float[Tensor, "batch position d_model"],
     norm: Norm | None,
@@ -179,7 +179,7 @@ def reader_gradients(
     """
     name, layer = place
     if name == "logits":
-        return pulled_back(gradients["final", layer][:, None], x, weights.final_norm, held=held)
+        return pull_back(gradients["final", layer][:, None], x, weights.final_norm, held=held)
     own = weights.layers[layer]
     if name == "attention":
         parts = []
@@ -187,15 +187,15 @@ def reader_gradients(
             given = gradients[kind, layer]
             given = given.unflatten(-1, (weight.shape[0], -1)) if given.dim() == 3 else given
             parts.append(einsum(given, weight, _TO_READERS))
-        return pulled_back(torch.cat(parts, dim=1), x, own.attn_norm, held=held)
+        return pull_back(torch.cat(parts, dim=1), x, own.attn_norm, held=held)
     whole = gradients["mlp_in", layer]
     if own.w_up is None:
-        return pulled_back(whole[:, None], x, own.mlp_norm, held=held)
+        return pull_back(whole[:, None], x, own.mlp_norm, held=held)
     chosen = list(graph.neurons[layer])
     of_neurons = gradients["up", layer][..., chosen] @ own.w_up
     if own.w_gate is not None:
         of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
-    return pulled_back(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held)
+    return pull_back(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held)
 
 
 def sites_of(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
 def writings(
     tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
-    """Return what every writer adds to the stream in one run; 0 in layers that the run did not reach."""
+    """The output that every writer adds to the stream in one run; 0 in layers that the run did not reach."""
     first = tensors["resid_pre", 0].to(weights.dtype)
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
@@ -230,12 +230,12 @@ def writings(
     for layer in range(graph.n_layers):
         count = graph.n_heads + 1 + (layer in graph.neurons)
         if ("z", layer) in tensors:
-            of_layer(tensors, found[:, at : at + count], layer=layer, graph=graph, weights=weights)
+            write_layer(tensors, found[:, at : at + count], layer=layer, graph=graph, weights=weights)
         at += count
     return found
 
 
-def of_layer(
+def write_layer(
     tensors: Mapping[tuple[str, int], Tensor],
     into: Float[Tensor, "batch writer position d_model"],
     *,
@@ -244,7 +244,7 @@ def of_layer(
     weights: Weights,
     which: str = "both",
 ) -> None:
-    """Put what the heads, the neurons and the MLP of one layer add into a tensor; ``which`` may name one of them."""
+    """Fill in the outputs of a layer's heads, neurons and MLP; ``which`` may name one of them."""
     own = weights.layers[layer]
     if which in ("both", "attention"):
         z = tensors["z", layer].to(weights.dtype)
@@ -261,8 +261,8 @@ def of_layer(
         into[:, -1] = whole
 
 
-def biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
-    """Return what the attention of each layer adds that belongs to no head: the bias of its output projection."""
+def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
+    """The bias of each layer's output projection: a part of attention that belongs to no head."""
     rows = []
     for own in weights.layers:
         after = own.attn_after
@@ -272,7 +272,7 @@ def biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
 
 
 def factor_behind(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
-    """Return what a norm or multiplier behind a sublayer multiplies each part of its output by."""
+    """The factor by which a norm or multiplier behind a sublayer multiplies each part of its output."""
     if after is None:
         return total.new_ones(1, 1, 1)
     if not after.divides:

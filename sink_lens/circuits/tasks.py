@@ -64,7 +64,7 @@ class Task:
 
     @property
     def sentence(self) -> str:
-        """Return how well the model does the task."""
+        """A sentence on how well the model does the task."""
         share = self.n_answered / self.n_tried if self.n_tried else float("nan")
         return (
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
@@ -109,7 +109,7 @@ def task_of(
             f"with the tokenizer of {lens.name}, no pair of {name!r} has prompts of equal length and answers of "
             "one token; need another task, or a file of pairs"
         )
-    whole, right = _batched(name, kept), list[int]()
+    whole, right = _batch_task(name, kept), list[int]()
     for start in range(0, len(kept), step := config.batch_size or _A_PASS):
         rows = slice(start, min(start + step, len(kept)))
         outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True)
@@ -122,10 +122,10 @@ def task_of(
             "model"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
-    return replace(_batched(name, chosen), n_tried=len(kept), n_answered=len(right))
+    return replace(_batch_task(name, chosen), n_tried=len(kept), n_answered=len(right))
 
 
-def _batched(name: str, kept: Sequence[TokenPair]) -> Task:
+def _batch_task(name: str, kept: Sequence[TokenPair]) -> Task:
     """The task with its prompts as batches."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 

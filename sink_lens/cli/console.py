@@ -53,7 +53,7 @@ class _RefusesVisibly:
     """A command, or a group of them, that spells out invisible characters of the words that it refuses."""
 
     def make_context(self, *given: Any, **named: Any) -> Any:
-        """Read the words of the command line."""
+        """Parse the words of the command line; name invisible characters in an error."""
         try:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
@@ -112,7 +112,7 @@ class Commands(Group):
     def invoke(self, ctx: Any) -> Any:
         """Run one command."""
         debug = bool(ctx.params.get("debug"))
-        with _heard(debug=debug):
+        with _log_to_stderr(debug=debug):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
@@ -161,8 +161,8 @@ def _write_examples(epilog: str, formatter: Any) -> None:
 
 
 @contextlib.contextmanager
-def _heard(*, debug: bool) -> Iterator[None]:
-    """While a command runs: our messages and warnings on stderr; those of others only in debugging."""
+def _log_to_stderr(*, debug: bool) -> Iterator[None]:
+    """While a command runs, write our messages and warnings to stderr; those of others only in debugging."""
 
     def show(
         message: Warning | str,
@@ -197,7 +197,7 @@ def say(word: str, text: str) -> None:
 
     style = "bold yellow" if word == "warning" else "bold red"
     line = visible(" ".join(text.split("\n")), limit=_LONGEST)
-    with _off_the_bars():
+    with _pause_bars():
         console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
 
 
@@ -223,8 +223,8 @@ def console(*, stderr: bool = False) -> "Console":
     return Shown(stderr=stderr, highlight=False, markup=False)
 
 
-def _off_the_bars() -> contextlib.AbstractContextManager[Any]:
-    """While something is written on stderr: progress bars are cleared, and then drawn again below it."""
+def _pause_bars() -> contextlib.AbstractContextManager[Any]:
+    """Within the block, progress bars are cleared; afterwards they are drawn again below the new text."""
     bars = sys.modules.get("tqdm")
     return contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
 
@@ -233,7 +233,7 @@ class _Handler(logging.StreamHandler):
     """Writes messages on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with _off_the_bars():
+        with _pause_bars():
             super().emit(record)
 
 
@@ -244,8 +244,8 @@ class _Plain(logging.Formatter):
         return for_terminal(super().format(record))
 
 
-def lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """Return what would be printed, as plain lines."""
+def plain_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
+    """The plain lines that would be printed."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -318,7 +318,7 @@ def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
     return table_of(shown.heads, shown.rows, texts=len(shown.heads), wrapped=shown.heads)
 
 
-def hush(quiet: bool) -> None:
+def silence(quiet: bool) -> None:
     """Show no progress bar, of ours or of other libraries, and no message, if that is asked for."""
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported

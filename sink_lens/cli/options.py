@@ -20,7 +20,7 @@ import typer
 
 from ..configuration import bare, check_known, choices_of, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import advice, console, echo, lines, render_report
+from .console import advice, console, echo, plain_lines, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,10 +72,10 @@ def configured(
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
         docs = field_docs(kind)
-        shown = [_parameter(field, docs.get(name, "")) for name, field in known.items()]
+        shown = [_typer_parameter(field, docs.get(name, "")) for name, field in known.items()]
         seen = {} if view is None else {field.name: field for field in fields(view)}
         if view is not None:
-            shown += [_parameter(field, field_docs(view)[name]) for name, field in seen.items()]
+            shown += [_typer_parameter(field, field_docs(view)[name]) for name, field in seen.items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
@@ -115,7 +115,7 @@ def configured(
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
             as_json = bool(given.pop("as_json"))
-            answering(ctx, functools.partial(answer, ctx, given), as_json=as_json)
+            run_and_answer(ctx, functools.partial(answer, ctx, given), as_json=as_json)
 
         first = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         file = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, annotation=_CONFIG, default=None)
@@ -133,7 +133,7 @@ def configured(
     return decorate
 
 
-def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool) -> None:
+def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool) -> None:
     """Run a command; with ``--json`` print one object on stdout, and everything else, an error too, on stderr.
 
     Raises:
@@ -150,15 +150,15 @@ def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_js
         except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
             text = advice(error)
             if as_json and text is not None:
-                _print({"command": name, "error": text}, file=shown)
+                _print_json({"command": name, "error": text}, file=shown)
             raise
         if as_json:
-            _print({"command": name} | dict(answer.found() if answer else {}), file=shown)
+            _print_json({"command": name} | dict(answer.found() if answer else {}), file=shown)
     if answer is not None and answer.exit_code:
         raise typer.Exit(answer.exit_code)
 
 
-def unfinished(folder: Path, *, shard: str | None, quiet: bool) -> "Answer":
+def unfinished_answer(folder: Path, *, shard: str | None, quiet: bool) -> "Answer":
     """The answer of a shard that is done while others are not."""
     from ..records.shards import Shard
 
@@ -168,37 +168,37 @@ def unfinished(folder: Path, *, shard: str | None, quiet: bool) -> "Answer":
     return Answer(found=lambda: {"run": folder, "shard": str(own), "finished": False})
 
 
-def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """A table for ``--json``: a mapping for each row, undefined numbers null."""
+def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Rows of a table for ``--json``: a mapping for each row, undefined numbers null."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
-def _print(found: Mapping[str, Any], *, file: Any) -> None:
+def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
     from ..records.provenance import strict
 
-    found = {name: rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}
+    found = {name: json_rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}
     typer.echo(json.dumps(strict(found), allow_nan=False), file=file)
 
 
 def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
-    """The configuration that a command is called with; the arguments are those of ``configured``."""
+    """Make the configuration that a command is called with; the arguments are those of ``configured``."""
     return with_fields(kind, None, settings, where=where) if make is None else make(settings, where)
 
 
 def option_of(field: Field[Any]) -> str:
-    """``--intervention-length``: a field's option."""
+    """The option of a configuration's field, such as ``--intervention-length``."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 
 def off_of(field: Field[Any]) -> str:
-    """``--no-interventions``: the option that sets a field to false."""
+    """The option that sets a boolean field to false, such as ``--no-interventions``."""
     return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_of(field)[2:]}"
 
 
-def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
-    """A field as a parameter that typer understands."""
+def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
+    """Turn a configuration's field into a parameter that typer understands."""
     kind, _ = bare(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
@@ -273,7 +273,7 @@ def cost_in_words(cost: "Cost") -> Answer:
 
     said = in_words(cost)
     console().print(said)
-    return Answer(found=lambda: {"dry_run": lines(said)})
+    return Answer(found=lambda: {"dry_run": plain_lines(said)})
 
 
 def example_of(text: str) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..kinds import RunKind, imported, kinds
-from .console import app, columns_of, console, echo, hush, lines, render_report, say, table_of
+from .console import app, columns_of, console, echo, plain_lines, render_report, say, silence, table_of
 from .options import (
     Answer,
     DryRun,
@@ -17,9 +17,9 @@ from .options import (
     Quiet,
     configured,
     example_of,
+    json_rows,
     print_cost,
-    rows,
-    unfinished,
+    unfinished_answer,
 )
 
 
@@ -29,7 +29,7 @@ def add_command(kind: RunKind) -> None:
     def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
         """Run it, draw its page, and print what it found."""
         view, file, shard = (asked.get(name) for name in ("view", "file", "shard"))
-        hush(quiet)
+        silence(quiet)
         if out is None and file is not None:
             out = Path("runs") / file.stem
         if shard is not None:
@@ -43,7 +43,7 @@ def add_command(kind: RunKind) -> None:
         how = {"shard": shard} if kind.shards else {}
         result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
-            return unfinished(result.folder, shard=shard, quiet=quiet)
+            return unfinished_answer(result.folder, shard=shard, quiet=quiet)
         return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
     annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}
@@ -95,22 +95,22 @@ def _print_parts(parts: Iterable[Any]) -> Answer:
     for part in parts:
         if isinstance(part, Cost):
             part = in_words(part)
-            found += lines(part)
+            found += plain_lines(part)
         elif not isinstance(part, str):
-            part, numbers = _table_of(part)
+            part, numbers = _printed_and_rows(part)
             found += numbers
         console().print(part, soft_wrap=isinstance(part, str))
     return Answer(found=lambda: {"dry_run": found})
 
 
-def _table_of(part: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A table as it is printed, and the rows of a page table; anything else as it is."""
+def _printed_and_rows(part: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A part as it is printed, and its rows if it is a page table."""
     import pandas as pd  # a dry run does without
 
     from ..report.page import PageTable
 
     if isinstance(part, PageTable):
-        return table_of(part.heads, part.rows, wrapped=part.heads), rows(part.numbers)
+        return table_of(part.heads, part.rows, wrapped=part.heads), json_rows(part.numbers)
     return columns_of(part, list(part.columns)) if isinstance(part, pd.DataFrame) else part, []
 
 

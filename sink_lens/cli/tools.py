@@ -9,7 +9,7 @@ from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
 from .console import app, columns_of, console, echo, say, shown_size, table_of
-from .options import Answer, Json, Quiet, answering, configured, rows
+from .options import Answer, Json, Quiet, configured, json_rows, run_and_answer
 
 _REPORT_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -75,7 +75,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show how far a run is: its state, and of a sweep in shards each shard's."""
-    answering(ctx, lambda: _status(run, quiet=quiet), as_json=as_json)
+    run_and_answer(ctx, lambda: _status(run, quiet=quiet), as_json=as_json)
 
 
 def _status(folder: Path, *, quiet: bool) -> Answer:
@@ -91,7 +91,7 @@ def _status(folder: Path, *, quiet: bool) -> Answer:
         echo(f"{folder}: {run.kind}, {state}")
         if len(shards):
             console().print(columns_of(shards.astype(object).fillna(""), list(shards.columns)))
-    return Answer(found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": rows(shards)})
+    return Answer(found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": json_rows(shards)})
 
 
 @app.command()

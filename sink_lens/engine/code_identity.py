@@ -1,7 +1,7 @@
 """Identity of a function in a resumed run: not its name but what it does, as a hash that other processes get too.
 
 A notebook redefines a metric, or a helper that it calls, under the same name; the numbers that a run folder holds are
-then another function's. ``code_of`` hashes
+then another function's. ``hash_code`` hashes
 
 - the code of a function and of the functions within it, its defaults, and what its closure holds;
 - what it reads by global name, the same way: functions, classes, numbers, arrays, and attributes of your own modules;
@@ -12,7 +12,7 @@ Python, installed packages and this one are trusted by their version. Comments, 
 docstrings do not count. Nothing hangs on where an object lies in memory, on its ``repr``, or on Python's hash seed.
 
 Some things cannot be known: what a function reads from an open file or a generator, evaluates from text, or takes from
-a module of yours by a name that is computed. ``code_of`` then says so, and a run with it is not resumed.
+a module of yours by a name that is computed. ``hash_code`` then says so, and a run with it is not resumed.
 """
 
 import builtins

@@ -122,7 +122,7 @@ class Pass:
     known: Known | None = None
     """The layer ``first`` at the rows; needed if something of it is skipped."""
     skip: frozenset[str] = frozenset()
-    """Result of ``skippable``."""
+    """Result of ``skippable_parts``."""
     attention_only: bool = False
     """Run no more of the last layer than its attention."""
     logits_at: Int[Tensor, " sample"] | None = None

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from sink_lens.circuits.choice import between, chosen, connected, greedy, largest, node_scores, outputs_of, random_like
+from sink_lens.circuits.choice import (
+    choose_edges,
+    connected_edges,
+    edges_between,
+    greedy_edges,
+    largest_edges,
+    node_scores,
+    outputs_of,
+    random_circuit_like,
+)
 from sink_lens.circuits.graph import Graph
 from sink_lens.edits import metrics
 
@@ -15,22 +24,22 @@ def test_a_chain_of_edges_is_connected_and_what_leads_nowhere_is_not():
     some = np.zeros(graph.n_edges, dtype=bool)
     some[[graph.index[name] for name in [*chain, *loose]]] = True
     outputs = [len(graph.readers) - 1]
-    kept = set(graph.names[connected(graph, some, outputs=outputs)])
+    kept = set(graph.names[connected_edges(graph, some, outputs=outputs)])
     assert kept == {*chain, "m1->logits", "input->m1"}  # a1.h1 is read by nobody
     some[graph.index["input->a0.kv0<v>"]] = False
-    assert set(graph.names[connected(graph, some, outputs=outputs)]) == {"m1->logits", "input->m1"}
+    assert set(graph.names[connected_edges(graph, some, outputs=outputs)]) == {"m1->logits", "input->m1"}
 
 
 def test_a_greedy_circuit_grows_from_the_output_and_a_random_one_has_as_many_edges_between_layers():
     graph = Graph(n_layers=3, n_heads=4, n_kv_heads=2, d_model=4)
     values = np.random.default_rng(0).normal(size=graph.n_edges)
     outputs = [len(graph.readers) - 1]
-    found = greedy(graph, values, 30, outputs=outputs)
+    found = greedy_edges(graph, values, 30, outputs=outputs)
     assert found.sum() == 30
     best = graph.ends[2] == outputs[0]
     first = np.flatnonzero(best)[np.abs(values[best]).argmax()]
     assert found[first]
-    other = random_like(graph, found, generator=np.random.default_rng(1))
+    other = random_circuit_like(graph, found, generator=np.random.default_rng(1))
     layers = [np.array([one.layer for one in some]) for some in (graph.writers, graph.readers)]
     for mask in (found, other):
         assert mask.sum() == 30
@@ -42,8 +51,8 @@ def test_a_greedy_circuit_grows_from_the_output_and_a_random_one_has_as_many_edg
 
 
 def test_largest_takes_magnitudes():
-    assert largest(np.array([1.0, -3.0, 2.0]), 2).tolist() == [False, True, True]
-    assert largest(np.array([1.0]), 0).sum() == 0
+    assert largest_edges(np.array([1.0, -3.0, 2.0]), 2).tolist() == [False, True, True]
+    assert largest_edges(np.array([1.0]), 0).sum() == 0
 
 
 def paths(graph, kept, *, outputs):
@@ -68,7 +77,7 @@ def test_connected_edges_are_those_on_a_path_that_can_be_walked(seed):
     graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4, neurons={1: (2,)} if seed % 2 else {})
     some = np.random.default_rng(seed).random(graph.n_edges) < 0.35
     outputs = [len(graph.readers) - 1, 3 * seed]
-    found = set(np.flatnonzero(connected(graph, some, outputs=outputs)).tolist())
+    found = set(np.flatnonzero(connected_edges(graph, some, outputs=outputs)).tolist())
     assert found == paths(graph, some, outputs=outputs)
     assert 0 < len(found) < some.sum()
 
@@ -82,15 +91,17 @@ def test_a_greedy_circuit_is_the_largest_edge_into_what_is_chosen_again_and_agai
         best = max(into, key=lambda one: abs(values[one]))
         left.append(best)
         opened |= set(np.flatnonzero(graph.reader_of_node[:, graph.ends[1][best]]).tolist())
-    assert np.flatnonzero(greedy(graph, values, 12, outputs=[len(graph.readers) - 1])).tolist() == sorted(left)
+    assert np.flatnonzero(greedy_edges(graph, values, 12, outputs=[len(graph.readers) - 1])).tolist() == sorted(left)
 
 
 def test_choices_by_name_are_their_functions():
     graph = Graph(n_layers=1, n_heads=2, n_kv_heads=2, d_model=4)
     values = np.linspace(-1, 1, graph.n_edges)
     outputs = [len(graph.readers) - 1]
-    assert chosen(graph, values, 3, how="top", outputs=outputs).sum() == 3
-    assert (chosen(graph, values, 3, how="greedy", outputs=outputs) == greedy(graph, values, 3, outputs=outputs)).all()
+    assert choose_edges(graph, values, 3, how="top", outputs=outputs).sum() == 3
+    assert (
+        choose_edges(graph, values, 3, how="greedy", outputs=outputs) == greedy_edges(graph, values, 3, outputs=outputs)
+    ).all()
 
 
 def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges_between_them():
@@ -102,7 +113,7 @@ def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges
         out = [values[at] for edge, at in graph.index.items() if edge.startswith(f"{name}->")]
         assert scores[name] == pytest.approx(sum(out))
     nodes = np.isin(names, ["a0.h1", "m1"])
-    kept = set(graph.names[between(graph, nodes)])
+    kept = set(graph.names[edges_between(graph, nodes)])
     reads = {"a0.h1<q>", "a0.kv0<k>", "a0.kv0<v>", "m1", "logits"}
     assert kept == {
         name for name in graph.names if name.split("->")[0] in ("input", "a0.h1", "m1") and name.split("->")[1] in reads

@@ -17,8 +17,8 @@ from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.passes import passes
 from sink_lens.circuits.runs import Runs
+from sink_lens.circuits.sentences import circuit_sentences
 from sink_lens.circuits.tasks import task_of
-from sink_lens.circuits.told import circuit_told
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes
@@ -114,17 +114,17 @@ def test_a_run_is_written_continued_and_equal(tmp_path):
     assert list(nodes["node"]) == [one.name for one in whole.circuit.graph.writers]
     assert summary["patched_nodes"] == len(nodes)
     blind = summary.to_frame().T.assign(unseen_nodes="a1.h2 m0")
-    assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in circuit_told(blind))
+    assert any("Do not believe the circuit at L1.H2 and MLP 0: a real patch" in one for one in circuit_sentences(blind))
     seen = summary.to_frame().T.assign(unseen_nodes=np.nan)  # as an empty text comes back from a file
     for frame, options, words in (
         (blind, {"ablation": "zero"}, "no sign of a wrong circuit"),
         (seen, {"ablation": "zero"}, "no sign of a right circuit"),
         (blind, {"ablation": "resample", "method": "eap"}, "in many right circuits too; use eap-ig"),
     ):
-        assert any(words in one for one in circuit_told(frame.assign(**options)))
+        assert any(words in one for one in circuit_sentences(frame.assign(**options)))
     assert any(
         f"Each of the {len(nodes)} nodes was really patched, and gradients miss none of them" in one
-        for one in circuit_told(seen)
+        for one in circuit_sentences(seen)
     )
     written = json.loads((tmp_path / "one" / "run.json").read_text())
     written["status"] = "running"

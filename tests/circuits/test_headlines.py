@@ -10,8 +10,8 @@ from said import listed, normalised
 
 from sink_lens.circuits.given import Comparison
 from sink_lens.circuits.page import CIRCUIT
+from sink_lens.circuits.sentences import circuit_sentences
 from sink_lens.circuits.tasks import Task
-from sink_lens.circuits.told import circuit_told
 from sink_lens.data.tokens import from_tensor
 from sink_lens.records import create_run, read_run
 
@@ -88,7 +88,7 @@ ELSEWHERE = (
 
 
 def sentences_after(change, **options):
-    return " ".join(circuit_told(pd.DataFrame([ROW | change]), **options))
+    return " ".join(circuit_sentences(pd.DataFrame([ROW | change]), **options))
 
 
 def is_said(key, text):
@@ -119,7 +119,7 @@ def test_areas_of_a_curve_that_ends_early_are_not_cpr():
 def test_a_run_that_judged_no_circuit_says_so():
     judged = ("faithfulness", "without_", "as_many_")
     before = {name: value for name, value in ROW.items() if not name.startswith(judged)}
-    said = " ".join(circuit_told(pd.DataFrame([before])))
+    said = " ".join(circuit_sentences(pd.DataFrame([before])))
     assert is_said("not judged", said)
     assert not is_said("kept", said)
     assert not is_said("not judged", sentences_after({}))

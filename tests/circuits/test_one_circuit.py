@@ -9,7 +9,7 @@ from lenses import speaking
 
 from analyses.zoo.mechanisms import wire
 from sink_lens import circuits, wrap
-from sink_lens.circuits.checks import cancelling, whole
+from sink_lens.circuits.checks import cancelling_groups, patch_core
 from sink_lens.circuits.circuit import circuit_of_runs
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
@@ -54,7 +54,7 @@ def test_a_size_at_which_parts_of_a_mechanism_cancel_is_no_answer(name, family):
 def test_core_edges_that_cancel_can_go_together_and_all_others_are_confirmed(name, family):
     mechanism, circuit = found_in(name, family)
     core = np.flatnonzero(np.isin(circuit.graph.names, list(mechanism.needed("resample"))))
-    real, together = whole(circuit.runs, core, difference=circuit.difference, seed=circuit.seed, pairs=3)
+    real, together = patch_core(circuit.runs, core, difference=circuit.difference, seed=circuit.seed, pairs=3)
     assert np.abs(real).min() > 0.03 * abs(circuit.difference)  # a patch of each alone confirms them all
     heads = {edge.partition("->")[0] for edge in circuit.graph.names[core[together]]} - {"input"}
     assert len(heads) == (2 if name == "opposed" else 0)
@@ -70,7 +70,7 @@ def test_edges_that_cancel_share_an_end():
     graph = Graph(n_layers=2, n_heads=2, n_kv_heads=2, d_model=4)
     names = ["a0.h0->logits", "a0.h1->logits", "a1.h0->logits", "input->m0", "input->m1"]
     edges = np.array([graph.index[name] for name in names])
-    groups = cancelling(graph, edges, np.array([2.0, -1.9, 1.0, 0.5, -0.5]))
+    groups = cancelling_groups(graph, edges, np.array([2.0, -1.9, 1.0, 0.5, -0.5]))
     assert [set(graph.names[group]) for group in groups] == [
         {"a0.h0->logits", "a0.h1->logits"},
         {"input->m0", "input->m1"},

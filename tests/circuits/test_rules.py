@@ -9,7 +9,7 @@ from sink_lens.circuits import rules
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score
-from sink_lens.circuits.stream import normed
+from sink_lens.circuits.stream import apply_norm
 from sink_lens.models.load import wrap
 from sink_lens.models.weights import norm_weights
 
@@ -55,8 +55,8 @@ def test_a_held_norm_is_the_norm_and_its_gradient_takes_the_divisor_as_fixed():
     lens = exact_lens("gpt2")
     norm = norm_weights(lens, layer=0, which="attn_norm")
     x = torch.randn(2, 5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    out = normed(x, norm)
-    found = rules._held(out, None, seen={"a": x}, key="a", norm=norm)
+    out = apply_norm(x, norm)
+    found = rules._with_fixed_divisor(out, None, seen={"a": x}, key="a", norm=norm)
     assert torch.equal(found, out)
     given = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (gradient,) = torch.autograd.grad((found * given).sum(), x)
@@ -68,7 +68,7 @@ def test_a_held_norm_is_the_norm_and_its_gradient_takes_the_divisor_as_fixed():
 def test_a_smoothed_pattern_is_the_pattern_with_the_slope_of_a_warmer_softmax():
     scores = torch.tensor([[9.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
     pattern = torch.softmax(scores, -1)
-    found = rules._smoothed(pattern, None, seen={0: scores}, key=0)
+    found = rules._with_smooth_softmax(pattern, None, seen={0: scores}, key=0)
     assert torch.equal(found, pattern)
     (gradient,) = torch.autograd.grad(found[0, 0], scores)
     warm = torch.softmax(scores.detach() / 2, -1)[0]

@@ -10,7 +10,7 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score
-from sink_lens.circuits.sink import apart, at_sink
+from sink_lens.circuits.sink import sink_fields, with_position_apart
 
 from .tiny_runs import SIX, pair, runs_of
 
@@ -23,8 +23,8 @@ def six(ablation, **more):
 def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfulness():
     runs = six("mean_all")
     circuit = circuit_of_runs(runs, config=CircuitConfig(method="eap", ablation="mean_all", edges=20))
-    found = at_sink(circuit, CircuitConfig(method="eap", ablation="mean_all"))
-    parted = score(apart(runs, 0), method="eap").mean
+    found = sink_fields(circuit, CircuitConfig(method="eap", ablation="mean_all"))
+    parted = score(with_position_apart(runs, 0), method="eap").mean
     n = runs.graph.n_edges
     assert parted[:n] + parted[n:] == pytest.approx(circuit.scores.mean, abs=1e-6)
     assert found["sink_share"] == pytest.approx(np.abs(parted[:n]).sum() / np.abs(parted).sum())
@@ -33,7 +33,7 @@ def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfu
     judged = runs.some(circuit.halves[1].tolist())
     kept = np.zeros((1, 2 * n), dtype=bool)
     kept[0, n:] = True
-    m, nothing = circuit_values(apart(judged, 0), kept)[0].mean(), circuit.judge.nothing.mean()
+    m, nothing = circuit_values(with_position_apart(judged, 0), kept)[0].mean(), circuit.judge.nothing.mean()
     expected = (m - nothing) / (circuit.judge.whole.mean() - nothing)
     if circuit.judge.defined:
         assert found["without_sink_faithfulness"] == pytest.approx(float(expected))
@@ -43,21 +43,21 @@ def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfu
 
 def test_prompts_that_begin_alike_have_no_edge_at_the_sink():
     circuit = circuit_of_runs(six("resample"), config=CircuitConfig(method="eap", edges=20))
-    found = at_sink(circuit, CircuitConfig(method="eap"))
+    found = sink_fields(circuit, CircuitConfig(method="eap"))
     assert (found["sink_share"], found["sink_share_top"]) == (0, 0)
 
 
 @pytest.mark.parametrize("ablation", ["mean_all", "zero"])
 def test_a_frozen_sink_has_no_scores_and_all_edges_but_its_own_are_the_model(ablation):
     runs = six(ablation, freeze="sink")
-    parted = apart(runs, 0)
+    parted = with_position_apart(runs, 0)
     n = runs.graph.n_edges
     assert np.abs(score(parted, method="gim").mean[:n]).max() == 0
     kept = np.zeros((2, 2 * n), dtype=bool)
     kept[0, n:] = True
     values = circuit_values(parted, kept)
     assert (values[0] - runs.clean_values).abs().max() < 1e-5
-    loose = circuit_values(apart(six(ablation), 0), kept)
+    loose = circuit_values(with_position_apart(six(ablation), 0), kept)
     assert (loose[0] - runs.clean_values).abs().max() > 1e-3
 
 

@@ -5,7 +5,7 @@ import torch
 from lenses import lens_of
 
 from sink_lens import capture
-from sink_lens.circuits.stream import biases, factor_behind, normed, pulled_back, weights_of
+from sink_lens.circuits.stream import apply_norm, factor_behind, output_biases, pull_back, weights_of
 from sink_lens.models.weights import Norm
 
 from .tiny_runs import DENSE, exact_lens, pair, runs_of
@@ -23,7 +23,7 @@ def test_what_all_writers_add_is_the_stream_behind_the_last_layer(family):
     runs = runs_of(lens, neurons={1: [3, 5]})
     added, _ = runs.writings(slice(0, 3))
     last = capture(lens, pair()[0], sites=["resid_post"], path="bridge")["resid_post", lens.n_layers - 1]
-    total = added.sum(1) + biases(runs.graph, runs.weights).sum(0)
+    total = added.sum(1) + output_biases(runs.graph, runs.weights).sum(0)
     assert (total - last).abs().max() < 1e-5 * last.abs().max()
 
 
@@ -31,11 +31,11 @@ def test_a_normed_stream_is_that_of_torchs_norms():
     x = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     centred, plain = norm(centred=True), norm(centred=False)
     theirs = torch.nn.functional.layer_norm(x, (6,), centred.gain, centred.bias, 1e-5)
-    torch.testing.assert_close(normed(x, centred), theirs)
+    torch.testing.assert_close(apply_norm(x, centred), theirs)
     theirs = torch.nn.functional.rms_norm(x, (6,), plain.gain, 1e-5) + plain.bias
-    torch.testing.assert_close(normed(x, plain), theirs)
-    torch.testing.assert_close(normed(x, norm(centred=False, divides=False)), x * plain.gain)
-    assert normed(x, None) is x
+    torch.testing.assert_close(apply_norm(x, plain), theirs)
+    torch.testing.assert_close(apply_norm(x, norm(centred=False, divides=False)), x * plain.gain)
+    assert apply_norm(x, None) is x
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -43,18 +43,18 @@ def test_a_gradient_through_a_norm_is_autograds(centred):
     x = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     given = torch.randn(2, 4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     one = norm(centred=centred)
-    found = pulled_back(given, x.detach(), one)
+    found = pull_back(given, x.detach(), one)
     for reader in range(4):
-        (wanted,) = torch.autograd.grad((normed(x, one) * given[:, reader]).sum(), x)
+        (wanted,) = torch.autograd.grad((apply_norm(x, one) * given[:, reader]).sum(), x)
         torch.testing.assert_close(found[:, reader], wanted)
-    assert pulled_back(given, x, None) is given
+    assert pull_back(given, x, None) is given
 
 
 def test_a_norm_behind_a_sublayer_multiplies_each_part_by_what_it_multiplies_the_whole_by():
     parts = torch.randn(2, 3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     after = norm(centred=False)
     factor = factor_behind(parts.sum(1), after)
-    torch.testing.assert_close((parts * factor[:, None]).sum(1), normed(parts.sum(1), after) - after.bias)
+    torch.testing.assert_close((parts * factor[:, None]).sum(1), apply_norm(parts.sum(1), after) - after.bias)
     assert float(factor_behind(parts.sum(1), None)) == 1
 
 

@@ -18,10 +18,10 @@ from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
-from sink_lens.circuits.checks import CONFIRMED, checked
+from sink_lens.circuits.checks import CONFIRMED, check_from_table
 from sink_lens.circuits.circuit import Circuit, circuit_of_runs
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.circuits.core import settings
+from sink_lens.circuits.core import inclusion_by_setting
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
@@ -190,7 +190,7 @@ class Edges:
         frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
         frame["error"] = frame["score"] - frame["exact"]
         frame["drawn"] = ["circuit"] * len(some[0]) + ["other"] * len(some[1])
-        check = checked(circuit.scores, circuit.chosen, frame, n_pairs=PATCHED)
+        check = check_from_table(circuit.scores, circuit.chosen, frame, n_pairs=PATCHED)
         order = np.argsort(-np.abs(circuit.scores.mean), kind="stable")[: self.size]
         return {
             "ablation": self.ablation,
@@ -213,7 +213,7 @@ class Edges:
 
         With the real effects of all edges, the same of the core edges that their own real patch confirms.
         """
-        core = verdicts(*settings(circuit, others), within=circuit.chosen) == "core"
+        core = verdicts(*inclusion_by_setting(circuit, others), within=circuit.chosen) == "core"
         found = self._counted("core", core)
         return found | ({} if effects is None else self._counted("real", core & (effects >= CONFIRMED)))
 

@@ -22,7 +22,7 @@ _OFF = 0.1
 """Error of the scores' sum, and median error of a pair's, above which edges are not to be ranked."""
 
 
-def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
+def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
     """The result of a run in sentences: how good the circuit is comes first.
 
     Args:
@@ -30,20 +30,20 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
         sizes: shares of the edges that were run.
     """
     row = summary.to_dict("records")[0]
-    sentences = [_faithful(row), *_incomplete_told(row), *_rule_told(row), *_sink_told(row)]
+    sentences = [_faithfulness_sentence(row), *_incomplete_sentences(row), *_rule_sentences(row), *_sink_sentences(row)]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
             f"scores miss {percent(row['missed'])} of the summed effect."
         )
     if row.get("patched_nodes", -1) > 0:
-        sentences.append(_nodes_told(row))
+        sentences.append(_nodes_sentence(row))
     sentences.append(
         f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
         f"halves of the pairs have {percent(row['jaccard_halves'])} of all their edges in common."
     )
     if row["core_edges"] >= 0:
-        sentences.append(_core_told(row))
+        sentences.append(_core_sentence(row))
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
     method, chosen_on = visible(row["method"]).upper(), row.get("chosen_on", row["pairs"])
@@ -63,8 +63,8 @@ def circuit_told(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> t
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
             f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} integration points per pair)."
         )
-    if is_told(row) and np.isfinite(row["cpr"]):
-        sentences.append(_areas_told(row, most=max(sizes)))
+    if is_gap_clear(row) and np.isfinite(row["cpr"]):
+        sentences.append(_areas_sentence(row, most=max(sizes)))
     if np.isfinite(row.get("left_sum", np.nan)):
         sentences.append(
             f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
@@ -94,7 +94,7 @@ def _integrates(row: Mapping[str, Any]) -> bool:
     return method is not None and method.integrates and method.along == "inputs"
 
 
-def _incomplete_told(row: Mapping[str, Any]) -> list[str]:
+def _incomplete_sentences(row: Mapping[str, Any]) -> list[str]:
     """Warn of scores that do not sum to the metric's difference."""
     if is_complete(row):
         return []
@@ -107,8 +107,8 @@ def _incomplete_told(row: Mapping[str, Any]) -> list[str]:
     return [said + " The sink's position can be the cause; resample, or freeze the sink." * bool(at_sink)]
 
 
-def _nodes_told(row: Mapping[str, Any]) -> str:
-    """Name the nodes whose edges gradients do not see, and when that is no sign (analysis ``circuit_nodes``)."""
+def _nodes_sentence(row: Mapping[str, Any]) -> str:
+    """Name the nodes that gradients do not see, and say when such a node is no sign of a missing part."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:
@@ -128,14 +128,14 @@ def _nodes_told(row: Mapping[str, Any]) -> str:
     )
 
 
-def _sink_told(row: Mapping[str, Any]) -> list[str]:
+def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
     """Say how much of the scores is the sink's, and warn where faithfulness is too; where prompts differ, nothing."""
     kept, share = row.get("without_sink_faithfulness", np.nan), row.get("sink_share", np.nan)
     if not np.isfinite(kept) or share == 0:
         return []
     scores = f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest," * (share > 0)
     said = f"{scores} are at the sink's position. " if scores else ""
-    said += f"All edges but those at the sink's position keep {kept_told(row, 'without_sink_')}."
+    said += f"All edges but those at the sink's position keep {faithfulness_text(row, 'without_sink_')}."
     if kept < CARRIES and not str(row["metric"]).startswith("sink mass"):
         said += (
             " That is below 80%: much of what a circuit keeps is then the sink, which every text needs, and not the "
@@ -144,7 +144,7 @@ def _sink_told(row: Mapping[str, Any]) -> list[str]:
     return [said]
 
 
-def _core_told(row: Mapping[str, Any]) -> str:
+def _core_sentence(row: Mapping[str, Any]) -> str:
     """Say how many edges are core, and how far real patches of each and of the core as a whole confirm it."""
     real = alone = ""
     if "confirmed_edges" in row:
@@ -153,50 +153,52 @@ def _core_told(row: Mapping[str, Any]) -> str:
         real += f", and {row['together_edges']} can go together at no loss, since they cancel"
     real += "." * bool(real)
     if np.isfinite(row.get("core_faithfulness", np.nan)):
-        alone = f" The core alone keeps {kept_told(row, 'core_')}."
+        alone = f" The core alone keeps {faithfulness_text(row, 'core_')}."
     return (
-        f"{_edges(row['core_edges'])} core: in at least 95% of the bootstraps under every ablation and "
-        f"template.{real}{alone} {_edges(row.get('undecided_edges', 0))} undecided: in 95% of the bootstraps under "
-        f"only some of these. {_edges(row['contingent_edges'])} contingent: in some circuit, but in 95% of the "
-        "bootstraps under none of these."
+        f"{_edges_text(row['core_edges'])} core: in at least 95% of the bootstraps under every ablation and "
+        f"template.{real}{alone} {_edges_text(row.get('undecided_edges', 0))} undecided: in 95% of the bootstraps "
+        f"under only some of these. {_edges_text(row['contingent_edges'])} contingent: in some circuit, but in 95% of "
+        "the bootstraps under none of these."
     )
 
 
-def _edges(n: int) -> str:
-    """A number of edges and the verb."""
+def _edges_text(n: int) -> str:
+    """A number of edges with its noun and verb, such as "1 edge is"."""
     return f"{plural(n, 'edge')} {'is' if n == 1 else 'are'}"
 
 
-def kept_told(row: Mapping[str, Any], name: str = "") -> str:
-    """A faithfulness with its interval."""
+def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
+    """A faithfulness with its interval, from a row of the summary."""
     f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
     return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
 
 
-def edges_told(row: Mapping[str, Any]) -> str:
-    """Say which part of all edges the circuit has."""
-    return f"{row['edges']:,} of {row['all_edges']:,} edges ({_size(row['edges'] / row['all_edges'])})"
+def edges_sentence(row: Mapping[str, Any]) -> str:
+    """Say which share of all edges the circuit has."""
+    return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
 
-def _faithful(row: Mapping[str, Any]) -> str:
+def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
     """Say how much of the whole model's metric the circuit keeps, on pairs that did not choose it."""
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
-    if not is_told(row):
+    if not is_gap_clear(row):
         return (
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
             "from 0."
         )
     if "faithfulness" not in row:
-        return f"The run does not say what the circuit of {edges_told(row)} keeps alone; the curve shows other sizes."
+        return (
+            f"The run does not say what the circuit of {edges_sentence(row)} keeps alone; the curve shows other sizes."
+        )
     return (
-        f"The circuit has {edges_told(row)} and keeps {kept_told(row)} of what all edges add to the "
+        f"The circuit has {edges_sentence(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
         f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it. All other edges, without it, "
-        f"keep {kept_told(row, 'without_')}."
+        f"keep {faithfulness_text(row, 'without_')}."
     )
 
 
-def _areas_told(row: Mapping[str, Any], *, most: float) -> str:
-    """Give faithfulness over all sizes; ``most`` is the largest share of the edges that was run."""
+def _areas_sentence(row: Mapping[str, Any], *, most: float) -> str:
+    """Say the areas under the curve, up to ``most``, the largest share of the edges that was run."""
     cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
     if most < 1:  # CPR and CMD are areas from 0 to 1
         return (
@@ -210,19 +212,19 @@ def _areas_told(row: Mapping[str, Any], *, most: float) -> str:
     )
 
 
-def _size(share: float) -> str:
-    """A share of the edges, which may be far below a percent."""
+def _share_text(share: float) -> str:
+    """A share of the edges as a percentage, which may be far below one percent."""
     return percent(share) if share >= 0.1 else f"{100 * share:.2g}%"
 
 
-def _rule_told(row: Mapping[str, Any]) -> list[str]:
+def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
     """Say which rule chose the circuit, and if faithfulness overshoots at some size."""
-    if not is_told(row) or "faithfulness" not in row:
+    if not is_gap_clear(row) or "faithfulness" not in row:
         return []
     carry = "at least 80%, by the lower end of the interval, and at most 120%"
     share = row["share_at_80"]
     said = (
-        f"From {_size(share)} of the edges on, circuits keep {carry}"
+        f"From {_share_text(share)} of the edges on, circuits keep {carry}"
         if np.isfinite(share)
         else f"No size keeps {carry}"
     )
@@ -231,16 +233,17 @@ def _rule_told(row: Mapping[str, Any]) -> list[str]:
         "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
         f"keeps {carry}.",
         "asked": f"Its size was asked for. {said}.",
-        "given": f"It was given; as many of the largest scores keep {kept_told(row, 'as_many_')}. {said}.",
+        "given": f"It was given; as many of the largest scores keep {faithfulness_text(row, 'as_many_')}. {said}.",
         "threshold": f"It has all scores above the threshold. {said}.",
     }.get(str(row["rule"]), "")
     if row["rule"] == "given" and row.get("asked_edges", row["edges"]) > row["edges"]:
         told += f" Of its {row['asked_edges']:,} edges, those on no path from the input to the metric are left out."
     if row["most_kept"] > AT_MOST:
-        told += f" Faithfulness overshoots: circuits of {_size(row['most_kept_at'])} keep {percent(row['most_kept'])}."
+        size, kept = _share_text(row["most_kept_at"]), percent(row["most_kept"])
+        told += f" Faithfulness overshoots: circuits of {size} keep {kept}."
     return [told.strip()] if told else []
 
 
-def is_told(row: Mapping[str, Any]) -> bool:
+def is_gap_clear(row: Mapping[str, Any]) -> bool:
     """Check whether the metric of no edges is told from that of all, so that a share of it means something."""
     return row["gap_low"] > 0 or row["gap_high"] < 0
