@@ -25,7 +25,7 @@ from sink_lens.edits.normalisation import head_rms_norm, natural_rms
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.identity.config import FEWEST
-from sink_lens.identity.cosine_sums import CosineSums, Ends, jackknife
+from sink_lens.identity.cosine_sums import CosineSums, Ends, jackknife_interval
 from sink_lens.measures.reductions import widen
 from sink_lens.models.lens import LensModel
 from sink_lens.stats import interval, paired_difference
@@ -158,7 +158,7 @@ def _rows(name: str, variant: _Variant, none: _Variant, *, seed: int) -> list[tu
     rows: list[tuple[object, ...]] = []
     for measure, of in _CONTRACTED.items():
         found, base = of(variant.sums), of(none.sums)
-        rows.append((name, measure, *jackknife(found), *jackknife(found - base), "cosine"))
+        rows.append((name, measure, *jackknife_interval(found), *jackknife_interval(found - base), "cosine"))
     for measure, unit in (("mass", "attention"), ("loss", "nats")):
         found, base = (np.concatenate(getattr(one, measure)) for one in (variant, none))
         value = interval(found, generator=np.random.default_rng(seed))

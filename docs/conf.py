@@ -17,7 +17,7 @@ from typer.main import get_command
 import sink_lens
 from sink_lens.cli import app as commands
 from sink_lens.edits.named_edits import KINDS
-from sink_lens.lazy import names_of
+from sink_lens.lazy import read_stub
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
@@ -204,7 +204,7 @@ def _home(name: str, module: ModuleType) -> str:
     file = Path(str(module.__file__))
     if not file.with_suffix(".pyi").exists():
         return module.__name__
-    place = names_of(str(file))[name]
+    place = read_stub(str(file))[name]
     return resolve_name(f".{place.partition(':')[0]}", module.__name__)
 
 

@@ -6,7 +6,7 @@ numpy. The reference in the documentation has a line for each.
 
 from . import lazy as _lazy
 
-_get, _known, __all__ = _lazy.exported(__name__, __file__)
+_get, _known, __all__ = _lazy.lazy_exports(__name__, __file__)
 __all__ += ["__version__"]
 
 

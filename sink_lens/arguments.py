@@ -1,9 +1,9 @@
 """Arguments of public functions: each is compared with the type in the signature before the function begins.
 
-``lazy.exported`` puts this around every function that a namespace such as ``sink_lens.measures`` gives, so that what a
-user calls is checked and what the package calls itself is not. beartype does the comparing; what it is told besides is
-that a number may be numpy's and is not nan, that a tensor has values, and that every item counts. What a function
-raises while it runs passes as it is.
+``lazy.lazy_exports`` puts this around every function that a namespace such as ``sink_lens.measures`` gives, so that
+what a user calls is checked and what the package calls itself is not. beartype does the comparing; what it is told
+besides is that a number may be numpy's and is not nan, that a tensor has values, and that every item counts. What a
+function raises while it runs passes as it is.
 """
 
 import functools

@@ -42,7 +42,7 @@ _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
-    """A configuration with some of its fields changed.
+    """Make a configuration with some of its fields changed.
 
     Args:
         kind: the class.
@@ -54,14 +54,14 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
         InputError: a name that is no field, with the nearest one, or a value that the field cannot take.
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
-    changes = flat(kind, changes, where=where)
-    check_known(changes, known, where=where or kind.__name__, options=_options(known))
-    made = {name: value_of(known[name], known[name].type, value) for name, value in changes.items()}
+    changes = flatten(kind, changes, where=where)
+    check_known(changes, known, where=where or kind.__name__, options=_field_by_option(known))
+    made = {name: convert_value(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
 
-def flat(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Settings as a file has them, with the entries of a table such as ``[tokens]`` beside the others.
+def flatten(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+    """Put the entries of a table such as ``[tokens]`` beside the other settings of a file.
 
     Raises:
         InputError: an entry that is not known.
@@ -95,8 +95,8 @@ def check_known(
             raise InputError(f"{where} has {name!r}, which is not known; {meant} some of {', '.join(known)}")
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """``lr=3e-4`` as ("lr", 0.0003): the value as TOML has it, else a text.
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Split a text such as ``lr=3e-4`` into a name and a value: the value as TOML has it, else a text.
 
     Raises:
         InputError: there is no name, or no "=".
@@ -110,19 +110,19 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _options(known: Mapping[str, Field[Any]]) -> dict[str, str]:
-    """Name on the command line, where it is another one -> field."""
+def _field_by_option(known: Mapping[str, Field[Any]]) -> dict[str, str]:
+    """Name on the command line -> name of the field, for fields whose option has another name."""
     return {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
 
 
-def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
-    """A value as a field has it: numbers where numbers are asked for, tuples for lists and for texts of several.
+def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
+    """Convert a value to a field's type: numbers where numbers are asked for, tuples for lists and texts of several.
 
     Raises:
         InputError: a value of another type.
     """
     name = name or field.name
-    kind, optional = bare(kind)
+    kind, optional = without_none(kind)
     if value is None and optional:
         return None
     if "objects" in field.metadata and not isinstance(value, str | None):
@@ -132,15 +132,15 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
         if isinstance(value, Mapping) and field.metadata.get("written") == "pairs":
             value = [f"{key}={one}" for key, one in value.items()]
         if isinstance(value, str):
-            return _list_of(value, item, field.metadata.get("written", ""), name=name)
+            return _parse_list(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:  # an array of one number is no list
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need a list")
-        return tuple(_single(name, one, item) for one in value)
-    return _single(name, value, kind)
+        return tuple(_convert_one(name, one, item) for one in value)
+    return _convert_one(name, value, kind)
 
 
-def bare(kind: Any) -> tuple[Any, bool]:
-    """A type without None, and whether it had it."""
+def without_none(kind: Any) -> tuple[Any, bool]:
+    """A type without None, and True if it allowed None."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (one,) = [part for part in get_args(kind) if part is not type(None)]
@@ -149,7 +149,7 @@ def bare(kind: Any) -> tuple[Any, bool]:
 
 def choices_of(kind: Any) -> tuple[str, ...]:
     """The values that a text, or each text of a list, may have; empty if it may be any."""
-    kind, _ = bare(kind)
+    kind, _ = without_none(kind)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     return get_args(item) if get_origin(item) is Literal else ()
 
@@ -158,7 +158,7 @@ def check_types(config: Any) -> None:
     """Refuse a value of another type than its field's, or that is none of its choices; lists become tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
-            object.__setattr__(config, field.name, value_of(field, field.type, getattr(config, field.name)))
+            object.__setattr__(config, field.name, convert_value(field, field.type, getattr(config, field.name)))
     check_seeds({field.name: getattr(config, field.name) for field in fields(config)})
 
 
@@ -179,7 +179,7 @@ def check_least(config: Any, least: float, *names: str) -> None:
 
 
 def check_unread(config: Any, *names: str, reader: str) -> None:
-    """Refuse fields that were set where nothing reads them.
+    """Refuse fields that were set although nothing reads them.
 
     Args:
         config: the configuration.
@@ -192,7 +192,8 @@ def check_unread(config: Any, *names: str, reader: str) -> None:
             raise InputError(f"{field.name} is {value}, which nothing reads here: it is for {reader}. Leave it out")
 
 
-def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
+def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
+    """Parse a list of items, with commas or ranges, from a text."""
     if how == "ranges":
         return tuple(ranges(text, name=name))
     if how != "commas":
@@ -204,7 +205,8 @@ def _list_of(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
         raise InputError(f"{name} is {text!r}; need numbers with commas between them, such as 1,2,5") from None
 
 
-def _single(name: str, value: Any, kind: Any) -> Any:
+def _convert_one(name: str, value: Any, kind: Any) -> Any:
+    """Convert a single value to a type; refuse a value of another type."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")

@@ -65,8 +65,8 @@ class UndrawnError(RunError):
 
 
 @contextmanager
-def noted(whose: str) -> Iterator[None]:
-    """Within it, what a user's function raises passes as it is, with a note that says whose function it is."""
+def note_user_function(whose: str) -> Iterator[None]:
+    """Within the block, an error of the user's function passes on with a note that says whose it is."""
     try:
         yield
     except Exception as error:
@@ -92,7 +92,7 @@ def check_name(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def check_regular(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse to read what is no file: a named pipe is waited for for ever, and a device has no end."""
+    """Refuse to read a path that is no regular file: a named pipe never ends to wait for, a device has no end."""
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"

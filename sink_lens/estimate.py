@@ -189,29 +189,29 @@ def estimate(config: Any, passes: CountPasses) -> Cost:
         ModelError, InputError, KernelError: what the run would refuse before it measures, as far as it is known.
     """
     if not getattr(config, "device_map", None) and not runs_on_gpu(config.device):
-        sizes = _read(config.model)
+        sizes = _read_sizes(config.model)
         asked = sizes and passes(config, sizes)
-        models = [sizes, *map(_read, asked.others)] if asked else []
+        models = [sizes, *map(_read_sizes, asked.others)] if asked else []
         if asked and None not in models:
-            return _by_header(config, asked, [one for one in models if one])
-    return _by_timing(config, passes)
+            return _estimate_by_header(config, asked, [one for one in models if one])
+    return _estimate_by_timing(config, passes)
 
 
-def _read(name: str) -> Sizes | None:
+def _read_sizes(name: str) -> Sizes | None:
     """The sizes of a model by its files; None if they do not say it all."""
     files = files_of(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None
 
 
-def _by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
+def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
     found = [one.header for one in models]
     weights = sum(header.bytes_as(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
     is_wider = weights > 1.5 * stored > 0
     few = 1.0 if asked.rows is None else 1 + _ROWS_OF_READING / asked.rows
     times = [
-        seconds_a_token(header.n_body + asked.unembeds * header.n_vocab, slowness=few * overhead(header.d_model))
+        seconds_a_token(header.n_body + asked.unembeds * header.n_vocab, slowness=few * pass_overhead(header.d_model))
         for header in found
     ]
     path = models[0].files
@@ -224,11 +224,11 @@ def _by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
         hints=f"; the weights take {size(stored)} in the checkpoint's own type (--dtype auto)" if is_wider else "",
-        before="; ".join({said: None for one in models if (said := _conversion(one))}),
+        before="; ".join({said: None for one in models if (said := _conversion_text(one))}),
     )
 
 
-def _by_timing(config: Any, passes: CountPasses) -> Cost:
+def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     """The cost of a run from one forward pass; loads its models."""
     from torch import Generator
 
@@ -283,7 +283,7 @@ def _header_of(lens: "LensModel") -> Header:
     )
 
 
-def in_words(cost: Cost) -> RenderableType:
+def cost_table(cost: Cost) -> RenderableType:
     """The cost of a run in words: a table of its parts if there are several, then a row for each fact."""
     asked, first, rows = cost.passes, cost.passes.parts[0], dict(cost.passes.facts)
     title = f"{cost.model}: {plural(asked.sequences, asked.unit)} of up to {asked.positions} tokens, on {cost.device}"
@@ -321,12 +321,12 @@ def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", war
     """Wall time of a piece of the work, measured after ``warm_up`` runs that are not timed."""
     for _ in range(warm_up):
         piece()
-    begun = now(device)
+    begun = synchronised_time(device)
     piece()
-    return now(device) - begun
+    return synchronised_time(device) - begun
 
 
-def now(device: "torch.device | str") -> float:
+def synchronised_time(device: "torch.device | str") -> float:
     """The current time, read after the GPU has finished its work."""
     import torch
 
@@ -356,7 +356,7 @@ def seconds_a_token(n_weights: int, *, slowness: float) -> float:
     return slowness * 2 * n_weights / operations_a_second()
 
 
-def overhead(d_model: int) -> float:
+def pass_overhead(d_model: int) -> float:
     """Estimate the time of a pass relative to that of its products of matrices."""
     return 1 + _OVERHEAD / max(1, d_model)
 
@@ -368,7 +368,7 @@ def bytes_of_forward(header: Header, *, tokens: int) -> int:
 
 
 def bytes_of_a_layer(header: Header, *, tokens: int) -> int:
-    """Return what a forward pass holds of a layer's activations: they are about as wide as its weights."""
+    """Memory that a forward pass takes for one layer's activations: they are about as wide as its weights."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 
@@ -384,7 +384,7 @@ def runs_on_gpu(device: str | None) -> bool:
     return torch.cuda.is_available()
 
 
-def _conversion(sizes: Sizes) -> str:
+def _conversion_text(sizes: Sizes) -> str:
     """Say what the first command on a GGUF file takes before it measures; empty for other files."""
     if sizes.files is None or sizes.files.suffix != ".gguf":
         return ""

@@ -84,31 +84,31 @@ GONE: tuple[Gone, ...] = (
 
 def check_command(name: str) -> None:
     """Refuse a command that was removed."""
-    for instead in _instead(lambda row: name == row.command):
+    for instead in _replacements(lambda row: name == row.command):
         raise GoneError(f"sink-lens {name} was removed; use {instead}")
 
 
 def check_option(command: str, option: str) -> None:
     """Refuse an option that was removed from a command."""
-    for instead in _instead(lambda row: f"{command} {option}" in row.options):
+    for instead in _replacements(lambda row: f"{command} {option}" in row.options):
         raise GoneError(f"{option} of sink-lens {command} was removed; use {instead}")
 
 
 def check_public_name(package: str, name: str) -> None:
     """Refuse a Python name that was removed."""
-    for instead in _instead(lambda row: name in row.names):
+    for instead in _replacements(lambda row: name in row.names):
         raise GoneError(f"{package}.{name} was removed; use {instead}")
 
 
 def check_kind(kind: str, folder: object) -> None:
     """Refuse a run folder of a kind that was removed."""
-    for instead in _instead(lambda row: kind == row.kind):
+    for instead in _replacements(lambda row: kind == row.kind):
         raise GoneError(
             f"{folder} is a run of the kind {kind!r}, which was removed; use {instead}. Its tables are Parquet and CSV "
             "files, which pandas reads"
         )
 
 
-def _instead(is_it: Callable[[Gone], bool]) -> Iterator[str]:
-    """Replacement in those of the rows that name one."""
+def _replacements(is_it: Callable[[Gone], bool]) -> Iterator[str]:
+    """Yield the replacements of those rows of the table that fit."""
     return (row.instead for row in GONE if is_it(row))

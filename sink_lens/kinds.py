@@ -65,14 +65,14 @@ class RunKind:
     """``failed(result)``, which says whether the command ends with exit code 1."""
 
 
-def imported(place: str) -> Any:
-    """The object that ``module:name`` stands for."""
+def import_object(place: str) -> Any:
+    """Import the object that ``module:name`` stands for."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 def places_of(kind: RunKind) -> Iterator[str]:
-    """Every ``module:name`` of a kind."""
+    """Yield every ``module:name`` that a kind of run names."""
     for field in fields(kind):
         place = getattr(kind, field.name)
         if place and field.name not in ("name", "tables", "heading", "help", "examples", "shards"):
@@ -85,7 +85,7 @@ def kinds() -> Mapping[str, RunKind]:
     known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
     for point in metadata.entry_points(group=GROUP):
         try:
-            kind = _checked(point.load(), known)
+            kind = _check_kind(point.load(), known)
         except Exception as error:  # noqa: BLE001  # another's package must not take the commands of this one away
             warnings.warn(f"the kind of run {point.name!r} ({point.value}) is left out: {error}", stacklevel=2)
         else:
@@ -93,8 +93,8 @@ def kinds() -> Mapping[str, RunKind]:
     return known
 
 
-def _checked(kind: object, known: Mapping[str, RunKind]) -> RunKind:
-    """Another package's kind.
+def _check_kind(kind: object, known: Mapping[str, RunKind]) -> RunKind:
+    """Check a kind of run of another package; return it.
 
     Raises:
         InputError: it is no kind, or bears a name that is taken.

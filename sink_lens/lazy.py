@@ -16,7 +16,7 @@ from .arguments import checked
 from .gone import check_public_name
 
 
-def names_of(init: str) -> dict[str, str]:
+def read_stub(init: str) -> dict[str, str]:
     """Public name -> ``module:name`` (``module:`` for a module) of each import in the stub beside ``__init__.py``.
 
     A module that begins with a dot lies beside the package.
@@ -40,9 +40,9 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
 
-def exported(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """A package's ``__getattr__``, ``__dir__`` and ``__all__``."""
-    names = names_of(init)
+def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make a package's ``__getattr__``, ``__dir__`` and ``__all__`` from the stub beside its ``__init__.py``."""
+    names = read_stub(init)
 
     def get(name: str) -> Any:
         """Import a name when it is first used."""

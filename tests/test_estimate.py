@@ -13,7 +13,7 @@ from sink_lens import estimate as estimating
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.passes import passes as of_trace
 from sink_lens.errors import InputError
-from sink_lens.estimate import Pass, Passes, estimate, in_words
+from sink_lens.estimate import Pass, Passes, cost_table, estimate
 from sink_lens.models.header import read_header, sizes_of
 from sink_lens.models.load import load
 from sink_lens.studies.config import CardConfig, IsolateConfig
@@ -22,7 +22,7 @@ from sink_lens.studies.passes import passes as of_study
 
 def shown(cost):
     text = io.StringIO()
-    Console(file=text, width=200).print(in_words(cost))
+    Console(file=text, width=200).print(cost_table(cost))
     return " ".join(text.getvalue().split())
 
 

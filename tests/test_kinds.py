@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.cli.run_kinds import add_command
-from sink_lens.kinds import imported, kinds, places_of
+from sink_lens.kinds import import_object, kinds, places_of
 from sink_lens.report.html import page_text
 from sink_lens.report.page import Page
 from sink_lens.schema import TABLES
@@ -104,8 +104,8 @@ def installed(tmp_path, monkeypatch):
 
 def test_every_place_that_a_kind_names_is_there():
     for kind in kinds().values():
-        assert [imported(place) for place in places_of(kind)]
-        assert isinstance(imported(kind.page), Page)
+        assert [import_object(place) for place in places_of(kind)]
+        assert isinstance(import_object(kind.page), Page)
         assert TABLES[kind.name]
         assert not kind.run or (kind.help and kind.examples and kind.config), kind.name
 

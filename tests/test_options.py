@@ -19,7 +19,7 @@ from sink_lens.data.config import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
 from sink_lens.identity.surveys import survey
-from sink_lens.kinds import imported, kinds
+from sink_lens.kinds import import_object, kinds
 from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
@@ -31,7 +31,7 @@ from sink_lens.training import compare, watch
 from sink_lens.training.config import TrainConfig, WatchConfig
 from sink_lens.training.config import config_of_call as asked_training
 
-COMMANDS = {kind.name: imported(kind.config) for kind in kinds().values() if kind.config}
+COMMANDS = {kind.name: import_object(kind.config) for kind in kinds().values() if kind.config}
 COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
 WITHOUT = ("status",)
 """Commands that are asked a folder alone."""

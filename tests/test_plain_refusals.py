@@ -15,7 +15,7 @@ from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
 from sink_lens.circuits.pairs import read_pairs
-from sink_lens.configuration import setting
+from sink_lens.configuration import parse_setting
 from sink_lens.data.corpora import read_text, texts_of
 from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError
@@ -161,5 +161,5 @@ def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_p
 
 
 def test_a_setting_of_many_parts_is_a_text():
-    assert setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
-    assert setting("x=" + "[" * 50_000)[0] == "x"
+    assert parse_setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
+    assert parse_setting("x=" + "[" * 50_000)[0] == "x"

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, ModelError, SiteError, noted
+from ..errors import InputError, ModelError, SiteError, note_user_function
 from ..measures.attention import row_shares
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -67,7 +67,7 @@ class Reading:
             InputError: the function changed a tensor of the run in place, which goes on with it.
         """
         read = [(one, one._version) for one in view.tensors.values() if not one.is_inference()]
-        with noted(f"the reading {self.name!r}, layer {view.layer}"):
+        with note_user_function(f"the reading {self.name!r}, layer {view.layer}"):
             found = self.function(view)
         if any(one._version != version for one, version in read):
             raise InputError(

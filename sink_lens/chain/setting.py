@@ -277,7 +277,7 @@ class Setting:
         read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
         more = {"layers": read, "loss": loss, "whole": loss, "sites": tuple(sites), "state": state}
         needs = dataclasses.replace(baseline_run.needs, **more)
-        total = len(several) * len(baseline_run.prompts)
+        total = len(several) * len(baseline_run.prompt_batches)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
             found = outcomes(baseline_run.keeping(sites), several, needs=needs, advance=shown.update)
         for edits, (_, changed) in zip(several, found, strict=True):

@@ -19,7 +19,7 @@ from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_text
 from ..edits.metrics import Metric
-from ..edits.named_metrics import imported, spec_of
+from ..edits.named_metrics import import_function, spec_of
 from ..engine.forward import predictions
 from ..engine.measured import metric_config
 from ..errors import InputError, RunError
@@ -261,7 +261,7 @@ def metric_of(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Ca
         return task.metric
     if ":" not in name:
         return spec_of(config, name).metric(lens, partial(predictions, lens, task.clean))
-    function = imported(name)
+    function = import_function(name)
     return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 
 

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..configuration import bare, check_known, choices_of, field_docs, flat, setting, value_of, with_fields
+from ..configuration import (
+    check_known,
+    choices_of,
+    convert_value,
+    field_docs,
+    flatten,
+    parse_setting,
+    with_fields,
+    without_none,
+)
 from ..errors import InputError, SinkLensError, UndrawnError
 from .console import advice, console, echo, plain_lines, render_report
 
@@ -91,7 +100,7 @@ def configured(
             if file is not None:
                 from ..data.described import read_settings
 
-                settings = flat(
+                settings = flatten(
                     kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
                 )
             for name, field in known.items():
@@ -100,7 +109,7 @@ def configured(
                         f"{file} has {name} = {settings[name]!r}, which is code to import; need it on the command "
                         f"line, as {option_of(field)} {settings[name]}"
                     )
-            replacing = dict(setting(pair) for pair in pairs or ())
+            replacing = dict(parse_setting(pair) for pair in pairs or ())
             check_known(replacing, list(known), where="--set")
             settings |= replacing
             for name, value in asked.items():
@@ -109,7 +118,7 @@ def configured(
                     field = known[name]
                     if field.metadata.get("written") in ("commas", "ranges"):
                         value = ",".join(value)  # the option may be given several times
-                    settings[name] = value_of(field, field.type, value, name=option_of(field))
+                    settings[name] = convert_value(field, field.type, value, name=option_of(field))
             return command(build_config(kind, settings, where="" if file is None else str(file), make=make), **given)
 
         @functools.wraps(command)
@@ -199,7 +208,7 @@ def off_of(field: Field[Any]) -> str:
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     """Turn a configuration's field into a parameter that typer understands."""
-    kind, _ = bare(field.type)
+    kind, _ = without_none(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
     written, choices = field.metadata.get("written", ""), choices_of(field.type)
@@ -269,9 +278,9 @@ def print_cost(config: Any, passes: "CountPasses") -> Answer:
 
 def cost_in_words(cost: "Cost") -> Answer:
     """Print what a run would cost."""
-    from ..estimate import in_words
+    from ..estimate import cost_table
 
-    said = in_words(cost)
+    said = cost_table(cost)
     console().print(said)
     return Answer(found=lambda: {"dry_run": plain_lines(said)})
 

@@ -5,7 +5,7 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..kinds import RunKind, imported, kinds
+from ..kinds import RunKind, import_object, kinds
 from .console import app, columns_of, console, echo, plain_lines, render_report, say, silence, table_of
 from .options import (
     Answer,
@@ -37,17 +37,21 @@ def add_command(kind: RunKind) -> None:
 
             check_shard(shard, out=out, overwrite=overwrite)
         if kind.check:
-            imported(kind.check)(config)
+            import_object(kind.check)(config)
         if asked.get("dry_run"):
-            return _print_parts(imported(kind.cost)(config)) if kind.cost else print_cost(config, imported(kind.passes))
+            return (
+                _print_parts(import_object(kind.cost)(config))
+                if kind.cost
+                else print_cost(config, import_object(kind.passes))
+            )
         how = {"shard": shard} if kind.shards else {}
-        result = imported(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
+        result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
             return unfinished_answer(result.folder, shard=shard, quiet=quiet)
         return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
     annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}
-    annotated |= {"example": Annotated[bool, example_of(imported(kind.example))]} if kind.example else {}
+    annotated |= {"example": Annotated[bool, example_of(import_object(kind.example))]} if kind.example else {}
     has = {"file": kind.example, "shard": kind.shards, "dry_run": kind.passes or kind.cost}
     command.__signature__ = Signature(  # type: ignore[attr-defined]  # the options that this kind has
         [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
@@ -59,9 +63,9 @@ def add_command(kind: RunKind) -> None:
     )
     command.__name__, command.__doc__ = kind.name, kind.help
     options = configured(
-        imported(kind.config),
-        make=imported(kind.read) if kind.read else None,
-        view=imported(kind.view) if kind.view else None,
+        import_object(kind.config),
+        make=import_object(kind.read) if kind.read else None,
+        view=import_object(kind.view) if kind.view else None,
     )
     app.command(epilog=f"[bold]Examples[/bold]\n\n{kind.examples}")(options(command))
 
@@ -78,23 +82,23 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
         echo(result.folder)
     else:
         ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
-        _print_parts((*(imported(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
+        _print_parts((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
     for note in getattr(result, "notes", ()):
         say("warning", note)
-    found = imported(kind.answer)(result, *view) if kind.answer else result.decision
+    found = import_object(kind.answer)(result, *view) if kind.answer else result.decision
     where = {"run": result.folder, "report": pages if len(pages) > 1 else pages[0]} if pages else {}
-    code = int(imported(kind.failed)(result)) if kind.failed else 0
+    code = int(import_object(kind.failed)(result)) if kind.failed else 0
     return Answer(found=lambda: where | dict(found), exit_code=code)
 
 
 def _print_parts(parts: Iterable[Any]) -> Answer:
     """Print texts, page tables, data frames and costs; the answer is that of a dry run: the rows of the tables."""
-    from ..estimate import Cost, in_words
+    from ..estimate import Cost, cost_table
 
     found: list[Any] = []
     for part in parts:
         if isinstance(part, Cost):
-            part = in_words(part)
+            part = cost_table(part)
             found += plain_lines(part)
         elif not isinstance(part, str):
             part, numbers = _printed_and_rows(part)

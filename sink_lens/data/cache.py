@@ -110,7 +110,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: the manifest cannot be written.
     """
-    files = {path.name: {**stamp(path), "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    files = {path.name: {**size_and_time(path), "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     text = json.dumps({**content, "files": files}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
 
@@ -129,7 +129,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if believed and names else None
 
 
-def fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
+def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
     """Check a folder against its manifest: say which file is missing, has another size or was changed; None if all fit.
 
     A file that still has its recorded time stamp is not hashed again.
@@ -138,7 +138,7 @@ def fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        found = stamp(path)
+        found = size_and_time(path)
         if found["bytes"] != recorded["bytes"]:
             return f"{name} has {found['bytes']:,} bytes and had {recorded['bytes']:,}"
         touched = found["mtime_ns"] != recorded.get("mtime_ns")
@@ -147,7 +147,7 @@ def fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False
     return None
 
 
-def stamp(path: Path) -> dict[str, int]:
+def size_and_time(path: Path) -> dict[str, int]:
     """Size and time of the last change, by which an unchanged file is recognised without reading it."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
@@ -206,19 +206,22 @@ def clear_cache(*, name: str | None = None) -> int:
 
 
 def _entry(path: Path, *, kind: str) -> CacheEntry:
+    """The entry of the cache in a folder: its kind, name and size."""
     manifest = read_manifest(path)
     return CacheEntry(
         kind=kind,
         name=str((manifest or {}).get("name", path.name)),
         path=path,
         bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_symlink() or file.is_file()),
-        complete=manifest is not None and fault(path, manifest, sizes_only=True) is None,
+        complete=manifest is not None and find_fault(path, manifest, sizes_only=True) is None,
     )
 
 
 def _lock_file(folder: Path) -> Path:
+    """The path of the file that locks a folder; it stands beside the folder."""
     return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")
 
 
 def _lock(folder: Path) -> FileLock:
+    """The lock of a folder."""
     return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

@@ -92,7 +92,7 @@ def texts_of(source: str) -> Texts:
     if source == "bundled":
         return Texts(source, lambda: [bundled_text()])
     if not (path := from_home(source)).exists():
-        return Texts(source, _hub(source))
+        return Texts(source, _open_hub(source))
     if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return Texts(source, _open_saved(path))
     if path.is_dir():
@@ -102,7 +102,7 @@ def texts_of(source: str) -> Texts:
     else:
         check_regular(path, what="the file of texts")
         files = [path]
-    return Texts(source, lambda: chain.from_iterable(map(_documents, files)))
+    return Texts(source, lambda: chain.from_iterable(map(_read_documents, files)))
 
 
 def text_hash(texts: Iterable[str]) -> str:
@@ -114,7 +114,7 @@ def text_hash(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _hub(source: str) -> Callable[[], Iterable[str]]:
+def _open_hub(source: str) -> Callable[[], Iterable[str]]:
     """Open a data set of the model hub: download all of it, or stream the first documents."""
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
@@ -122,19 +122,19 @@ def _hub(source: str) -> Callable[[], Iterable[str]]:
             f"there is no file or folder {source}; need one, bundled, or a data set of the model hub "
             "(OWNER/NAME, OWNER/NAME:CONFIG or OWNER/NAME[:1000]). Check the path."
         )
-    load_dataset = _datasets(source).load_dataset
+    load_dataset = _import_datasets(source).load_dataset
     name, config, documents = asked["name"], asked["config"], asked["documents"]
-    with _refused(f"there is no file or folder {source}, and no data set of that name came from the hub"):
+    with _readable_errors(f"there is no file or folder {source}, and no data set of that name came from the hub"):
         rows: Any = load_dataset(name, config, split="train", streaming=documents is not None)
     if documents is None:
-        return lambda: _strings(rows, what=source)
-    with _refused(f"the first documents of {source} did not come from the hub"):
-        first = list(_strings(rows.take(int(documents)), what=source))
+        return lambda: _texts_of_rows(rows, what=source)
+    with _readable_errors(f"the first documents of {source} did not come from the hub"):
+        first = list(_texts_of_rows(rows.take(int(documents)), what=source))
     return lambda: first
 
 
-def _datasets(source: object) -> Any:
-    """Import ``datasets``, an extra."""
+def _import_datasets(source: object) -> Any:
+    """Import the package ``datasets``, an extra, or say how to install it."""
     try:
         import datasets
     except ImportError as error:
@@ -146,19 +146,19 @@ def _datasets(source: object) -> Any:
 
 def _open_saved(folder: Path) -> Callable[[], Iterable[str]]:
     """Open a data set that ``datasets`` saved; if it has several splits, its train split."""
-    datasets = _datasets(folder)
-    with _refused(f"{folder} is no whole data set that datasets saved"):
+    datasets = _import_datasets(folder)
+    with _readable_errors(f"{folder} is no whole data set that datasets saved"):
         rows = datasets.load_from_disk(folder)
     if isinstance(rows, datasets.DatasetDict):
         if "train" not in rows:
             splits = ", ".join(map(str, rows))
             raise InputError(f"{folder} has the splits {splits}; need a split train. Give the folder of one split.")
         rows = rows["train"]
-    return lambda: _strings(rows, what=str(folder))
+    return lambda: _texts_of_rows(rows, what=str(folder))
 
 
 @contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
+def _readable_errors(what: str) -> Iterator[None]:
     """Turn any error of ``datasets``, the hub or the file system into one readable InputError."""
     try:
         yield
@@ -169,8 +169,8 @@ def _refused(what: str) -> Iterator[None]:
         raise InputError(f"{what} ({first}); need text in its column '{_COLUMN}'. Check the name.") from error
 
 
-def _strings(rows: Iterable[Any], *, what: str) -> Iterator[str]:
-    """The texts of rows; refuses rows without one."""
+def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
+    """The texts of rows; a row without a text is refused."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(
@@ -183,18 +183,19 @@ def _strings(rows: Iterable[Any], *, what: str) -> Iterator[str]:
         yield text
 
 
-def _documents(path: Path) -> Iterator[str]:
+def _read_documents(path: Path) -> Iterator[str]:
     """Read the documents of one file, keeping only a few at a time in memory."""
     if path.suffix == ".jsonl":
-        yield from _lines(path)
+        yield from _read_json_lines(path)
     elif path.suffix == ".parquet":
-        yield from _rows(path)
+        yield from _read_parquet(path)
     else:
         yield read_text(path)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _read_json_lines(path: Path) -> Iterator[str]:
     # datasets would refuse rows whose other columns differ in type, and name no line.
+    """Read the texts of a .jsonl file, one per line."""
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -211,7 +212,8 @@ def _lines(path: Path) -> Iterator[str]:
             yield text
 
 
-def _rows(path: Path) -> Iterator[str]:
+def _read_parquet(path: Path) -> Iterator[str]:
+    """Read the texts of a .parquet file, one per row."""
     import pyarrow
     import pyarrow.parquet
 
@@ -219,11 +221,12 @@ def _rows(path: Path) -> Iterator[str]:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns: Sequence[str] = [name for name in file.schema_arrow.names if name == _COLUMN]
             for batch in file.iter_batches(batch_size=64, columns=columns or None):
-                yield from _strings(batch.to_pylist(), what=str(path))
+                yield from _texts_of_rows(batch.to_pylist(), what=str(path))
     except (pyarrow.ArrowException, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} cannot be read ({first}); need a whole file. Write it again.") from error
 
 
 def _unix_newlines(text: str) -> str:
+    """Turn every line ending of a text into a line feed."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -103,7 +103,7 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     check_regular(path, what=f"the file of {what}")
     path = Path(path)
     try:
-        text = _settings_text(path)
+        text = _read_settings_text(path)
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
@@ -112,8 +112,8 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     return found
 
 
-def _settings_text(path: Path) -> str:
-    """A file of settings, if it can be one: TOML takes minutes over names of 50,000 parts.
+def _read_settings_text(path: Path) -> str:
+    """Read a file of settings, after a check of its size and names (TOML takes minutes over 50,000 dots).
 
     Raises:
         OSError: it cannot be read.

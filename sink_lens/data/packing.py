@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sink_lens.data.bos import bos_id
-from sink_lens.data.cache import fault, locked, new_folder, read_manifest, write_manifest
+from sink_lens.data.cache import find_fault, locked, new_folder, read_manifest, write_manifest
 from sink_lens.data.corpora import text_hash
 from sink_lens.errors import InputError
 
@@ -61,7 +61,7 @@ class Packed(Dataset[dict[str, Tensor]]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the folder's name to another process, not the tokens."""
         # A new worker process opens the file itself; the tokens are not sent to it.
-        return _split_documents, (self.folder, self.split)
+        return _open_split, (self.folder, self.split)
 
     @property
     def n_tokens(self) -> int:
@@ -97,14 +97,14 @@ def pack(
         InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
             folder is damaged, holds another pack, or cannot be written.
     """
-    settings = _settings(tokenizer, length=length, bos=bos, eval_frac=eval_frac)
+    settings = _pack_settings(tokenizer, length=length, bos=bos, eval_frac=eval_frac)
     folder = Path(folder)
     try:
         with locked(folder):
             if folder.exists():
                 if iter(texts) is texts:
                     texts = list(texts)
-                _refuse_other(folder, settings=settings, text_sha256=text_hash(filter(None, texts)))
+                _refuse_other_pack(folder, settings=settings, text_sha256=text_hash(filter(None, texts)))
             else:
                 with new_folder(folder) as fresh:
                     _write(fresh, _batches(texts), tokenizer, settings=settings, progress=progress)
@@ -123,19 +123,20 @@ def read_pack(folder: Path) -> tuple[Packed, Packed]:
         InputError: the folder holds no pack, or the pack is damaged.
     """
     folder = Path(folder)
-    manifest = _manifest_of(folder)
+    manifest = _checked_manifest(folder)
     train, evaluation = (Packed(folder, split, manifest=manifest) for split in _SPLITS)
     return train, evaluation
 
 
-def _split_documents(folder: Path, split: str) -> Packed:
+def _open_split(folder: Path, split: str) -> Packed:
+    """Open the sequences of one split of a pack: ``train`` or ``eval``."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
     return Packed(folder, split, manifest=manifest)
 
 
-def _settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
+def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
     """The settings that, together with the text, determine the token ids."""
     if length < 2:
         raise InputError(f"the length is {length}; need at least 2 tokens, so that there is one to predict.")
@@ -154,11 +155,11 @@ def _settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, e
         "eos": eos,
         "eval_frac": eval_frac,
         "vocab_size": len(tokenizer),
-        "tokenizer_sha256": hashlib.sha256(_backend(tokenizer).to_str().encode()).hexdigest(),
+        "tokenizer_sha256": hashlib.sha256(_plain_tokenizer(tokenizer).to_str().encode()).hexdigest(),
     }
 
 
-def _backend(tokenizer: "PreTrainedTokenizerBase") -> Any:
+def _plain_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """A copy of the tokenizer that does not truncate, does not pad and reads spelled-out special tokens as text."""
     from tokenizers import Tokenizer
 
@@ -182,7 +183,7 @@ def _write(
     digest = hashlib.sha256()
     n_documents = n_ids = 0
     stream = folder / "stream"
-    backend = _backend(tokenizer)
+    backend = _plain_tokenizer(tokenizer)
     bar = tqdm(unit="B", unit_scale=True, desc="packing", delay=_DELAY, disable=not progress)
     with stream.open("wb") as file, bar:
         for batch in batches:
@@ -191,11 +192,11 @@ def _write(
                 file.write(ids.tobytes())
                 n_ids += len(ids)
                 n_documents += 1
-                _add(digest, text)
+                _hash_text(digest, text)
                 bar.update(len(text))
     body = settings["length"] - (settings["bos"] is not None)
     n_sequences = n_ids // body
-    held_out = _held_out(n_sequences, settings["eval_frac"])
+    held_out = _evaluation_rows(n_sequences, settings["eval_frac"])
     if n_sequences < 2:
         raise InputError(
             f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
@@ -233,7 +234,7 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
     return digest.hexdigest()
 
 
-def _held_out(n_sequences: int, share: float) -> np.ndarray:
+def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
     """Indices of the evaluation sequences: the middles of equally long stretches of the stream."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
@@ -256,15 +257,16 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _add(digest: Any, text: str) -> None:
+def _hash_text(digest: Any, text: str) -> None:
+    """Add a document's length and text to a hash."""
     content = text.encode()
     digest.update(f"{len(content)}:".encode())
     digest.update(content)
 
 
-def _refuse_other(folder: Path, *, settings: dict[str, Any], text_sha256: str) -> None:
+def _refuse_other_pack(folder: Path, *, settings: dict[str, Any], text_sha256: str) -> None:
     """Refuse a folder whose pack was made from another text, tokenizer or settings."""
-    there, here = _manifest_of(folder), {**settings, "text_sha256": text_sha256}
+    there, here = _checked_manifest(folder), {**settings, "text_sha256": text_sha256}
     others: Sequence[str] = [name for name in here if there.get(name) != here[name]]
     if others:
         raise InputError(
@@ -273,12 +275,12 @@ def _refuse_other(folder: Path, *, settings: dict[str, Any], text_sha256: str) -
         )
 
 
-def _manifest_of(folder: Path) -> dict[str, Any]:
+def _checked_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a pack and check that all its files are present and undamaged."""
     manifest = read_manifest(folder)
     whole = manifest is not None and manifest.get("format") == _FORMAT and {"length", *_SPLITS} <= manifest.keys()
     if manifest is None or not whole:
         raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
-    if wrong := fault(folder, manifest):
+    if wrong := find_fault(folder, manifest):
         raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
     return manifest

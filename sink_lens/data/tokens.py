@@ -78,7 +78,7 @@ class TokenBatch:
         first = first_ids(tokenizer, bos)
         ids = text_ids(text, tokenizer)
         tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
-        return _full(tokens, source=f"text:{name}", first=first, bos_condition=bos)
+        return _batch_without_padding(tokens, source=f"text:{name}", first=first, bos_condition=bos)
 
     @staticmethod
     @checked
@@ -133,15 +133,16 @@ class TokenBatch:
             tokens, lengths = _pad_right(tokens, attention_mask)
         if tokens.ndim != 2:
             raise InputError(
-                f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
+                f"tokens are {_type_and_shape(tokens)}; need two axes, sequence and position. "
+                f"For one sequence use tokens[None]."
             )
         if lengths is None:
             lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
         for what, tensor in (("tokens", tokens), ("lengths", lengths)):
             if tensor.dtype not in _INTEGER_DTYPES:
-                raise InputError(f"{what} are {_kind(tensor)}; need integers. Convert them with .long().")
+                raise InputError(f"{what} are {_type_and_shape(tensor)}; need integers. Convert them with .long().")
         tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
-        _check(tokens, lengths)
+        _check_tensors(tokens, lengths)
         bos = None if tokenizer is None else bos_id(tokenizer)
         return TokenBatch(
             tokens=tokens,
@@ -196,7 +197,7 @@ class TokenBatch:
         return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
 
     def __post_init__(self) -> None:
-        _check(self.tokens, self.lengths)
+        _check_tensors(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
@@ -337,7 +338,7 @@ def _cut_ids(
     first: Sequence[int],
     what: str,
 ) -> list[list[int]]:
-    """Cut S sequences of `length` tokens; sequence i begins at floor(i N / S) of the N ids."""
+    """Cut S sequences of `length` tokens from N ids; sequence i begins at floor(i N / S), behind the ids ``first``."""
     body = length - len(first)
     if len(ids) < sequences * body:
         fit = len(ids) // body
@@ -355,8 +356,10 @@ def _cut_ids(
     return rows
 
 
-def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_condition: BosCondition) -> TokenBatch:
-    """A batch without padding and without a seed."""
+def _batch_without_padding(
+    tokens: list[list[int]], *, source: str, first: Sequence[int], bos_condition: BosCondition
+) -> TokenBatch:
+    """Make a batch of sequences of one length, without padding and without a seed."""
     return TokenBatch(
         tokens=torch.tensor(tokens),
         lengths=torch.full((len(tokens),), len(tokens[0])),
@@ -419,7 +422,8 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Move the padding of every sequence to the right; return the sequences and their lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(
-            f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice. Of documents "
+            f"tokens are {_type_and_shape(tokens)}, the mask is "
+            f"{_type_and_shape(mask)}; need (sequences, positions) twice. Of documents "
             "that are packed into rows make a sequence each."
         )
     real = mask.bool()
@@ -434,19 +438,20 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.gather(1, order), lengths
 
 
-def _check(tokens: Tensor, lengths: Tensor) -> None:
+def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
     """Refuse tensors that no model can read. The shape is part of the check, so any shape may be passed in."""
     for name, given in (("tokens", tokens), ("lengths", lengths)):
         if not isinstance(given, Tensor) or given.is_meta:
             raise InputError(f"{name} of a TokenBatch are {value_text(given)}; need a tensor of int64. Use from_tensor")
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
         raise InputError(
-            f"tokens are {_kind(tokens)}; need int64 of shape (sequences, positions), neither 0. "
+            f"tokens are {_type_and_shape(tokens)}; need int64 of shape (sequences, positions), neither 0. "
             f"Use from_tensor, which converts other integers."
         )
     if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
         raise InputError(
-            f"lengths are {_kind(lengths)}; need int64 of shape ({tokens.shape[0]},). Give one length a sequence."
+            f"lengths are {_type_and_shape(lengths)}; need int64 of shape ({tokens.shape[0]},). "
+            f"Give one length a sequence."
         )
     if lengths.device != tokens.device:
         raise InputError(
@@ -465,5 +470,6 @@ def _check(tokens: Tensor, lengths: Tensor) -> None:
         )
 
 
-def _kind(tensor: Tensor) -> str:
+def _type_and_shape(tensor: Tensor) -> str:
+    """The type and shape of a tensor, for an error."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

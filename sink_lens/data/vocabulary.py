@@ -43,7 +43,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
         nonlocal seen
         for text in texts:
             seen += len(text)
-            yield from _pieces(text)
+            yield from _cut_at_lines(text)
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,8 +65,8 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     )
 
 
-def _pieces(text: str) -> Iterable[str]:
-    """A text in pieces that end with a line."""
+def _cut_at_lines(text: str) -> Iterable[str]:
+    """Cut a text into pieces that each end with a line."""
     start = 0
     while start < len(text):
         end = start + _PIECE

@@ -22,7 +22,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.memory import send
 from ..models.sites import SITES, no_site
 from ..models.weights import mlp_weights
-from .part import Indices, Part, Where, in_range, indices_of
+from .part import Indices, Part, Where, checked_index, indices_of
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -278,13 +278,13 @@ def scalar(
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
     lens = as_lens(lens)
-    layer = in_range("layer", from_end([layer], lens.n_layers)[0], lens.n_layers)
+    layer = checked_index("layer", from_end([layer], lens.n_layers)[0], lens.n_layers)
     weights = mlp_weights(lens, layer=layer)
     for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):
             raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")
         for index in indices:
-            in_range(name, index, size)
+            checked_index(name, index, size)
     block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)
 
     def change(x: Tensor, at: At) -> Tensor:

@@ -31,31 +31,31 @@ def effect_table(
         for given, at in zip(controls, early, strict=True):
             drawn = given[~np.isnan(given).all(axis=1)] if len(given) else given
             beside.append(drawn.mean(axis=0) if len(drawn) else nothing)
-            effects = _means(drawn - at) if len(drawn) else []
+            effects = _row_means(drawn - at) if len(drawn) else []
             spreads.append(float(np.std(effects, ddof=1)) if len(effects) > 1 else np.nan)
             counts.append(len(drawn))
     control = np.stack(beside) if beside else values
     effect = paired_differences(values, before[None], generator=generator) if len(values) else []
     above = paired_differences(values, control, generator=generator) if len(values) else []
     frame = pd.DataFrame(index=range(len(values)))
-    frame["baseline"] = _means(early)
-    frame["value"] = _means(values)
-    _add(frame, effect, names=("effect", "ci_low", "ci_high"))
-    frame["control_effect"] = _means(control - early)
+    frame["baseline"] = _row_means(early)
+    frame["value"] = _row_means(values)
+    _add_interval_columns(frame, effect, names=("effect", "ci_low", "ci_high"))
+    frame["control_effect"] = _row_means(control - early)
     frame["control_sd"] = np.array(spreads, dtype=np.float64)
     frame["n_controls"] = np.array(counts, dtype=np.int64)
-    _add(frame, above, names=("over_control", "over_low", "over_high"))
+    _add_interval_columns(frame, above, names=("over_control", "over_low", "over_high"))
     frame["n"] = np.array([one.n for one in effect], dtype=np.int64)
     return frame
 
 
-def _add(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
+def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
     """Add estimates and the ends of their intervals as three columns."""
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 
 
-def _means(rows: np.ndarray) -> np.ndarray:
+def _row_means(rows: np.ndarray) -> np.ndarray:
     """Mean of each row over what is defined; nan if nothing is."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):

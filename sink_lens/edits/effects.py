@@ -79,7 +79,7 @@ def made_share(
 ) -> Interval:
     """Attention that the target position gained, over the sink position's in the baseline; a ratio of means."""
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
-    return _ratio(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
+    return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
 
 
 def removed_share(
@@ -95,7 +95,7 @@ def removed_share(
 
 def share_removed(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
     """Share of a quantity that is removed, (before - after) / before; a ratio of means over sequences."""
-    return _ratio(before - after, before, generator=generator)
+    return _ratio_of_means(before - after, before, generator=generator)
 
 
 def change_of(
@@ -117,7 +117,7 @@ def change_of(
     return "shared" if came else "unchanged"
 
 
-def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
+def _ratio_of_means(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, ModelError, SiteError, noted
+from ..errors import InputError, ModelError, SiteError, note_user_function
 from ..models.lens import LensModel, check_having
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook, site_at, site_of
 from .constructors import ORDER, At, Edit, EditError, edit
-from .part import in_range
+from .part import checked_index
 
 _OF_HEAD = "dimension of the head"
 _SPOKEN = {"d_model": "dimension", "d_head": _OF_HEAD, "d_value": _OF_HEAD, "d_mlp": "neuron", "query": "position"}
@@ -149,7 +149,7 @@ class Applied:
                     continue
                 held: dict[str, Tensor] = {}
                 if one.reads is not None:
-                    reads = partial(_keep, held=held)
+                    reads = partial(_hold, held=held)
                     found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
                 act = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
@@ -205,11 +205,11 @@ class Applied:
             valid=valid,
             read=held.get("read"),
         )
-        version = _version(old)
+        version = _count_changes(old)
         where = "all positions" if one.positions is None else f"positions {', '.join(map(str, one.positions))}"
-        with noted(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
+        with note_user_function(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
             new = one.change(old, at)
-        if _version(old) != version:
+        if _count_changes(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
         new, differs = _check_values(new, old=old, one=one, layer=layer)
         if not differs:
@@ -259,7 +259,7 @@ def edits_in(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> tup
                 "nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         for layer in one.layers or ():
-            in_range("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
+            checked_index("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
         if site.per_layer:
             for name in (one.site, one.reads):
                 if name is not None:
@@ -268,7 +268,7 @@ def edits_in(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> tup
         every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
         for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):
             for index in getattr(one, name) or ():
-                in_range(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)
+                checked_index(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)
         for name in ("heads", "units", "keys"):
             if getattr(one, name) is not None and name not in used:
                 raise InputError(
@@ -278,7 +278,7 @@ def edits_in(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> tup
     return tuple(given)
 
 
-def _version(tensor: Tensor) -> int:
+def _count_changes(tensor: Tensor) -> int:
     """Count the changes in place of the tensor; inference tensors have no such count."""
     return 0 if tensor.is_inference() else tensor._version
 
@@ -312,5 +312,6 @@ def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tens
     return new, differs
 
 
-def _keep(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
+def _hold(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
+    """Keep a hook point's tensor for an edit that reads it."""
     held["read"] = tensor

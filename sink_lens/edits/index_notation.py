@@ -14,8 +14,8 @@ from ..text import ranges
 from .part import Indices
 
 
-def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """The values of an axis.
+def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
+    """The values of a grid's axis: a set of indices for each cell along it.
 
     Args:
         given: ``each``, ``all``, a number, a range as text, or a list of these.
@@ -32,9 +32,9 @@ def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indic
     if isinstance(given, str) and given == "each":
         found: list[Indices] = [(index,) for index in range(first, size)]
     elif isinstance(given, str | int):
-        found = [(index,) for index in _set(given, name=name, need=need, also="each, all, or ")]
+        found = [(index,) for index in _entry_indices(given, name=name, need=need, also="each, all, or ")]
     elif isinstance(given, Sequence):
-        found = [_set(one, name=name, need=need) for one in given]
+        found = [_entry_indices(one, name=name, need=need) for one in given]
     else:
         raise InputError(f"{name} is {given!r}; need each, all, a number, a range such as 0-3,7, or a list of these")
     if not found:
@@ -48,7 +48,7 @@ def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indic
     return found
 
 
-def _set(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
+def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
     """The indices of one entry, in order."""
     if isinstance(given, bool):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")

@@ -20,7 +20,7 @@ from ..arguments import checked, value_text
 from ..data.bos import answer_id
 from ..data.tokens import TokenBatch
 from ..edits.outcome import Outcome
-from ..errors import InputError, noted
+from ..errors import InputError, note_user_function
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
@@ -121,32 +121,33 @@ def logit_difference(
         InputError: a text is not one token behind the prompt, or there is no tokenizer to read it.
     """
     both = correct, incorrect
-    every = [answer for one in both for answers in _listed(one) for answer in _listed(answers)]
+    every = [answer for one in both for answers in _as_list(one) for answer in _as_list(answers)]
     for answer in every:
         if isinstance(answer, int) or tokenizer is None:
             answer_id(answer, (), tokenizer)
-    if any(not _listed(answers) for one in both for answers in _listed(one)):
+    if any(not _as_list(answers) for one in both for answers in _as_list(one)):
         raise InputError("a sequence has no right, or no wrong, answer; need at least one of each")
     if any(isinstance(answer, str) for answer in every):
         if prompt is None:
-            return _of_texts(both, tokenizer, position=position)
+            return _difference_of_texts(both, tokenizer, position=position)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        return _of_prompts(both, prompts, tokenizer, position=position)
-    plus, minus = (one if isinstance(one, int) else [[*map(int, _listed(each))] for each in one] for one in both)
+        return _difference_behind_prompts(both, prompts, tokenizer, position=position)
+    plus, minus = (one if isinstance(one, int) else [[*map(int, _as_list(each))] for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
-        found = run.logits_at(_at(run, position)).float()
+        found = run.logits_at(_positions_at(run, position)).float()
         return _mean_logit(found, plus, run) - _mean_logit(found, minus, run)
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
+    """Put a single answer into a list; return a list as it is."""
     return [given] if isinstance(given, str | int) else list(given)
 
 
-def _of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
-    """The difference of the logits of texts, which are tokens once the sequences are known."""
+def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
+    """Make a logit difference of answers given as texts, which become tokens once sequences are known."""
 
     def unread(run: Outcome) -> Tensor:
         """An outcome has no tokens."""
@@ -160,13 +161,13 @@ def _of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metr
         lengths = tokens.lengths.tolist()
         ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in lengths]
         prompts = [row[: max(0, end)].tolist() for row, end in zip(tokens.tokens, ends, strict=True)]
-        return _of_prompts(both, prompts, tokenizer, position=position)
+        return _difference_behind_prompts(both, prompts, tokenizer, position=position)
 
     found = {"unit": "logits", "layers": (), "logits": True, "scored": position}
     return Metric(name="logit difference", function=unread, on=on, **found)
 
 
-def _of_prompts(
+def _difference_behind_prompts(
     both: Sequence[Answers], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
 ) -> Metric:
     """The difference of the logits of the tokens that texts are behind prompts."""
@@ -181,7 +182,7 @@ def _of_prompts(
         ids = []
         for several, prompt in zip(given, behind, strict=False):
             own = []
-            for answer in _listed(several):
+            for answer in _as_list(several):
                 key = (answer, prompt if isinstance(prompt, str) else tuple(prompt))
                 known[key] = known[key] if key in known else answer_id(answer, prompt, tokenizer)
                 own.append(known[key])
@@ -248,7 +249,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
             )
         divergence = (wanted.exp() * (wanted - found)).sum(-1)
         if position is not None:
-            at = _at(run, position)
+            at = _positions_at(run, position)
             return divergence[torch.arange(len(at)), at]
         return torch.where(run.valid, divergence, 0.0).sum(1) / run.valid.sum(1)
 
@@ -313,7 +314,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
         name = getattr(metric, "__name__", "metric")
         if takes_logits(metric):
             return Metric(name=name, function=wraps(metric)(lambda run: metric(run.logits)), layers=(), logits=True)
-        return Metric(name=name, function=_of_outcome(metric, name), loss=True, logits=True)
+        return Metric(name=name, function=_with_hint(metric, name), loss=True, logits=True)
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
@@ -331,8 +332,8 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
     return metric
 
 
-def _of_outcome(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
-    """The function, whose errors have a note of what it was given where it takes an outcome for logits."""
+def _with_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
+    """Wrap a metric function so that its errors say that it was given an outcome, where it takes it for logits."""
 
     @wraps(function)
     def told(run: Outcome) -> Any:
@@ -359,8 +360,8 @@ def takes_logits(function: Callable[..., Any]) -> bool:
     return first is not None and ("logits" in first.name or "Tensor" in str(first.annotation))
 
 
-def _held(run: Outcome) -> list[Tensor]:
-    """The tensors of a run."""
+def _held_tensors(run: Outcome) -> list[Tensor]:
+    """The tensors that a run's outcome holds."""
     found = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
     return [one for one in found if one is not None]
 
@@ -375,8 +376,8 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
         raise InputError(
             f"evaluate was given {value_text(metric)} and {value_text(run)}; need a Metric and an Outcome of run_with"
         )
-    read = [(one, one._version) for one in _held(run) if not one.is_inference()]
-    with noted(f"the metric {metric.name!r}"):
+    read = [(one, one._version) for one in _held_tensors(run) if not one.is_inference()]
+    with note_user_function(f"the metric {metric.name!r}"):
         found = metric.function(run)
     if any(one._version != version for one, version in read):
         raise InputError(
@@ -429,7 +430,7 @@ def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
 
 
 def _check_chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The layers, sorted; refuses an empty list."""
+    """Sort the chosen layers; refuse an empty list."""
     if layers is not None and len(layers) == 0:
         raise InputError("sink mass was requested for no layers; need at least one, or None for all")
     return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
@@ -446,8 +447,8 @@ def _log_probabilities(logits: Tensor) -> Tensor:
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
-def _at(run: Outcome, position: int) -> Tensor:
-    """The position in every sequence; a negative position counts back from the last real token."""
+def _positions_at(run: Outcome, position: int) -> Tensor:
+    """The position in every sequence; a negative one counts back from its last real token."""
     lengths = run.valid.sum(1)
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):

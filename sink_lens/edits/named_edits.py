@@ -176,33 +176,37 @@ def kind_of(name: str, *, site: str) -> Kind:
     return kind
 
 
-def _zero(spec: EditSpec, refs: "References") -> "Edit":
+def _make_zero(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that sets the part to 0."""
     from .constructors import zero
 
     return zero(spec.part.site, **spec.arguments)
 
 
-def _scale(spec: EditSpec, refs: "References") -> "Edit":
+def _make_scale(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that multiplies the part by a factor."""
     from .constructors import scale
 
     return scale(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
-def _set(spec: EditSpec, refs: "References") -> "Edit":
+def _make_set(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that sets the part to a number."""
     from .constructors import set_value
 
     return set_value(spec.part.site, spec.options["factor"], **spec.arguments)
 
 
-def _add(spec: EditSpec, refs: "References") -> "Edit":
+def _make_add(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that adds a vector or a number to the part."""
     from .constructors import add
 
-    vector = _vector_of(spec.options["vector"])
+    vector = _read_vector(spec.options["vector"])
     return add(spec.part.site, vector, factor=spec.options["factor"], **spec.arguments)
 
 
-def _vector_of(path: str) -> "Tensor":
-    """The tensor of a .safetensors file.
+def _read_vector(path: str) -> "Tensor":
+    """Read the tensor of a .safetensors file.
 
     Raises:
         InputError: it is not there, is none, or holds more than one tensor.
@@ -238,15 +242,17 @@ def _hash_of(file: Path, changed: int, size: int) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _mean(spec: EditSpec, refs: "References") -> "Edit":
+def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that sets the part to one of the means of the baseline run."""
     from .constructors import freeze
 
     mean: Any = spec.kind
-    values = {layer: spec.part.of(refs.mean(spec.part.site, layer, mean)) for layer in _layers(spec, refs)}
+    values = {layer: spec.part.of(refs.mean(spec.part.site, layer, mean)) for layer in _layers_to_edit(spec, refs)}
     return freeze(spec.part.site, values, **spec.arguments)
 
 
-def _resample(spec: EditSpec, refs: "References") -> "Edit":
+def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that gives each sequence the part of another sequence of the baseline run."""
     from torch import Generator
 
     from .constructors import resample
@@ -257,19 +263,21 @@ def _resample(spec: EditSpec, refs: "References") -> "Edit":
             f"{spec.label} would put padding under real tokens: the shortest sequence has {shortest} tokens, the "
             f"longest {refs.tokens.n_positions}; need sequences of one length, or positions below {shortest}"
         )
-    values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers(spec, refs)}
+    values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers_to_edit(spec, refs)}
     generator = Generator().manual_seed(spec.options["seed"])
     return resample(spec.part.site, values, generator=generator, **spec.arguments)
 
 
-def _isolate(spec: EditSpec, refs: "References") -> "Edit":
+def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that isolates the positions: each attends to no token before it."""
     from .isolation import isolate
 
     assert spec.part.positions is not None
     return isolate(spec.part.positions, layers=spec.part.layers, label=spec.label)
 
 
-def _amplify(spec: EditSpec, refs: "References") -> "Edit":
+def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that amplifies the variance of the part around a centre."""
     from .amplification import amplify
 
     assert spec.part.positions is not None
@@ -277,7 +285,7 @@ def _amplify(spec: EditSpec, refs: "References") -> "Edit":
     return amplify(
         spec.options["factor"],
         positions=spec.part.positions,
-        layers=_layers(spec, refs),
+        layers=_layers_to_edit(spec, refs),
         heads=spec.part.heads,
         centre=centre,
         means=None if centre == "none" else refs.means(),
@@ -285,25 +293,28 @@ def _amplify(spec: EditSpec, refs: "References") -> "Edit":
     )
 
 
-def _layers(spec: EditSpec, refs: "References") -> tuple[int, ...]:
+def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
+    """The layers that the edit's specification names, else all layers with the site."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.having(spec.part.site) if spec.part.layers is None else spec.part.layers
 
 
 KINDS: Mapping[str, Kind] = {
-    "zero": Kind(meaning="set to 0", make=_zero),
-    **{name: Kind(meaning=f"set to {meaning}", make=_mean, by_token=True) for name, meaning in MEANS.items()},
+    "zero": Kind(meaning="set to 0", make=_make_zero),
+    **{name: Kind(meaning=f"set to {meaning}", make=_make_mean, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
-        meaning="another sequence's values at the same positions", make=_resample, takes=("seed",), by_token=True
+        meaning="another sequence's values at the same positions", make=_make_resample, takes=("seed",), by_token=True
     ),
-    "scale": Kind(meaning="times a factor", make=_scale, takes=("factor",)),
-    "add": Kind(meaning="plus a factor times the vector of a file", make=_add, takes=("factor", "vector")),
-    "set": Kind(meaning="set to a number", make=_set, takes=("factor",)),
-    "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
+    "scale": Kind(meaning="times a factor", make=_make_scale, takes=("factor",)),
+    "add": Kind(meaning="plus a factor times the vector of a file", make=_make_add, takes=("factor", "vector")),
+    "set": Kind(meaning="set to a number", make=_make_set, takes=("factor",)),
+    "isolate": Kind(
+        meaning="the mask shows the token only itself", make=_make_isolation, site="scores", first_position=1
+    ),
     "amplify": Kind(
         meaning="variance amplification from a centre",
-        make=_amplify,
+        make=_make_amplification,
         takes=("factor", "centre"),
         site="z_raw",
         first_position=0,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..configuration import check_unread
 from ..errors import InputError
 from ..models.header import Sized
-from .index_notation import values_of
+from .index_notation import axis_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +55,12 @@ class MetricSpec:
         """
         _, known, _ = self._row()
         if "layer" in known:
-            return _layer(model, self.options)
-        return max(_layers(model, self.options.get("layers")) or range(model.n_layers)) if "layers" in known else None
+            return _layer_option(model, self.options)
+        return (
+            max(_layers_option(model, self.options.get("layers")) or range(model.n_layers))
+            if "layers" in known
+            else None
+        )
 
     def _row(self) -> "tuple[_Make, tuple[str, ...], tuple[str, ...]]":
         """The metric's entry in ``METRICS``; refuses options that do not fit it."""
@@ -72,56 +76,66 @@ class MetricSpec:
         return METRICS[self.name]
 
 
-def _layers(model: Sized, given: Any) -> list[int] | None:
-    values = values_of("all" if given is None else given, name="layers of a metric", size=model.n_layers)
+def _layers_option(model: Sized, given: Any) -> list[int] | None:
+    """The layers that an option names, counted from the first one; None is all."""
+    values = axis_values("all" if given is None else given, name="layers of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
-def _layer(model: Sized, options: Mapping[str, Any]) -> int:
-    found = _layers(model, options["layer"])
+def _layer_option(model: Sized, options: Mapping[str, Any]) -> int:
+    """The layer that the option ``layer`` names, counted from the first one."""
+    found = _layers_option(model, options["layer"])
     if found is None or len(found) != 1:
         raise InputError(f"the layer of a metric is {options['layer']!r}; need one number")
     return found[0]
 
 
-def _sink_mass(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+def _make_sink_mass(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+    """Make the metric ``sink_mass`` from its options."""
     from .metrics import sink_mass
 
-    return sink_mass(whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers")))
+    return sink_mass(whole_number(options, "sink_position", 0), layers=_layers_option(lens, options.get("layers")))
 
 
-def _loss(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+def _make_loss(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+    """Make the metric ``loss``, which has no options."""
     from .metrics import loss
 
     return loss()
 
 
-def _logit_difference(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+def _make_logit_difference(
+    lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None"
+) -> "Metric":
+    """Make the metric ``logit_difference`` from its options."""
     from .metrics import logit_difference
 
-    position = whole(options, "position", -1)
+    position = whole_number(options, "position", -1)
     for one in ("correct", "incorrect"):
         if isinstance(options[one], bool) or not isinstance(options[one], str | int):
             raise InputError(f"{one} of a metric is {options[one]!r}; need an id, or the text of one token")
     return logit_difference(options["correct"], options["incorrect"], lens.tokenizer, position=position)
 
 
-def _norm(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+def _make_norm(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+    """Make the metric ``norm`` from its options."""
     from .metrics import norm
 
-    texts(options, ("site",), where="a metric")
-    layer = _layer(lens, options)
-    return norm(whole(options, "sink_position", 0), layer=layer, site=options.get("site", "resid_post"))
+    check_texts(options, ("site",), where="a metric")
+    layer = _layer_option(lens, options)
+    return norm(whole_number(options, "sink_position", 0), layer=layer, site=options.get("site", "resid_post"))
 
 
-def _dominance(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+def _make_dominance(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+    """Make the metric ``dominance`` from its options."""
     from .metrics import dominance
 
-    return dominance(whole(options, "sink_position", 0), layer=_layer(lens, options))
+    return dominance(whole_number(options, "sink_position", 0), layer=_layer_option(lens, options))
 
 
-def _kl(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+def _make_kl(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
+    """Make the metric ``kl``, the divergence from the given predictions."""
     from .metrics import kl_to
 
     if predictions is None:
@@ -131,12 +145,12 @@ def _kl(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions
 
 _Make = Callable[["LensModel", Mapping[str, Any], "Predictions | None"], "Metric"]
 METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
-    "sink_mass": (_sink_mass, ("sink_position", "layers"), ()),
-    "loss": (_loss, (), ()),
-    "logit_difference": (_logit_difference, ("correct", "incorrect", "position"), ("correct", "incorrect")),
-    "norm": (_norm, ("sink_position", "layer", "site"), ("layer",)),
-    "dominance": (_dominance, ("sink_position", "layer"), ("layer",)),
-    "kl": (_kl, (), ()),
+    "sink_mass": (_make_sink_mass, ("sink_position", "layers"), ()),
+    "loss": (_make_loss, (), ()),
+    "logit_difference": (_make_logit_difference, ("correct", "incorrect", "position"), ("correct", "incorrect")),
+    "norm": (_make_norm, ("sink_position", "layer", "site"), ("layer",)),
+    "dominance": (_make_dominance, ("sink_position", "layer"), ("layer",)),
+    "kl": (_make_kl, (), ()),
 }
 """Name -> how it is made, its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
 
@@ -185,8 +199,8 @@ def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda 
     return MetricSpec(name=name, options={one: given[one] for one in known if given.get(one) is not None})
 
 
-def imported(reference: str) -> Callable[..., Any]:
-    """A function of the user's by MODULE:FUNCTION; modules of the current folder are found last.
+def import_function(reference: str) -> Callable[..., Any]:
+    """Import a function of the user's by MODULE:FUNCTION; modules of the current folder are found last.
 
     Raises:
         InputError: the module cannot be imported, or has no such function.
@@ -210,7 +224,7 @@ def imported(reference: str) -> Callable[..., Any]:
     return found
 
 
-def whole(options: Mapping[str, Any], name: str, default: int) -> int:
+def whole_number(options: Mapping[str, Any], name: str, default: int) -> int:
     """Read a whole number by its name.
 
     Raises:
@@ -222,7 +236,7 @@ def whole(options: Mapping[str, Any], name: str, default: int) -> int:
     return found
 
 
-def texts(given: Mapping[str, Any], names: Sequence[str], *, where: str) -> None:
+def check_texts(given: Mapping[str, Any], names: Sequence[str], *, where: str) -> None:
     """Refuse values that are given but are not text."""
     for name in names:
         if name in given and not isinstance(given[name], str):

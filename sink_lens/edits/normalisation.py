@@ -56,7 +56,7 @@ def variance_calibration(
     if given.dim() > 1 or not bool(given.isfinite().all()):
         raise InputError(f"the factor is {factor}; need a finite number, or one for each head")
     if centre is not None:
-        layers = _layers_of(centre, layers, what="centre")
+        layers = _layers_to_edit(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
         by_head = (
@@ -67,7 +67,7 @@ def variance_calibration(
         return torch.where(by_head == 1, z, moved.to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
-    return _edit(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
+    return _edit_of_z(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
 
 
 def head_rms_norm(
@@ -99,7 +99,7 @@ def head_rms_norm(
     if not eps >= 0:
         raise InputError(f"eps is {eps}; need 0 or a small positive number")
     if isinstance(target, Mapping):
-        layers = _layers_of(target, layers, what="target")
+        layers = _layers_to_edit(target, layers, what="target")
     elif not math.isfinite(target):
         raise InputError(f"the target is {target}; need a finite number, or layer -> tensor")
 
@@ -111,7 +111,7 @@ def head_rms_norm(
         return normed * _numbers_at(target[at.layer], at=at, heads=heads, what="target").to(z.device)
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
-    return _edit(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
+    return _edit_of_z(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
 
 
 def natural_rms(
@@ -152,13 +152,13 @@ def natural_rms(
     return {layer: by_sequence.sum(0) / int(counted.sum()) for layer, by_sequence in sorted(found.items())}
 
 
-def _edit(change: Any, **where: Any) -> Edit:
-    """An edit of z that knows the queries' positions."""
+def _edit_of_z(change: Any, **where: Any) -> Edit:
+    """Make an edit of z whose function is told the queries' positions."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 
-def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
-    """The layers to edit, which must have values."""
+def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
+    """The layers to edit: those asked for, else all that have values; refuses a layer without values."""
     if any(layer < 0 for layer in by_layer):
         raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:

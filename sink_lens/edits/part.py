@@ -138,8 +138,8 @@ class Part:
                 vectors.append(None)
                 continue
             for index in (min(indices), max(indices)):
-                in_range(name, index - first, size)
-            vectors.append(_vector(indices, device=tensor.device) - first)
+                checked_index(name, index - first, size)
+            vectors.append(_index_tensor(indices, device=tensor.device) - first)
         if all(vector is None for vector in vectors):
             return None
         whole = [torch.arange(size, device=tensor.device) for size in tensor.shape]
@@ -176,8 +176,8 @@ def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: 
     return tuple(sets)
 
 
-def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
-    """Return the index if it exists.
+def checked_index(what: str, index: int, size: int, *, of: str = "") -> int:
+    """Check an index against a size, and return it.
 
     Raises:
         InputError: the index does not exist.
@@ -188,8 +188,8 @@ def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
     return index
 
 
-def _vector(indices: Sequence[int], *, device: "torch.device") -> "Tensor":
-    """Make an index; consecutive numbers are made on the device, to which a list would be copied."""
+def _index_tensor(indices: Sequence[int], *, device: "torch.device") -> "Tensor":
+    """Make an index tensor; consecutive numbers are made on the device, to which a list would be copied."""
     import torch
 
     from ..models.memory import send

@@ -95,13 +95,13 @@ def _with_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
     """Round values whose largest magnitudes, by scale, are given."""
     if form.element in _INTEGERS:
         top = _INTEGERS[form.element]
-        scale = _over(largest, top)
-        return (values * (1 / _divisor(scale))).round().clamp(-top - 1, top) * scale
+        scale = _exact_quotient(largest, top)
+        return (values * (1 / _safe_divisor(scale))).round().clamp(-top - 1, top) * scale
     if form.element in _FLOAT8:
-        scale = _over(largest, torch.finfo(_FLOAT8[form.element]).max)
-        return to_float8(values / _divisor(scale), form.element) * scale
+        scale = _exact_quotient(largest, torch.finfo(_FLOAT8[form.element]).max)
+        return to_float8(values / _safe_divisor(scale), form.element) * scale
     scale = power_of_two_scale(largest) if form.name == "mxfp4" else _scale_in_e4m3(largest)
-    return to_fp4(values / _divisor(scale)) * scale
+    return to_fp4(values / _safe_divisor(scale)) * scale
 
 
 def to_float8(x: Tensor, element: str) -> Tensor:
@@ -127,16 +127,16 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
 def _scale_in_e4m3(largest: Tensor) -> Tensor:
     """The scale of an nvfp4 block: max|x| / 6, rounded to e4m3 in units that one sequence shares."""
     top = torch.finfo(torch.float8_e4m3fn).max
-    unit = _over(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
-    return to_float8(_over(largest, _LARGEST_FP4) / _divisor(unit), "fp8_e4m3") * unit
+    unit = _exact_quotient(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
+    return to_float8(_exact_quotient(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3") * unit
 
 
-def _over(x: Tensor, number: float) -> Tensor:
-    """The quotient, correctly rounded: on a GPU torch multiplies by the reciprocal of a number that is no tensor."""
+def _exact_quotient(x: Tensor, number: float) -> Tensor:
+    """Divide by a number, correctly rounded: torch on a GPU multiplies by the number's reciprocal instead."""
     return x / torch.full_like(x, number)
 
 
-def _divisor(scale: Tensor) -> Tensor:
+def _safe_divisor(scale: Tensor) -> Tensor:
     """A scale to divide by; 1 where it is 0 or too small, since all that has this scale becomes 0."""
     return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
 
@@ -177,16 +177,16 @@ def quantisation(
 
     def change(x: Tensor, at: At) -> Tensor:
         flat = x.flatten(2)
-        keep = _keep(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
+        keep = _kept_values(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return round_to(flat, chosen, keep=keep).view(x.shape)
 
     return edit(site, change, layers=layers, label=label or f"{site} in {form}")
 
 
-def _keep(
+def _kept_values(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Mask of the values that keep their precision; padding does, so that it sets no scale; None if none do."""
+    """Mark the values that keep their precision, padding among them; None if none do."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):

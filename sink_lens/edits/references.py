@@ -25,23 +25,24 @@ class References:
         self.lens = lens
         self.tokens = tokens
         self._known = known or {}
-        self.values = lru_cache(maxsize=2)(self._values)
+        self.values = lru_cache(maxsize=2)(self._values_at)
         self.mean = lru_cache(maxsize=64)(self._mean)
         self.averaged = lru_cache(maxsize=3)(self._average)
         self.means = lru_cache(maxsize=1)(self._centring)
 
-    def _values(self, site: str, layer: int) -> Tensor:
+    def _values_at(self, site: str, layer: int) -> Tensor:
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
 
     def _average(self, mean: Mean) -> Averaged:
-        """The tokens that a mean is taken over."""
+        """Find the tokens that a mean is taken over."""
         return tokens_to_average(self.lens, self.tokens, mean)
 
     def _mean(self, site: str, layer: int, mean: Mean) -> Tensor:
+        """The mean of a site at a layer over the mean's tokens; averaged axes stay, with size 1."""
         return self.averaged(mean).of(self.values(site, layer))
 
     def _centring(self) -> CentringMeans:
-        """The means of values on random tokens."""
+        """The centring means: of values on random tokens."""
         return centring_means(self.lens, seed=0)

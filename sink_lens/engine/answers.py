@@ -55,27 +55,29 @@ def answers(
     given = [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
     if len(given) != len(prompts):
         raise InputError(f"there are {len(given)} answers for {len(prompts)} prompts; need one, or one for each")
-    wanted = [[] if one is None else _ids(one, ids, lens) for one, ids in zip(given, prompts, strict=True)]
+    wanted = [[] if one is None else _answer_ids(one, ids, lens) for one, ids in zip(given, prompts, strict=True)]
     rows = [ids + own[:-1] for ids, own in zip(prompts, wanted, strict=True)]
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     whole = from_tensor(padded, lengths=torch.tensor([len(row) for row in rows]))
-    states = run_with(lens, _as_given(whole, batch), edits, sites=("final",)).tensors["final", 0]
+    states = run_with(lens, _keep_source(whole, batch), edits, sites=("final",)).tensors["final", 0]
     found = []
     for sequence, (ids, own) in enumerate(zip(prompts, wanted, strict=True)):
         for step in range(max(1, len(own))):
             logits = logits_of(lens, states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)).detach()
             right = own[step] if own else None
-            found += [{"sequence": sequence, "step": step, **row} for row in _rows(logits.cpu(), right, lens, top=top)]
+            found += [
+                {"sequence": sequence, "step": step, **row} for row in _answer_rows(logits.cpu(), right, lens, top=top)
+            ]
     return pd.DataFrame(found)
 
 
-def _as_given(whole: TokenBatch, given: TokenBatch) -> TokenBatch:
-    """The batch itself where no answer goes on from it, so that what was said of its source stays."""
+def _keep_source(whole: TokenBatch, given: TokenBatch) -> TokenBatch:
+    """Return the given batch instead of its longer copy if both are equal, since it says where its tokens come from."""
     return given if torch.equal(whole.tokens, given.tokens.cpu()) else whole
 
 
-def _ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
+def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
     """The tokens of an answer behind the prompt's tokens."""
     if isinstance(answer, str) and lens.tokenizer is not None and (text := text_of(prompt, lens.tokenizer)) is not None:
         several = ids_behind(text, answer, lens.tokenizer)
@@ -87,7 +89,7 @@ def _ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
     return [found]
 
 
-def _rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
+def _answer_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
     """The rows of one position: the likeliest tokens, and the right one."""
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()

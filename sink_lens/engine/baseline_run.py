@@ -67,7 +67,7 @@ class BaselineRun:
         return Lanes(self.lens, count=self.plan.lanes) if self._lanes is None else self._lanes
 
     @property
-    def prompts(self) -> list[slice]:
+    def prompt_batches(self) -> list[slice]:
         """The batches of prompts, as indices among all sequences."""
         n, step = self.tokens.n_sequences, self.plan.prompts * self.every
         every = None if self.every == 1 else self.every
@@ -79,8 +79,8 @@ class BaselineRun:
         return len(range(0, self.tokens.n_sequences, self.every))
 
     def read(self, needs: Needs) -> Outcome:
-        """As much of the run as some cells read, over all sequences."""
-        return join_outcomes([self.batch(prompts.start).narrowed(needs).outcome for prompts in self.prompts])
+        """Read from the run, over all sequences, as much as some cells need."""
+        return join_outcomes([self.batch(prompts.start).narrowed(needs).outcome for prompts in self.prompt_batches])
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -88,7 +88,7 @@ class BaselineRun:
         return self.read(replace(self.needs, sites=()))
 
     def part(self, prompts: slice) -> TokenBatch:
-        """Some of the sequences."""
+        """The tokens of a batch of prompts."""
         return self.tokens[prompts]
 
     def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "BaselineRun":
@@ -113,13 +113,13 @@ class BaselineRun:
         return self._keeping[more] if more else self
 
     def fewer(self, most: int) -> "BaselineRun":
-        """The same run on at most so many of the sequences, spread over all; itself where there are no more."""
+        """The same run on at most ``most`` of the sequences, spread over all; this run itself if it has no more."""
         every = -(-self.n_sequences // most)
         return self if every == 1 else self.under(self.edits, every=self.every * every)
 
     def _batch(self, start: int) -> BaselineBatch:
-        """Run the batch of prompts that starts here without the cells' edits."""
-        prompts = next(prompts for prompts in self.prompts if prompts.start == start)
+        """Run the batch of prompts that begins at sequence ``start``, without the cells' edits."""
+        prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
         part = self.part(prompts)
         if self.plan.path == "bridge":
             outcome, _ = self.passes.slow(part, self.edits, prompts=prompts)

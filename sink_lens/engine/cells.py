@@ -52,7 +52,7 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
 
 
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
-    """(site, layers) of what edits touch, and the first position.
+    """The (site, layer) pairs that the edits touch, and the first position that they touch.
 
     An edit that reads another site may read any position of it, so that the run needs all of them.
     """

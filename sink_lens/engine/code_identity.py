@@ -71,7 +71,7 @@ _C_FUNCTIONS = (
 )
 
 
-def code_of(thing: Any) -> str:
+def hash_code(thing: Any) -> str:
     """Hash a function, or anything else that decides a run's numbers; ``UNKNOWN`` and why where it cannot be."""
     reader = _Reader()
     try:
@@ -118,7 +118,7 @@ class _Reader:
         return found
 
     def parts(self, value: Any) -> Iterator[Any]:
-        """Parts of a value: texts, numbers and hashes."""
+        """Yield the parts of a value that decide its hash: texts, numbers and hashes."""
         if isinstance(value, types.FunctionType):
             yield from self.function(value)
         elif isinstance(value, types.MethodType):
@@ -151,16 +151,16 @@ class _Reader:
             yield from self.of_data(value)
 
     def of_data(self, value: Any) -> Iterator[Any]:
-        """Tensors, arrays, models and tokenizers; everything else as it would be sent to another process."""
+        """Yield the parts of a tensor, array, model or tokenizer, or of any other object that holds data."""
         if isinstance(value, Tensor):
-            yield from _tensor(value)
+            yield from _tensor_parts(value)
         elif isinstance(value, np.ndarray | np.generic):
             yield from (value.dtype.str, str(value.dtype.descr), str(value.shape))
             yield self.digest(value.tolist()) if value.dtype.hasobject else value.tobytes()
         elif isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
-            yield from (value.__name__, _version("numpy"))
+            yield from (value.__name__, _module_version("numpy"))
         elif isinstance(value, torch.Generator):
-            yield from _tensor(value.get_state())
+            yield from _tensor_parts(value.get_state())
         elif isinstance(value, LensModel):
             yield from (weights_hash(value), str(value.dtype))
         elif isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
@@ -173,7 +173,7 @@ class _Reader:
             yield from self.reduced(value)
 
     def function(self, function: types.FunctionType) -> Iterator[Any]:
-        """A function of Python: its code, what it was made with, and what it reads by name."""
+        """Yield the parts of a Python function: its code, what it was made with, and what it reads by name."""
         names, owner = function.__globals__, str(function.__globals__.get("__name__", ""))
         wrapped = getattr(function, "__wrapped__", None)
         compiled = uncompiled_function(function)
@@ -184,15 +184,15 @@ class _Reader:
             yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 with _named(self.names, name):
-                    yield from (name, _in_cell(cell, self.digest))
+                    yield from (name, _hash_cell(cell, self.digest))
             if _is_installed(owner):
-                yield from (owner, _version(owner), function.__code__.co_qualname, function.__code__.co_code)
+                yield from (owner, _module_version(owner), function.__code__.co_qualname, function.__code__.co_code)
             else:
                 yield from self.code(function.__code__, names, doc=function.__doc__)
                 yield from self.pairs(sorted(function.__dict__.items()))
 
     def code(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
-        """Code, without its place in a file: instructions, constants, and what it reads by global name."""
+        """Yield the parts of code, but its place in a file: instructions, constants, global names with values."""
         yield from (code.co_code, code.co_exceptiontable, code.co_flags)
         yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
         yield from (" ".join(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
@@ -201,15 +201,15 @@ class _Reader:
                 yield from self.code(constant, names, doc=None)
             elif at or doc is None or constant != doc:
                 yield self.digest(constant)
-        for chain in _reads(code):
+        for chain in _global_reads(code):
             with _named(self.names, chain[0]):
                 yield from (chain[0], self.read(chain, names))
-        for module, taken in _imports(code, str(names.get("__package__") or "")):
+        for module, taken in _own_imports(code, str(names.get("__package__") or "")):
             with _named(self.names, module):
                 yield self.imported(module, taken)
 
     def read(self, chain: list[str], names: Mapping[str, Any]) -> bytes:
-        """Value of a global name; of a module, the attribute that is read of it."""
+        """Hash the value of a global name; for a module, of the attribute that is read of it."""
         name, *rest = chain
         if name in names:
             value = names[name]
@@ -221,11 +221,11 @@ class _Reader:
         return _hash("built-in", name)
 
     def module(self, value: Any, rest: list[str]) -> bytes:
-        """An attribute of a module; an installed one is trusted whole."""
+        """Hash an attribute of a module; for an installed module, its name and version."""
         if not isinstance(value, types.ModuleType):
             return self.digest(value)
         if _is_installed(value.__name__):
-            return _hash("module", value.__name__, _version(value.__name__))
+            return _hash("module", value.__name__, _module_version(value.__name__))
         if not rest:
             raise self.unknown(f"takes the module {value.__name__} whole")
         name, *rest = rest
@@ -235,27 +235,27 @@ class _Reader:
             return self.module(getattr(value, name), rest)
 
     def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
-        """Names of modules that a function imports itself."""
+        """Hash the names that a function imports itself from a module."""
         if _is_installed(name):
-            return _hash("module", name, _version(name))
+            return _hash("module", name, _module_version(name))
         value = sys.modules.get(name)
         if value is None or not taken or not all(hasattr(value, one) for one in taken):
             raise self.unknown(f"imports the module {name} itself")
         return _hash(*(self.module(value, [one]) for one in taken))
 
     def c_function(self, value: Any) -> Iterator[Any]:
-        """A function that is not written in Python: its name, and what it is bound to."""
+        """Yield the parts of a function not written in Python: its name, and what it is bound to."""
         yield from (str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", value.__name__)))
-        yield _version(str(getattr(value, "__module__", None) or "builtins"))
+        yield _module_version(str(getattr(value, "__module__", None) or "builtins"))
         owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             yield self.digest(owner)
 
     def of_class(self, value: type) -> Iterator[Any]:
-        """A class: an installed one by its name, another by its bases and what its body defines."""
+        """Yield the parts of a class: an installed one's name; of another, its bases and what its body defines."""
         yield value.__name__
         if _is_installed(value.__module__):
-            yield from (value.__module__, value.__qualname__, _version(value.__module__))
+            yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
             return
         with _named(self.names, value.__name__):
             yield from map(self.digest, (type(value), value.__bases__))
@@ -264,7 +264,7 @@ class _Reader:
             yield from self.pairs((name, entry) for name, entry in body.items() if not isinstance(entry, slots))
 
     def neural(self, value: nn.Module) -> Iterator[Any]:
-        """A module of torch: its classes, tensors, hooks and settings."""
+        """Yield the parts of a torch module: its classes, tensors, hooks and settings."""
         for path, part in value.named_modules():
             own = {name: entry for name, entry in vars(part).items() if name not in ("_modules", "_parameters")}
             hooks = {name: list(own.pop(name).values()) for name in list(own) if name.endswith("_hooks") and own[name]}
@@ -275,7 +275,7 @@ class _Reader:
             yield from self.pairs([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
 
     def reduced(self, value: Any) -> Iterator[Any]:
-        """Any other object, as ``pickle`` would take it apart."""
+        """Yield the parts of an object of any other type: those into which ``pickle`` would take it apart."""
         try:
             taken_apart = copyreg.dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if taken_apart is None else taken_apart(value)
@@ -299,12 +299,13 @@ class _Reader:
             yield from self.pairs(pairs or ())
 
     def pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+        """Hash keys and values, a hash for each pair."""
         for name, entry in items:
             with _named(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
 
     def unknown(self, what: str) -> _UnknownError:
-        """The error for something that cannot be known, with the names that led to it."""
+        """Make the error for an object that cannot be hashed, with the names that led to it."""
         names = [name for at, name in enumerate(self.names) if name not in self.names[:at]]
         return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
 
@@ -334,8 +335,8 @@ def _hash(*parts: Any) -> bytes:
     return found.digest()
 
 
-def _in_cell(cell: types.CellType, digest: Callable[[Any], bytes]) -> bytes:
-    """Hash what a closure holds under a name."""
+def _hash_cell(cell: types.CellType, digest: Callable[[Any], bytes]) -> bytes:
+    """Hash the content of a closure's cell, which may be empty."""
     try:
         value = cell.cell_contents
     except ValueError:  # not assigned yet
@@ -343,7 +344,7 @@ def _in_cell(cell: types.CellType, digest: Callable[[Any], bytes]) -> bytes:
     return digest(value)
 
 
-def _tensor(tensor: Tensor) -> Iterator[Any]:
+def _tensor_parts(tensor: Tensor) -> Iterator[Any]:
     """The type, shape and values of a tensor."""
     try:
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
@@ -352,7 +353,7 @@ def _tensor(tensor: Tensor) -> Iterator[Any]:
     yield from (str(tensor.dtype), str(tuple(tensor.shape)), values)
 
 
-def _reads(code: types.CodeType) -> list[list[str]]:
+def _global_reads(code: types.CodeType) -> list[list[str]]:
     """The global names that code reads, each with the attributes that are read of it at once."""
     found: dict[tuple[str, ...], None] = {}
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
@@ -368,7 +369,7 @@ def _reads(code: types.CodeType) -> list[list[str]]:
     return [list(chain) for chain in found]
 
 
-def _imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
     """The modules that code imports itself, and the names that it takes of each."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
     for at, step in enumerate(steps):
@@ -379,7 +380,7 @@ def _imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[st
 
 
 @functools.cache
-def _places() -> tuple[Path, ...]:
+def _python_folders() -> tuple[Path, ...]:
     """The folders of Python's own modules."""
     found = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     return tuple(Path(one).resolve() for one in found if one)
@@ -396,11 +397,11 @@ def _is_installed(name: str) -> bool:
         return top in sys.stdlib_module_names
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(installed) or any(path.resolve().is_relative_to(place) for place in _places())
+    return bool(installed) or any(path.resolve().is_relative_to(place) for place in _python_folders())
 
 
 @functools.cache
-def _version(name: str) -> str:
+def _module_version(name: str) -> str:
     """The version of an installed module, or of Python."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top == "builtins":

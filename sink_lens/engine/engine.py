@@ -114,7 +114,7 @@ class Engine:
         for prompts in self._prompts():
             baseline = self._baseline_batch(prompts.start)
             for metric in self.metrics:
-                rows += _rows(evaluate(metric, baseline.outcome), prompts=prompts, metric=metric.name)
+                rows += _metric_rows(evaluate(metric, baseline.outcome), prompts=prompts, metric=metric.name)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
     def run(self, block: Block, *, advance: Callable[[int], object] = lambda cells: None) -> pd.DataFrame:
@@ -195,14 +195,16 @@ class Engine:
         edits = self.cells[number].make(self._references)
         edits = (*self._baseline_run.edits, *edits)
         slow, _ = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
-        return max([0.0, *(_gap(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)])
+        return max(
+            [0.0, *(_largest_difference(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)]
+        )
 
     def baseline_deviation(self) -> float:
         """The largest difference for the baseline run of the first prompts."""
         prompts = self._prompts()[0]
         baseline = self._baseline_batch(prompts.start).outcome
         slow, _ = self._passes.slow(self._part(prompts), self._baseline_run.edits, prompts=prompts)
-        return max(_gap(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
+        return max(_largest_difference(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
     def largest_logit(self) -> float:
         """The largest scored logit of the first prompts' baseline run, as a magnitude; 0 if no metric reads logits."""
@@ -244,6 +246,7 @@ class Engine:
         return tuple(found)
 
     def _earliest(self, number: int) -> int:
+        """The first position that a cell with this number needs."""
         return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "blocks" else 0
 
     def _whole_edits(self, begin: int) -> int:
@@ -252,7 +255,7 @@ class Engine:
         return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
 
     def _packs(self, block: Block) -> list[Pack]:
-        """The cells that share each forward."""
+        """Group a block's cells into packs, each for one forward."""
         begins = [self._earliest(number) for number in block.cells]
         sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
         return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
@@ -262,7 +265,7 @@ class Engine:
         return [self._earliest(number) for number in pack]
 
     def _first(self, touches: Touches) -> int:
-        """The layer at which a cell begins; above the last one if it changes nothing that is read."""
+        """The layer at which a cell that touches these sites begins; above the last one if nothing read can change."""
         n = self.lens.n_layers
         if not self.needs.reaches(touches, n_layers=n):
             return n + 1
@@ -270,7 +273,8 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _prompts(self) -> list[slice]:
-        return self._baseline_run.prompts
+        """Cut the sequences into batches of prompts, as slices."""
+        return self._baseline_run.prompt_batches
 
     def _part(self, prompts: slice) -> TokenBatch:
         return self._baseline_run.part(prompts)
@@ -284,12 +288,12 @@ class Engine:
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
     def _lanes(self, block: Block) -> Lanes:
-        """The lanes, when what they need of the baseline run is computed, once for all of them."""
+        """Return the lanes, after computing once what all of them need of the baseline run."""
         self._passes.known(self._baseline_batch(block.prompts.start), block.first)
         return self._baseline_run.lanes
 
     def _shared(self, block: Block) -> Packs:
-        """The packs of a block."""
+        """The packs of a block, each for one forward that its cells share."""
         return Packs(
             packs=self._packs(block),
             run=partial(self._run, block=block),
@@ -330,7 +334,7 @@ class Engine:
         return [
             row | more
             for metric in self.metrics
-            for row in _rows(evaluate(metric, outcome), prompts=prompts, metric=metric.name)
+            for row in _metric_rows(evaluate(metric, outcome), prompts=prompts, metric=metric.name)
         ]
 
 
@@ -371,7 +375,7 @@ def outcomes(
     return [next(found) if edits else (baseline_run.read(needs), set()) for edits in made]
 
 
-def _gap(found: Tensor, wanted: Tensor) -> float:
+def _largest_difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference; infinite where only one of them is defined."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
@@ -379,7 +383,7 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).nan_to_num(0.0).abs().max())
 
 
-def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
+def _metric_rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
     """One row per sequence; a metric with one number for the whole batch has a row at the batch's first sequence."""
     numbers = range(prompts.start, prompts.stop, prompts.step or 1)
     for sequence, value in zip(numbers, values.tolist(), strict=False):

@@ -86,7 +86,7 @@ def run_with(
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     check_tokens(lens, batch)
     given = edits_in(lens, given, n_positions=batch.n_positions)
-    read = _layers(lens, layers)
+    read = _layers_to_read(lens, layers)
     if not positions:
         raise InputError("no positions were given; need at least one to read")
     check_positions(positions, batch)
@@ -150,7 +150,7 @@ def run_applied(
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
-                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read_sites, take=take))
+                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_pass_on, take=take))
                 for site, layer, take in collector.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
@@ -240,8 +240,8 @@ class RunCollector:
     def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
         """Read the stream at each key; nan where a sequence has ended."""
         late = [key for key in self.keys if key >= self.begin]
-        ended = ~_columns(valid, late).to(x.device)
-        own = _columns(x, [key - self.begin for key in late])
+        ended = ~_at_positions(valid, late).to(x.device)
+        own = _at_positions(x, [key - self.begin for key in late])
         state = own.float().masked_fill(ended[..., None], torch.nan)
         if len(late) < len(self.keys):
             assert self.early is not None
@@ -262,7 +262,7 @@ class RunCollector:
         return late if before is None else torch.cat([before[..., : self.begin], late], dim=-1)
 
     def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
-        """Keep a tensor on the CPU, with the baseline's part in front."""
+        """Store a tensor on the CPU, with the baseline's part in front."""
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
@@ -356,9 +356,9 @@ class RunCollector:
         if self.early is None:  # else what a pass skips is the baseline's
             for site, layer in self.asked - self.kept.keys():
                 raise never_fired_error([site], layer=layer, lens=self.lens)
-        read_home([self])
+        copy_to_cpu([self])
         if any(map(bool, self.bad)):
-            raise not_a_number(edits)
+            raise not_finite_error(edits)
         n, n_keys = len(valid), len(self.keys)
         mass = [torch.cat(self.mass[layer]) for layer in read]
         state = [torch.cat(self.state[layer]) for layer in read]
@@ -379,22 +379,23 @@ class RunCollector:
         )
 
 
-def read_home(collectors: Sequence[RunCollector]) -> None:
-    """Copy what several runs have read to the CPU, all together."""
+def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
+    """Copy the tensors that several runs have read to the CPU, all together."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
     bring_home([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
 
 
-def _columns(x: Tensor, positions: Sequence[int]) -> Tensor:
+def _at_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
     """Some positions of a tensor; a list as an index would be copied to the GPU each time."""
     return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
 
 
-def _read_sites(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
+def _pass_on(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
+    """Pass a hook point's tensor to ``take``."""
     take(x)
 
 
-def not_a_number(edits: Sequence[Edit]) -> EditError:
+def not_finite_error(edits: Sequence[Edit]) -> EditError:
     """Make the error for a run whose final values are not finite."""
     names = ", ".join(repr(edit.label) for edit in edits) or "none"
     return EditError(f"the run's final values are not finite under the edits {names}; need finite edits")
@@ -435,7 +436,7 @@ def bridge_pass(
     return out
 
 
-def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
+def _layers_to_read(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
     """The layers to read, sorted; refuses those that do not exist."""
     chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(from_end(asked, lens.n_layers))))
     check_layers(chosen, lens)

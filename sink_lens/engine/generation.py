@@ -104,7 +104,7 @@ def generate(
     """
     lens = as_lens(lens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    start = _prompt(lens, prompt, bos=bos)
+    start = _prompt_batch(lens, prompt, bos=bos)
     total = start.n_positions + max_new_tokens
     if max_new_tokens < 1:
         raise InputError(f"{max_new_tokens} new tokens were asked for; need at least 1")
@@ -201,12 +201,12 @@ def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Appli
         if not n_new:  # nothing was cached yet
             raise
         return None
-    if n_new == 1 and not _agree(logits, _last_logits(cache.lens, tokens, cache.edits, record=record)):
+    if n_new == 1 and not _are_close(logits, _last_logits(cache.lens, tokens, cache.edits, record=record)):
         return None
     return logits
 
 
-def _agree(logits: Tensor, whole: Tensor) -> bool:
+def _are_close(logits: Tensor, whole: Tensor) -> bool:
     """True if logits with the cache equal those of a whole forward, within rounding."""
     return bool(torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())))
 
@@ -229,7 +229,7 @@ class _Cache:
             EditError: an edit cannot be called, or does not do to earlier positions what it did.
         """
         n = tokens.shape[1]
-        held = {place: tuple(map(_longer, tensors)) for place, tensors in self.keys.items()}
+        held = {place: tuple(map(_with_room, tensors)) for place, tensors in self.keys.items()}
         begin = n - 1 if held else 0
         applied = Applied(lens=self.lens, edits=self.edits, n_sequences=1)
         valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
@@ -248,7 +248,7 @@ class _Cache:
         return out[0, -1].float().cpu()
 
     def _act(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
-        """Make an edit of the last positions; refuse one that would now make something else of those before."""
+        """Make an edit at the last positions; refuse an edit that would now change earlier positions otherwise."""
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
@@ -258,7 +258,7 @@ class _Cache:
         whole = torch.cat([before, tensor], dim=axis)
         new = step.act(whole)
         found = whole if new is None else new
-        if not _same(found.narrow(axis, 0, begin), after):
+        if not _is_same_edit(found.narrow(axis, 0, begin), after):
             raise _ChangedError(f"an edit of {step.site!r} changes what it does to earlier positions")
         last = found.narrow(axis, begin, tensor.shape[axis])
         self.before[number], self.after[number] = whole, torch.cat([after, last], dim=axis)
@@ -272,7 +272,7 @@ def _with_key(held: Tensor, site: str) -> Tensor:
     return torch.nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
 
 
-def _same(new: Tensor, held: Tensor) -> bool:
+def _is_same_edit(new: Tensor, held: Tensor) -> bool:
     """True if an edit made of some positions what it made of them before, within rounding."""
     share = max(_SAME, 2 * torch.finfo(held.dtype).eps)
     scale = held.where(held > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are far larger
@@ -280,8 +280,8 @@ def _same(new: Tensor, held: Tensor) -> bool:
     return bool((near | (new == held)).all())
 
 
-def _longer(tensor: Float[Tensor, "*sequence position value"]) -> Tensor:
-    """Keys, values or a mixer's inputs with room for one more position."""
+def _with_room(tensor: Float[Tensor, "*sequence position value"]) -> Tensor:
+    """Copy keys, values or a mixer's inputs into a tensor with room for one more position."""
     return torch.nn.functional.pad(tensor, (0, 0, 0, 1))
 
 
@@ -310,7 +310,7 @@ def _last_logits(
     return out[0, -1].float().cpu()
 
 
-def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
+def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
     """The prompt as a batch of one sequence."""
     if not isinstance(prompt, str | Tensor | Mapping | TokenBatch):
         prompt = torch.tensor(list(prompt))

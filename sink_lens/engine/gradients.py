@@ -46,8 +46,8 @@ def metric_gradients(
     with turn(lens), torch.enable_grad():
         zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
         given = None if embedding is None else embedding.to(lens.device)
-        hooks: list[Any] = [] if given is None else [(_hook(lens, "resid_pre", 0), lambda x, hook: given)]
-        hooks += [(_hook(lens, *key), partial(_add, zero=zero)) for key, zero in zeros.items()]
+        hooks: list[Any] = [] if given is None else [(_hook_name(lens, "resid_pre", 0), lambda x, hook: given)]
+        hooks += [(_hook_name(lens, *key), partial(_add_zero, zero=zero)) for key, zero in zeros.items()]
         values = evaluate(metric, hooked_outcome(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
             raise InputError(
@@ -62,12 +62,12 @@ def metric_gradients(
     }
 
 
-def _hook(lens: LensModel, site: str, layer: int) -> str:
+def _hook_name(lens: LensModel, site: str, layer: int) -> str:
     return bridge_hook(SITES[site], family=lens.family, layer=layer)
 
 
-def _add(x: Tensor, hook: object, *, zero: Tensor) -> Tensor:
-    """The tensor plus a zero whose gradient is taken."""
+def _add_zero(x: Tensor, hook: object, *, zero: Tensor) -> Tensor:
+    """Add a zero tensor, with respect to which a gradient is taken."""
     return x + zero.to(x.device)
 
 
@@ -109,15 +109,15 @@ def hooked_outcome(
     reads: list[Any] = []
     for layer in layers:
         if layer in lens.attention_layers:
-            reads.append((_hook(lens, "pattern", layer), partial(read_mass, layer=layer)))
+            reads.append((_hook_name(lens, "pattern", layer), partial(read_mass, layer=layer)))
         else:
             mass[layer] = torch.full((len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32)
-        reads.append((_hook(lens, "resid_post", layer), partial(read_state, layer=layer)))
+        reads.append((_hook_name(lens, "resid_post", layer), partial(read_state, layer=layer)))
     for site in metric.sites:
         for key in (
             [(site, layer) for layer in layers if layer in lens.having(site)] if SITES[site].per_layer else [(site, 0)]
         ):
-            reads.append((_hook(lens, *key), partial(keep, key=key)))
+            reads.append((_hook_name(lens, *key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
     with running(lens):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)

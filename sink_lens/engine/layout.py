@@ -166,7 +166,7 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 @contextlib.contextmanager
 def attending(how: Attending) -> Iterator[None]:
     """Within the block, Hugging Face's attention in the bridge computes each cell's rows separately."""
-    AttentionInterface.register(_NAME, _attention)
+    AttentionInterface.register(_NAME, _cell_attention)
     config = inner_model(how.lens).config
     token = _ATTENDING.set(how)
     try:
@@ -176,7 +176,7 @@ def attending(how: Attending) -> Iterator[None]:
         _ATTENDING.reset(token)
 
 
-def _attention(
+def _cell_attention(
     module: nn.Module,
     query: Float[Tensor, "1 head row d_head"],
     key: Float[Tensor, "1 kv_head row d_head"],

@@ -15,7 +15,7 @@ from ..edits.named_metrics import MetricSpec
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
-from .code_identity import code_of
+from .code_identity import hash_code
 from .forward import predictions
 
 Measured = MetricSpec | Metric | Callable[[Outcome], Any]
@@ -50,12 +50,12 @@ def metric_config(metric: Measured) -> dict[str, Any]:
     if not isinstance(metric, Metric):
         kind = "logits" if takes_logits(metric) else "outcome"
         name = getattr(metric, "__name__", "metric")
-        return {"name": name, "takes": kind, "holds": _holds(metric), "code": code_of(metric)}
+        return {"name": name, "takes": kind, "holds": _held_values(metric), "code": hash_code(metric)}
     found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
-    return found | {"holds": _holds(metric.function), "code": code_of((metric.function, metric.on))}
+    return found | {"holds": _held_values(metric.function), "code": hash_code((metric.function, metric.on))}
 
 
-def _holds(function: Callable[..., Any]) -> dict[str, Any]:
+def _held_values(function: Callable[..., Any]) -> dict[str, Any]:
     """The numbers, texts and tensors (as hashes) that a function was made with, such as the tokens of a difference."""
     found: dict[str, Any] = {}
     inner = unwrap(function)

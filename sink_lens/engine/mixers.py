@@ -37,11 +37,13 @@ def mixing(
     What it hands on to later positions is no part of a single layer's pass, which holds them at the baseline.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
-    mix = partial(_mix, forward=forward_of(component), layout=layout, held=held, keep=keep, place=("mixer", layer))
+    mix = partial(
+        _run_mixer, forward=forward_of(component), layout=layout, held=held, keep=keep, place=("mixer", layer)
+    )
     return instead(component, mix)
 
 
-def _mix(
+def _run_mixer(
     *args: Any,
     forward: Callable[..., Any],
     layout: Layout,

@@ -41,7 +41,7 @@ class Packs:
     """Positions that a pack computes."""
 
     def one(self, pack: Pack) -> Runs:
-        """Run one pack, in a lane if there are any."""
+        """Run a single pack, in a lane if there are any."""
         if self.lanes is None:
             return self.run(pack, self.lens)
         (found,) = self.lanes().map(lambda lens, pack, stop: self.run(pack, lens), [pack])

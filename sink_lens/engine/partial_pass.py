@@ -85,7 +85,7 @@ _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
-def skippable(sites: frozenset[str], *, family: Family) -> frozenset[str]:
+def skippable_parts(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     """The parts of a layer that need not be computed if only these sites are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
@@ -148,8 +148,8 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
         view = layout.queries if SITES[site].observed else layout.cell
         name = bridge_hook(SITES[site], family=lens.family, layer=layer)
-        hooks.append((name, partial(_visit, visit=visit, view=view)))
-    hooks += [(name, partial(_tap, take=take)) for name, take in asked.taps]
+        hooks.append((name, partial(_edit_tensor, visit=visit, view=view)))
+    hooks += [(name, partial(_pass_on, take=take)) for name, take in asked.taps]
     kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
         stack.enter_context(inside(lens))
@@ -157,7 +157,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         if asked.stream is not None:
             stack.enter_context(beginning_at(lens, first, asked.stream))
         if asked.known is not None and asked.skip:
-            _skip(lens, asked.known, skip=asked.skip, stack=stack)
+            _skip_parts(lens, asked.known, skip=asked.skip, stack=stack)
         for layer in lens.mixer_layers:
             if first <= layer < last:
                 stack.enter_context(mixing(lens, layer, layout=layout, **kept))
@@ -171,7 +171,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         positions = layout.index(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
         if lens.family.shared_keys:
-            inputs["shared_kv_states"] = _stored(lens, asked)
+            inputs["shared_kv_states"] = _baseline_keys_and_values(lens, asked)
         if last <= lens.n_layers or not asked.unembed:
             states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
             return states
@@ -181,7 +181,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     return None
 
 
-def _stored(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
+def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
     """The keys and values that layers of a pass attend to and that a layer before it makes: the baseline run's."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
@@ -192,10 +192,10 @@ def _stored(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
     return found
 
 
-def know(
+def compute_layer(
     lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
 ) -> Known:
-    """Compute a layer without an edit, by a pass from an earlier layer's stream, or from the tokens."""
+    """Compute a layer without edits, from an earlier layer's stream or from the tokens; return its activations."""
     family = lens.family
     found: dict[str, Tensor] = {}
 
@@ -220,8 +220,8 @@ def know(
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 
 
-def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
-    """Return the known values of the first layer instead of computing them, at the hook points that follow them."""
+def _skip_parts(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
+    """Within the stack, return the known values of the first layer at their hook points, without computing them."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:
@@ -234,9 +234,11 @@ def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: context
         stack.enter_context(instead(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
 
 
-def _visit(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
+def _edit_tensor(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
+    """Return the tensor after a visit's edits; None if nothing changed."""
     return visit.edited(x, view=view)
 
 
-def _tap(x: Tensor, hook: object, *, take: Take) -> None:
+def _pass_on(x: Tensor, hook: object, *, take: Take) -> None:
+    """Pass a hook point's tensor to ``take``."""
     take(x)

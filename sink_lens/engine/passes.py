@@ -12,11 +12,11 @@ from ..edits.hooks import Applied
 from ..edits.outcome import Outcome, splice
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .forward import Early, RunCollector, not_a_number, read_home, run_applied
+from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_applied
 from .layout import Layout
 from .mixers import Kept
 from .needs import Needs
-from .partial_pass import Known, Pass, Visit, know, partial_pass, skippable
+from .partial_pass import Known, Pass, Visit, compute_layer, partial_pass, skippable_parts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class BaselineBatch:
     def narrowed(self, needs: Needs) -> "BaselineBatch":
         """Copy of the run with only the layers and tensors that some cells read."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
-        places = [place for site in needs.sites for place in _places(site, needs.layers)]
+        places = [place for site in needs.sites for place in _site_keys(site, needs.layers)]
         sites = {place: found.tensors[place] for place in places if place in found.tensors}  # some layers lack it
         kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}
         outcome = replace(found, **kept, loss=found.loss if needs.loss else None)
@@ -100,12 +100,12 @@ class Passes:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
             if layer in baseline.streams:
                 begin = layer, baseline.streams[layer].to(self.lens.device)
-            known = know(self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys)
+            known = compute_layer(self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys)
             baseline.known = known
         return known
 
 
-def _places(site: str, layers: Sequence[int]) -> list[tuple[str, int]]:
+def _site_keys(site: str, layers: Sequence[int]) -> list[tuple[str, int]]:
     """The keys of a site's tensors in an outcome."""
     return [(site, layer) for layer in (layers if SITES[site].per_layer else (0,))]
 
@@ -143,9 +143,13 @@ class _Pack:
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
-            here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
+            here = [
+                one for some in self.edits for one in some if _touches_layer(one, first, n_layers=self.lens.n_layers)
+            ]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
-            skip = frozenset[str]() if first in self.lens.mixer_layers else skippable(sites, family=self.lens.family)
+            skip = (
+                frozenset[str]() if first in self.lens.mixer_layers else skippable_parts(sites, family=self.lens.family)
+            )
             if skip or (first > 0 and first not in self.baseline.streams):
                 known = self.passes.known(self.baseline, first).of(self.layout)
                 stream = known.stream
@@ -224,7 +228,7 @@ class _Pack:
                     collector.state[layer] = [
                         torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
                     ]
-        read_home(self.collectors)
+        copy_to_cpu(self.collectors)
         found = []
         for collector, edits, at in zip(self.collectors, self.edits, ends, strict=True):
             outcome = collector.outcome(tuple(read), valid=valid, edits=edits, scored=at)
@@ -232,10 +236,10 @@ class _Pack:
                 early = self.baseline.outcome
                 outcome = splice(outcome, rows=slice(0, n), early=early)
                 if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
-                    raise not_a_number(edits)
+                    raise not_finite_error(edits)
             found.append(replace(outcome, sequences=self.prompts))
         return found
 
 
-def _is_at(one: Edit, layer: int, *, n_layers: int) -> bool:
+def _touches_layer(one: Edit, layer: int, *, n_layers: int) -> bool:
     return SITES[one.site].per_layer and layer in one.over(n_layers)

@@ -33,7 +33,7 @@ _TRIED = 8
 def check_plan(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
 ) -> tuple[Plan, float]:
-    """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
+    """Check a plan against the bridge; return a plan within ``TOLERANCE``, and the largest deviation of some cells.
 
     The given plan is taken if it is within ``TOLERANCE``. Where it is not, or where every cell that was tried failed,
     so that none was compared, other ways are taken: forwards side by side, later beginnings, shared forwards and the
@@ -75,7 +75,7 @@ def check_plan(
 def make_ground(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
 ) -> BaselineRun:
-    """The baseline run that a few cells at a time continue; its ``deviation`` says how far the worst of some is off.
+    """Make the baseline run that a few cells at a time continue; ``deviation`` says how far the worst cell is off.
 
     The baseline run and the given cells are compared with the bridge; other plans are tried (``check_plan``) only where
     they differ more than they should.
@@ -111,7 +111,7 @@ def make_engine(
     whole: bool = False,
     keep_plan: Callable[[Plan, float], object] = lambda plan, deviation: None,
 ) -> Engine:
-    """Cells ready to be run, by a plan that was compared with the bridge.
+    """Make the engine that runs some cells, by a plan that was compared with the bridge.
 
     Args:
         lens: the model.

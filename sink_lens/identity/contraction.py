@@ -32,9 +32,9 @@ from ..progress import tqdm
 from ..records import display
 from ..schema import SINK_THRESHOLD
 from .config import check_length
-from .cosine_sums import CosineSums, Ends, Place, jackknife
+from .cosine_sums import CosineSums, Ends, Place, jackknife_interval
 from .models_to_measure import RandomSequences
-from .preference import wilson
+from .preference import wilson_interval
 
 SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
 """Measures of ``chain_measures`` for the whole model, reported beside the contraction."""
@@ -115,7 +115,7 @@ def contraction(
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, batch_size=batch_size)
             bar.update(chunk.n_sequences)
-    return contraction_tables(sums, ends=ends, lens=lens, sinks=_sinks(lens, draws) if sinks else {})
+    return contraction_tables(sums, ends=ends, lens=lens, sinks=_sink_measures(lens, draws) if sinks else {})
 
 
 def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
@@ -141,26 +141,26 @@ def contraction_tables(
     rows: list[tuple[object, ...]] = []
     for name, found in (("inter", inter), ("intra", intra)):
         gain = np.diff(found[:, : last + 1], axis=1, prepend=found[:, :1])
-        rows.append((f"{name}_floor", *jackknife(found[:, 0]), "cosine"))
-        rows.append((f"{name}_last", *jackknife(found[:, last]), "cosine"))
-        rows.append((f"{name}_excess", *jackknife(found[:, last] - found[:, 0]), "cosine"))
-        rows.append((f"{name}_by_attention", *jackknife(gain[:, by_attention].sum(1)), "cosine"))
-        rows.append((f"{name}_by_mlp", *jackknife(gain.sum(1) - gain[:, by_attention].sum(1)), "cosine"))
+        rows.append((f"{name}_floor", *jackknife_interval(found[:, 0]), "cosine"))
+        rows.append((f"{name}_last", *jackknife_interval(found[:, last]), "cosine"))
+        rows.append((f"{name}_excess", *jackknife_interval(found[:, last] - found[:, 0]), "cosine"))
+        rows.append((f"{name}_by_attention", *jackknife_interval(gain[:, by_attention].sum(1)), "cosine"))
+        rows.append((f"{name}_by_mlp", *jackknife_interval(gain.sum(1) - gain[:, by_attention].sum(1)), "cosine"))
     first_excess = first[:, last] - first[:, 0]
-    rows.append(("inter_excess_first", *jackknife(first_excess), "cosine"))
-    rows.append(("discrepancy", *jackknife(inter[:, last] - inter[:, 0] - first_excess), "cosine"))
+    rows.append(("inter_excess_first", *jackknife_interval(first_excess), "cosine"))
+    rows.append(("discrepancy", *jackknife_interval(inter[:, last] - inter[:, 0] - first_excess), "cosine"))
     n = sums.sequences
     most = int(ends.smallest.max())
-    rows.append(("smallest_dimension_share", most / n, *wilson(most, n), "share of sequences"))
+    rows.append(("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences"))
     rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
     return Contraction(
         summary=pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
         layers=pd.concat(
-            [_layers(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))],
+            [_layer_rows(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))],
             ignore_index=True,
         ),
-        positions=_by_position(sums),
-        alignment=_alignment(sums, ends=ends, lens=lens),
+        positions=_position_rows(sums),
+        alignment=_alignment_rows(sums, ends=ends, lens=lens),
         directions={f"{layer}.{name}": sums.direction((layer, name)) for layer, name in sums.places},
     )
 
@@ -183,10 +183,10 @@ def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFram
     return pd.DataFrame(rows, columns=["a", "b", "stage", "cosine", "chance"])
 
 
-def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
+def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
     """A measure's cosines, excesses and gains by place."""
-    value, low, high = jackknife(found)
-    excess, excess_low, excess_high = jackknife(found - found[:, :1])
+    value, low, high = jackknife_interval(found)
+    excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(
         {
             "layer": [layer for layer, _ in places],
@@ -204,7 +204,8 @@ def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.Data
     )
 
 
-def _by_position(sums: CosineSums) -> pd.DataFrame:
+def _position_rows(sums: CosineSums) -> pd.DataFrame:
+    """Rows of the excess between sequences and the norm, by position."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:
@@ -215,7 +216,7 @@ def _by_position(sums: CosineSums) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _alignment(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
+def _alignment_rows(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
     """The direction beside the preferred tokens' unembedding, and beside the first token's largest dimension."""
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
@@ -237,7 +238,7 @@ def _alignment(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame
     return pd.DataFrame(rows, columns=["what", "which", "cosine", "rank", "of", "event_frac"])
 
 
-def _sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
+def _sink_measures(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
     """The sink measures of the whole model on the first sequences."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]

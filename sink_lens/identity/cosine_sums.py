@@ -68,6 +68,7 @@ class CosineSums:
         ]
 
     def _read(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
+        """Add the states of a pass at one place to the sums."""
         self.add((-1 if name == "embedding" else view.layer, name), states(view))
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
@@ -107,7 +108,9 @@ class CosineSums:
 
         Row 0 is of all sequences, row 1 + g of all but those of block g.
         """
-        return np.stack([pairs(self.ends[place][:, end].double(), self.sizes) for place in self.places], axis=1)
+        return np.stack(
+            [mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places], axis=1
+        )
 
     def intra(self) -> np.ndarray:
         """Mean cosine of two positions of a sequence: [1 + block, place], as ``inter``."""
@@ -147,14 +150,14 @@ class Ends:
             counts += torch.bincount(which.cpu(), minlength=len(counts))
 
 
-def pairs(sums: Tensor, sizes: Tensor) -> np.ndarray:
+def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
     """The mean cosine of all pairs from block sums of unit vectors: of all, then without each block in turn."""
     kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
     n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
     return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()
 
 
-def jackknife(found: np.ndarray) -> tuple[Any, Any, Any]:
+def jackknife_interval(found: np.ndarray) -> tuple[Any, Any, Any]:
     """The estimate of all sequences, with the 95% interval of leaving out one block at a time (axis 0)."""
     left = found[1:]
     half = _T * np.sqrt((BLOCKS - 1) / BLOCKS * ((left - left.mean(0)) ** 2).sum(0))

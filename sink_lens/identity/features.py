@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from ..data.bos import ordinary_ids
-from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
+from ..data.cache import cache_folder, find_fault, locked, new_folder, read_manifest, write_manifest
 from ..errors import InputError, ModelError
 from ..models.foreign import NAME_OF_CONFIG
 from ..models.lens import LensModel
@@ -55,7 +55,7 @@ class Facts:
     """Mean and standard deviation over all entries of its embedding matrix."""
 
 
-def facts(lens: LensModel) -> Facts:
+def facts_of(lens: LensModel) -> Facts:
     """The facts of a model."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
     vocabulary = None if lens.tokenizer is None else _digest(sorted(lens.tokenizer.get_vocab().items()))
@@ -150,7 +150,8 @@ def shared_inputs(
         widths = {one.width for one in known.values()}
         if len(widths) > 1:
             raise InputError(
-                f"random embeddings for models of widths {_commas(sorted(widths))}; need one width. Use random tokens"
+                f"random embeddings for models of widths {_comma_list(sorted(widths))}; need one width. "
+                f"Use random tokens"
             )
         made = Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
         first = next(iter(known.values()))
@@ -158,13 +159,14 @@ def shared_inputs(
     vocabularies = {one.tokenizer for one in known.values()} - {None}
     if len(vocabularies) > 1 and not any_tokenizer:
         raise InputError(
-            f"{_commas(known)} have {len(vocabularies)} different tokenizers, so that a token id is another text in "
+            f"{_comma_list(known)} have {len(vocabularies)} different tokenizers, so that a token "
+            f"id is another text in "
             "each; need one tokenizer for inputs that are shared. To share the ids alone, as arXiv 2509.26404 does "
             "between families, say so: --any-tokenizer"
         )
     ids = sorted(set.intersection(*(set(one.ids) for one in known.values())))
     if not ids:
-        raise InputError(f"{_commas(known)} have no token id in common; need some. Compare others")
+        raise InputError(f"{_comma_list(known)} have no token id in common; need some. Compare others")
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
 
 
@@ -221,13 +223,14 @@ def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
 
 
 def _cache_folder_of(of: Facts, inputs: Inputs) -> Path:
+    """The cache folder of a model's features on some inputs."""
     return cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
 
 
 def _read_features(folder: Path) -> np.ndarray | None:
     """The features in the cache; None if they are not whole."""
     manifest = read_manifest(folder)
-    if manifest is None or fault(folder, manifest) is not None:
+    if manifest is None or find_fault(folder, manifest) is not None:
         return None
     return load_file(folder / "features.safetensors")["features"]
 
@@ -236,5 +239,6 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _commas(values: Sequence[object] | dict[str, Facts]) -> str:
+def _comma_list(values: Sequence[object] | dict[str, Facts]) -> str:
+    """The names of a list in one text, with commas."""
     return ", ".join(map(str, values))

@@ -19,10 +19,10 @@ from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
 from ..records import check_free, create_run, default_folder, display, versions
 from .config import TWO, FingerprintConfig
-from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
+from .features import Facts, Inputs, cached_features, facts_of, features, kept_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
-from .seedprint import ModelPair, Simulated, compare
+from .seedprint import ModelPair, Simulated, compare_states
 from .untrained_models import read_untrained
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ def fingerprint(
     config = with_fields(FingerprintConfig, config, fields, where="fingerprint")
     device, dtype, cache = config.device, config.dtype, config.cache
     found = _models_to_compare(models, config)
-    opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
+    opened = {one.name: _open_later(one, device=device, dtype=dtype) for one in found}
     bar: dict[str, Any] = {"disable": not progress, "leave": False}
-    known = {name: facts(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
-    inputs = _inputs(known, config)
+    known = {name: facts_of(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
+    inputs = _choose_inputs(known, config)
     states, was_cached = {}, {}
     for name, open_it in opened.items():
         kept = cached_features(known[name], inputs) if cache else None
@@ -142,10 +142,10 @@ def fingerprint(
     for index, (a, b) in enumerate(tqdm(names, desc="pairs", unit="pair", **bar)):
         generator = np.random.default_rng([config.seed, index])
         compared.append(
-            compare((a, states[a]), (b, states[b]), config=config, simulated=simulated, generator=generator)
+            compare_states((a, states[a]), (b, states[b]), config=config, simulated=simulated, generator=generator)
         )
-    made = _result(compared, found, known=known, was_cached=was_cached, config=config)
-    return made if out is None else _write(made, inputs, out=Path(out), overwrite=overwrite)
+    made = _make_result(compared, found, known=known, was_cached=was_cached, config=config)
+    return made if out is None else _write_run(made, inputs, out=Path(out), overwrite=overwrite)
 
 
 def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: FingerprintConfig) -> pd.DataFrame:
@@ -157,9 +157,9 @@ def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: Fingerpri
         InputError, ModelError: what ``fingerprint`` would raise before it reads anything.
     """
     found = _models_to_compare(models, config)
-    opened = {one.name: _opener(one, device=config.device, dtype=config.dtype) for one in found}
-    known = {name: facts(open_it()) for name, open_it in opened.items()}
-    inputs = _inputs(known, config)
+    opened = {one.name: _open_later(one, device=config.device, dtype=config.dtype) for one in found}
+    known = {name: facts_of(open_it()) for name, open_it in opened.items()}
+    inputs = _choose_inputs(known, config)
     rows = []
     for name, open_it in opened.items():
         is_cached = config.cache and cached_features(known[name], inputs) is not None
@@ -197,11 +197,12 @@ def _models_to_compare(
     return found
 
 
-def _opener(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
+def _open_later(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
+    """Return a function that opens a model."""
     return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
 
 
-def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
+def _choose_inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
     """The inputs that all models share."""
     for one in known.values():
         config.n_coordinates(one.width)
@@ -216,12 +217,13 @@ def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
 
 
 def _time_inputs(lens: LensModel, inputs: Inputs) -> float:
+    """Time one input's pass in seconds, measured on a few inputs."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
     once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
     return once / few.sequences * inputs.sequences
 
 
-def _result(
+def _make_result(
     compared: Sequence[ModelPair],
     found: Sequence[ModelToMeasure | LensModel],
     *,
@@ -229,6 +231,7 @@ def _result(
     was_cached: dict[str, bool],
     config: FingerprintConfig,
 ) -> Fingerprint:
+    """Make the result from the compared pairs, with tables of models, pairs and nulls."""
     models = pd.DataFrame(
         [
             {
@@ -245,20 +248,20 @@ def _result(
         ]
     )
     long = pd.DataFrame([row for pair in compared for row in pair.rows()], columns=_NULL_COLUMNS)
-    pairs = pd.DataFrame([pair.row() | _wide(pair) for pair in compared])
+    pairs = pd.DataFrame([pair.row() | _null_columns(pair) for pair in compared])
     return Fingerprint(
         config=config,
         models=models,
         pairs=pairs,
         nulls=long,
-        notes=tuple(_notes(pairs, known=known, config=config)),
+        notes=tuple(_make_notes(pairs, known=known, config=config)),
     )
 
 
 _NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws"]
 
 
-def _wide(pair: ModelPair) -> dict[str, float]:
+def _null_columns(pair: ModelPair) -> dict[str, float]:
     """Z and p of every null as columns."""
     rows = {row["null"]: row for row in pair.rows()}
     return {
@@ -268,7 +271,8 @@ def _wide(pair: ModelPair) -> dict[str, float]:
     }
 
 
-def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintConfig) -> list[str]:
+def _make_notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintConfig) -> list[str]:
+    """Notes on the pairs that got no answer or a doubtful one."""
     said = []
     if config.inputs != "tokens":
         said.append(
@@ -297,7 +301,8 @@ def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintC
     return said
 
 
-def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
+def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
+    """Write a finished comparison into its run folder."""
     provenance: dict[str, Any] = {
         "models": found.models["model"].tolist(),
         "weights_sha256": found.models["weights_sha256"].tolist(),
@@ -324,7 +329,7 @@ def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) ->
 
 
 def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
-    """The comparison that a configuration asks for, in a run folder."""
+    """Run the comparison that a configuration asks for, in a run folder."""
     folder = default_folder("fingerprint") if out is None else out
     try:
         return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
@@ -335,7 +340,7 @@ def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, p
 
 
 def answer(found: Fingerprint) -> dict[str, Any]:
-    """Answer of ``--json``."""
+    """The fields of ``--json``."""
     return {"sentences": found.sentences, "notes": found.notes, "pairs": found.pairs}
 
 

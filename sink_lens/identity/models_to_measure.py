@@ -37,7 +37,7 @@ class ModelToMeasure:
     source: str | UntrainedConfig
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
-        """The model.
+        """Open the model.
 
         Raises:
             ModelError, InputError: it cannot be opened.
@@ -53,7 +53,7 @@ class ModelToMeasure:
 def models_to_measure(
     models: Sequence[str] = (), *, configs: Sequence[UntrainedConfig] = (), seeds: Sequence[int] = (0,)
 ) -> list[ModelToMeasure]:
-    """Names as they are, folders of ``sink-lens train`` as their checkpoints, and each configuration with each seed.
+    """List the models: names as they are, trainings as checkpoints, each configuration with each seed.
 
     Raises:
         InputError: there is nothing, or something twice.
@@ -105,7 +105,7 @@ class RandomSequences:
     bos: BosCondition = "without"
 
     def check(self, lens: LensModel) -> None:
-        """Refuse what the model cannot take."""
+        """Refuse a model that cannot take these sequences."""
         if self.sequences < FEWEST:
             raise InputError(
                 f"{self.sequences} sequences were asked for; need at least {FEWEST} for shares and cosines over them"

@@ -51,7 +51,7 @@ In the text of arXiv 2509.26404 it is 1 - Phi(z); in its released code min(1, 2 
 _VALUES_AT_ONCE = 2**21
 
 
-def sigma(n: int) -> float:
+def tau_deviation(n: int) -> float:
     """Standard deviation of Kendall's tau of n independent pairs: sqrt(2 (2n + 5) / (9 n (n - 1))).
 
     Raises:
@@ -101,9 +101,9 @@ class Null:
         return (1 + int((self.draws >= tau_bar).sum())) / (1 + len(self.draws))
 
 
-def analytical(n: int, *, shared: int) -> Null:
-    """The paper's formula."""
-    return Null(name="analytical", mean=0.0, sd=sigma(n) / math.sqrt(shared))
+def analytical_null(n: int, *, shared: int) -> Null:
+    """The null by the paper's formula."""
+    return Null(name="analytical", mean=0.0, sd=tau_deviation(n) / math.sqrt(shared))
 
 
 def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
@@ -157,7 +157,7 @@ def simulate_null(
             found.append(float(tau_of_columns(*soft).mean()))
         if advance is not None:
             advance(1)
-    return _of_draws(name, np.array(found))
+    return _null_of_draws(name, np.array(found))
 
 
 def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
@@ -168,7 +168,7 @@ def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.ran
         orders = [generator.permutation(len(y)) for _ in range(at_once)]
         many = tau_of_columns(np.tile(x, at_once), np.hstack([y[order] for order in orders]))
         found += many.reshape(at_once, -1).mean(1).tolist()
-    return _of_draws("shuffled", np.array(found[:draws]))
+    return _null_of_draws("shuffled", np.array(found[:draws]))
 
 
 def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
@@ -193,7 +193,7 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
     return math.sqrt((centred**2).sum() / (len(matrix) - 1)) / len(matrix)
 
 
-def _of_draws(name: str, draws: np.ndarray) -> Null:
+def _null_of_draws(name: str, draws: np.ndarray) -> Null:
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

@@ -43,7 +43,7 @@ class Votes:
 
     @classmethod
     def of(cls, lens: LensModel, *, seed: int) -> "Votes":
-        """Start with no counts for a model's vocabulary; the seed draws the offsets of the null."""
+        """Begin with no counts for a model's vocabulary; the seed draws the offsets of the null."""
         return cls(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
 
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
@@ -181,24 +181,35 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
     """The votes as shares and numbers of tokens, with their nulls."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
-    chance = _chance(n, n_vocab, generator=generator)
-    chance_covering = np.array([_covering(one, n) for one in chance])
+    chance = _chance_counts(n, n_vocab, generator=generator)
+    chance_covering = np.array([_count_covering(one, n) for one in chance])
     rows: list[tuple[object, ...]] = []
     for kind, found in counts.items():
         top = int(found.max())
-        bounds = np.array(wilson(top, n))
+        bounds = np.array(wilson_interval(top, n))
         share, ratio = chance[:, 0] / n, chance[:, 0] / n * n_vocab
-        rows.append((f"{kind}_top_share", top / n, *bounds, *_band(share), "share of sequences"))
-        rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *_band(ratio), "times chance"))
+        rows.append((f"{kind}_top_share", top / n, *bounds, *_mean_and_band(share), "share of sequences"))
         rows.append(
-            (f"{kind}_covering", _covering(_largest_first(found), n), np.nan, np.nan, *_band(chance_covering), "tokens")
+            (f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *_mean_and_band(ratio), "times chance")
+        )
+        rows.append(
+            (
+                f"{kind}_covering",
+                _count_covering(_largest_first(found), n),
+                np.nan,
+                np.nan,
+                *_mean_and_band(chance_covering),
+                "tokens",
+            )
         )
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
     error = _NORMAL * np.sqrt(max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0) / n) * n_vocab
     value = mean[most] * n_vocab
     shifted = votes.shifted.numpy().max(1) / n * n_vocab
-    rows.append(("mean_probability_ratio", value, value - error, value + error, *_band(shifted), "times chance"))
+    rows.append(
+        ("mean_probability_ratio", value, value - error, value + error, *_mean_and_band(shifted), "times chance")
+    )
     names = ["measure", "value", "low", "high", "null", "null_low", "null_high", "unit"]
     return Preference(
         n=n,
@@ -207,15 +218,18 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
         argmin=counts["argmin"],
         probability=mean,
         summary=pd.DataFrame(rows, columns=names).astype({"value": float}),
-        coverage=pd.concat([_curve(kind, found, chance, n) for kind, found in counts.items()], ignore_index=True),
+        coverage=pd.concat(
+            [_coverage_curve(kind, found, chance, n) for kind, found in counts.items()], ignore_index=True
+        ),
     )
 
 
 def _largest_first(counts: np.ndarray) -> np.ndarray:
+    """Sort counts, the largest first."""
     return np.sort(counts)[::-1]
 
 
-def _chance(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarray:
+def _chance_counts(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarray:
     """Counts of n events if all tokens are equally likely, the most frequent first: [draw, min(n, n_vocab)]."""
     ranks = min(n, n_vocab)
     return np.stack(
@@ -226,12 +240,12 @@ def _chance(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarr
     )
 
 
-def _covering(ordered: np.ndarray, n: int) -> int:
+def _count_covering(ordered: np.ndarray, n: int) -> int:
     """Count the most frequent tokens that cover ``COVERED`` of the events."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 
 
-def _curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
+def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
     """The share of events that the most frequent tokens cover, at numbers of tokens on a logarithmic scale."""
     ranks = chance.shape[1]
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
@@ -243,12 +257,12 @@ def _curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.Data
     )
 
 
-def _band(values: np.ndarray) -> tuple[float, float, float]:
+def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 
 
-def wilson(count: int, n: int) -> tuple[float, float]:
+def wilson_interval(count: int, n: int) -> tuple[float, float]:
     """Wilson's 95% interval of a share (of a token that was chosen for its share: a little too high)."""
     z2, share = _NORMAL**2, count / n
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)

@@ -26,7 +26,7 @@ from ..errors import InputError
 from ..measures.kendall import tau_b_matrix
 from . import nulls
 from .config import FEWEST_SHARED, NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig
-from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, soften, tau_of_columns
+from .nulls import NULLS, Null, identity_coordinates, log10_p, soften, tau_deviation, tau_of_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class ModelPair:
         ]
 
     def row(self) -> dict[str, object]:
-        """Everything but the nulls."""
+        """The pair's row of the table, without the nulls."""
         kept: dict[str, object] = {name: value for name, value in asdict(self).items() if name != "nulls"}
         return kept | {"shares_scale": self.shares_scale}
 
@@ -113,7 +113,7 @@ class Simulated:
         return self._made[key]
 
 
-def compare(
+def compare_states(
     a: tuple[str, np.ndarray],
     b: tuple[str, np.ndarray],
     *,
@@ -162,7 +162,7 @@ def compare(
     tau_bar = float(np.diag(matrix).mean())
     across = float((matrix.sum() - np.trace(matrix)) / (matrix.size - len(matrix)))
     every = (
-        nulls.analytical(n, shared=len(shared)),
+        nulls.analytical_null(n, shared=len(shared)),
         simulated.of("matrices", width=len(shared), count=len(shared)),
         simulated.of("pipeline", width=width, count=count),
         nulls.shuffled_null(*soft, draws=config.draws, generator=generator),
@@ -186,7 +186,7 @@ def compare(
         too_narrow=nulls.spread_over_permutations(np.where(np.eye(len(matrix), dtype=bool), across, matrix))
         / by_name["analytical"].sd,
         scale_tau=scale,
-        scale_log10_p=log10_p(abs(scale) / sigma(n), convention="code"),
+        scale_log10_p=log10_p(abs(scale) / tau_deviation(n), convention="code"),
         nulls=by_name,
     )
 

@@ -51,7 +51,7 @@ class Grown:
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
-        """Write what one model gave, or why it gave nothing."""
+        """Write the rows that one model gave, or the reason why it gave none."""
         row: dict[str, Any] = {
             "model": one.name,
             "variant": one.variant,
@@ -90,5 +90,6 @@ class Grown:
         return whole
 
     def _write(self, name: str) -> None:
+        """Write a table's new rows into the folder."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._whole(name))

@@ -20,7 +20,7 @@ from ..activations.record import stream
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..errors import InputError, SinkLensError, UndrawnError
-from ..estimate import now, seconds_of
+from ..estimate import seconds_of, synchronised_time
 from ..models.lens import LensModel
 from ..models.load import usable
 from ..models.memory import held_bytes
@@ -63,7 +63,12 @@ def survey(
         SinkLensError: no model could be measured: what is wrong with the first.
     """
     config = _survey_config(config, fields)
-    kind, draws, found, device = KINDS[config.kind], _draws(config), _models(config), str(usable(config.device))
+    kind, draws, found, device = (
+        KINDS[config.kind],
+        _random_sequences(config),
+        _models_to_survey(config),
+        str(usable(config.device)),
+    )
     asked = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
     asked |= {"seeds": list(config.seeds)} | asdict(draws)
     asked |= {"sinks": config.sinks} if isinstance(config, ContractionConfig) else {}
@@ -83,7 +88,7 @@ def survey(
     try:
         writer = create_run(folder, kind=config.kind, config=asked, provenance=provenance, **how)
     except UndrawnError as error:
-        return _drawn(error.folder)
+        return _drawn_result(error.folder)
     with writer:
         grown = Grown(writer, tables=kind.tables)
         failed: SinkLensError | None = None
@@ -105,10 +110,10 @@ def survey(
             raise failed
         for name, frame in kind.finish(grown.whole, grown.tensors).items():
             writer.write_csv(name, frame)
-    return _drawn(writer.folder)
+    return _drawn_result(writer.folder)
 
 
-def _drawn(folder: Path) -> Result:
+def _drawn_result(folder: Path) -> Result:
     """The result of a survey's folder, whose page is drawn."""
     run = read_run(folder)
     display.page(folder)
@@ -127,12 +132,12 @@ def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
     Raises:
         SinkLensError: what measuring the first model of a variant would raise.
     """
-    draws, found, rows = _draws(config), _models(config), []
+    draws, found, rows = _random_sequences(config), _models_to_survey(config), []
     for variant in dict.fromkeys(one.variant for one in found):
         of_variant = [one for one in found if one.variant == variant]
-        begun = now("cpu")
+        begun = synchronised_time("cpu")
         lens = of_variant[0].open(device=config.device, dtype=config.dtype)
-        opened = now(lens.device) - begun
+        opened = synchronised_time(lens.device) - begun
         draws.check(lens)
         n_parameters = lens.plain.num_parameters()
         affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
@@ -164,6 +169,7 @@ def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
 
 
 def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
+    """The configuration of a call: a given one, or one of the named kind with these fields."""
     if not isinstance(config, str):
         return with_fields(type(config), config, fields)
     kinds: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}
@@ -172,29 +178,36 @@ def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> Sur
     return with_fields(kinds[config], None, fields, where=config)
 
 
-def _draws(config: SurveyConfig) -> RandomSequences:
+def _random_sequences(config: SurveyConfig) -> RandomSequences:
+    """The random sequences that a configuration asks for."""
     return RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos)
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
+    """The untrained models that a configuration names, each switch included."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 
 
-def _models(config: SurveyConfig) -> list[ModelToMeasure]:
+def _models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
+    """All models that a configuration asks for."""
     return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
-def _preference(lens: LensModel, *, config: SurveyConfig, draws: RandomSequences, progress: bool) -> MeasuredModel:
+def _measure_preference(
+    lens: LensModel, *, config: SurveyConfig, draws: RandomSequences, progress: bool
+) -> MeasuredModel:
     """Token preference of a model."""
     found = preference(lens, **asdict(draws), progress=progress)
     top = found.top()
-    text = [_text(lens, token) for token in top["token"].tolist()]
+    text = [_token_text(lens, token) for token in top["token"].tolist()]
     frames = {"summary": found.summary, "coverage": found.coverage, "tokens": top.assign(text=text)}
     return MeasuredModel(frames=frames, tensors={})
 
 
-def _contraction(lens: LensModel, *, config: SurveyConfig, draws: RandomSequences, progress: bool) -> MeasuredModel:
+def _measure_contraction(
+    lens: LensModel, *, config: SurveyConfig, draws: RandomSequences, progress: bool
+) -> MeasuredModel:
     """Contraction of a model, and its directions."""
     assert isinstance(config, ContractionConfig)
     found = contraction(lens, **asdict(draws), sinks=config.sinks, progress=progress)
@@ -203,8 +216,8 @@ def _contraction(lens: LensModel, *, config: SurveyConfig, draws: RandomSequence
     return MeasuredModel(frames=frames, tensors=kept)
 
 
-def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
-    """The variants over their seeds; the checkpoints of a training are no repetitions, and are left out."""
+def preference_tables(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
+    """The table of variants over their seeds; checkpoints of a training are no repetitions and are left out."""
     summary = tables["summary"]
     return {"variants": variant_table(summary.loc[summary["step"].isna()])}
 
@@ -213,24 +226,26 @@ Step = Callable[[TokenBatch], object]
 
 
 def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
+    """Make the timed step of a preference survey: one pass over a few sequences."""
     votes = Votes.of(lens, seed=draws.seed)
     return lambda part: votes.add(last_logits(lens, part))
 
 
 def _contraction_step(lens: LensModel, draws: RandomSequences) -> Step:
+    """Make the timed step of a contraction survey: one pass over a few sequences."""
     return lambda part: stream(lens, part, passes(lens, draws)[2])
 
 
-def directions_compared(
+def contraction_tables_of(
     tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, pd.DataFrame]:
-    """The variants, and how far the contraction directions of the models agree."""
+    """The table of variants, and that of how far the models' contraction directions agree."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in tables["models"]["model"].tolist()}
     for name, tensor in tensors.items():
         model, _, place = name.rpartition("|")
         by_model[model][place] = tensor
     found = {model: _directions_by_layer(places) for model, places in by_model.items() if places}
-    return variants_of(tables, tensors) | {"agreement": agreement(found)}
+    return preference_tables(tables, tensors) | {"agreement": agreement(found)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,12 +264,15 @@ class SurveyKind:
 
 KINDS = {
     "preference": SurveyKind(
-        tables=("summary", "coverage", "tokens"), measure=_preference, finish=variants_of, step=_preference_step
+        tables=("summary", "coverage", "tokens"),
+        measure=_measure_preference,
+        finish=preference_tables,
+        step=_preference_step,
     ),
     "contraction": SurveyKind(
         tables=("summary", "layers", "positions", "alignment"),
-        measure=_contraction,
-        finish=directions_compared,
+        measure=_measure_contraction,
+        finish=contraction_tables_of,
         step=_contraction_step,
     ),
 }
@@ -266,7 +284,7 @@ def _directions_by_layer(places: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     return dict(sorted(places.items(), key=lambda one: int(one[0].partition(".")[0])))
 
 
-def _text(lens: LensModel, token: int) -> str:
+def _token_text(lens: LensModel, token: int) -> str:
     """A token as text; its id if no tokenizer knows it."""
     known = lens.tokenizer is not None and token < len(lens.tokenizer)
     return str(lens.tokenizer.decode([token])) if known and lens.tokenizer is not None else f"<{token}>"

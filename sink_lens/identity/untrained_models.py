@@ -98,7 +98,7 @@ class UntrainedConfig:
 
     def _check(self) -> None:
         """Refuse values that do not fit together."""
-        if _activation(self.activation) not in ACT2FN:
+        if _activation_name(self.activation) not in ACT2FN:
             raise InputError(
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
                 "name of transformers.activations.ACT2FN"
@@ -154,6 +154,7 @@ def read_untrained(text: str) -> UntrainedConfig:
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
+    """Parse a field's value from its text."""
     kinds = get_args(kind) or (kind,)
     if bool in kinds:
         words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -190,10 +191,10 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
     with random_state_kept(), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model: Any = AutoModelForCausalLM.from_config(
-            _hugging_face(config), dtype=torch.float32, attn_implementation="sdpa"
+            _base_configuration(config), dtype=torch.float32, attn_implementation="sdpa"
         )
         family = replace(check_architecture(model), centred_norm=config.norm == "layer")
-        _switch(model, family=family, config=config)
+        _switch_parts(model, family=family, config=config)
     name = f"untrained {config.label} seed {seed}"
     return assemble(model.to(place).eval(), tokenizer=None, family=family, name=name)
 
@@ -211,10 +212,10 @@ class PositionedEmbedding(nn.Embedding):
         return super().forward(input) + self.positions[: input.shape[1]]
 
 
-def _hugging_face(config: UntrainedConfig) -> PreTrainedConfig:
+def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
     """The configuration of the style's class, before anything is switched."""
     special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    activation = _activation(config.activation)
+    activation = _activation_name(config.activation)
     shared = special | {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -238,12 +239,13 @@ def _hugging_face(config: UntrainedConfig) -> PreTrainedConfig:
     )
 
 
-def _activation(name: str | None) -> str:
+def _activation_name(name: str | None) -> str:
+    """The name under which transformers knows an activation."""
     return "linear" if name == "identity" else str(name)
 
 
-def _switch(model: Any, *, family: Family, config: UntrainedConfig) -> None:
-    """Give a freshly drawn model the parts that its class has not, in place."""
+def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> None:
+    """Change the parts of a freshly drawn model, in place, that its class cannot be configured for."""
     drawn_scaled = config.style == "gpt2"
     shrink = (2 * config.n_layers) ** -0.5
     scale = 1.0 if config.scaled_writers == drawn_scaled else shrink if config.scaled_writers else 1 / shrink
@@ -259,13 +261,13 @@ def _switch(model: Any, *, family: Family, config: UntrainedConfig) -> None:
             mlp.up_proj.bias.fill_(1.0)
     if config.norm != _OWN[config.style]["norm"]:
         of_class = nn.LayerNorm if config.norm == "layer" else LlamaRMSNorm
-        for path in _norms(model, family):
+        for path in _norm_paths(model, family):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, of_class(config.d_model, eps=1e-5))
-    _place(model, config)
+    _switch_positions(model, config)
 
 
-def _norms(model: nn.Module, family: Family) -> list[str]:
+def _norm_paths(model: nn.Module, family: Family) -> list[str]:
     """Paths of the modules that norm the residual stream."""
     layers = range(len(model.get_submodule(family.layers)))  # type: ignore[arg-type]
     return [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)] + [
@@ -273,8 +275,8 @@ def _norms(model: nn.Module, family: Family) -> list[str]:
     ]
 
 
-def _place(model: Any, config: UntrainedConfig) -> None:
-    """Give the model the positions that were asked for."""
+def _switch_positions(model: Any, config: UntrainedConfig) -> None:
+    """Give the model the kind of positions that the configuration asks for."""
     if config.style == "gpt2":
         if config.positions == "none":
             model.transformer.wpe.weight.zero_()

@@ -5,6 +5,6 @@ better even for half-precision inputs, because the norm of a sink token overflow
 `nan`, never 0.
 """
 
-from ..lazy import exported
+from ..lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = exported(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

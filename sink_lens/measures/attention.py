@@ -51,7 +51,7 @@ def sink_score(
     Reference: Gu et al., arXiv 2410.10781, alpha_k (self included).
     """
     check_position(key, n_positions=column.shape[2])
-    counted = queries_from(valid, start=key, end=_end(key, reach))
+    counted = queries_from(valid, start=key, end=_end_of_reach(key, reach))
     fewest = min_queries if reach is None else min(min_queries, reach)
     score = mean_where(column, where=counted[:, None], dim=-1)
     return score.masked_fill((counted.sum(-1) < fewest)[:, None], math.nan)
@@ -92,7 +92,7 @@ def sink_mass(
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
     check_position(key, n_positions=column.shape[2])
-    return mean_where(column, where=queries_from(valid, start=key + 1, end=_end(key, reach))[:, None], dim=-1)
+    return mean_where(column, where=queries_from(valid, start=key + 1, end=_end_of_reach(key, reach))[:, None], dim=-1)
 
 
 def uniform_mass(
@@ -119,7 +119,7 @@ def uniform_mass(
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
     shared = (1.0 if row_sum is None else row_sum) / seen
     return mean_where(
-        shared.expand(valid.shape), where=queries_from(valid, start=key + 1, end=_end(key, reach)), dim=-1
+        shared.expand(valid.shape), where=queries_from(valid, start=key + 1, end=_end_of_reach(key, reach)), dim=-1
     )
 
 
@@ -156,7 +156,7 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
     return rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
-def _end(key: int, reach: int | None) -> int | None:
+def _end_of_reach(key: int, reach: int | None) -> int | None:
     """The first query whose window no longer reaches the key."""
     return None if reach is None else key + reach
 

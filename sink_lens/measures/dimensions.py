@@ -152,4 +152,5 @@ def check_dimension(dimension: int, *, d_model: int) -> None:
 
 
 def _median(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
+    """Median magnitude of each token's dimensions."""
     return median_where(magnitude, where=torch.ones_like(magnitude, dtype=torch.bool))

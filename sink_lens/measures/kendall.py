@@ -32,14 +32,14 @@ def tau_b(
     fewer than two values. Time n log^2 n per row of n values.
     """
     x, reference = widen(x), widen(reference)
-    rows, by = _numpy(x), _numpy(reference)
+    rows, by = _to_numpy(x), _to_numpy(reference)
     found = np.empty(len(rows))
 
     def fill(part: slice) -> None:
         (order, plain), (order_by, plain_by) = _sort(rows[part]), _sort(by[part])
-        found[part] = _without_ties(np.take_along_axis(_ranks(order_by), order, -1))
+        found[part] = _tau_without_ties(np.take_along_axis(_ranks(order_by), order, -1))
         if (tied := ~(plain & plain_by)).any():
-            found[part][tied] = _with_ties(rows[part][tied], by[part][tied])
+            found[part][tied] = _tau_with_ties(rows[part][tied], by[part][tied])
 
     _do_chunks(fill, rows.shape)
     return torch.from_numpy(found).to(x.device, x.dtype)
@@ -50,22 +50,23 @@ def tau_b_matrix(
 ) -> Float[Tensor, "dimension value"]:
     """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
     x, y = widen(x), widen(y)
-    rows, others = _numpy(x), _numpy(y)
+    rows, others = _to_numpy(x), _to_numpy(y)
     (order, plain), (order_others, plain_others) = _sort(rows), _sort(others)
     ranks, found = _ranks(order), np.empty((len(rows), len(others)))
 
     def fill(part: slice) -> None:
         for index, row in enumerate(rows):
-            found[index, part] = _without_ties(ranks[index][order_others[part]])
+            found[index, part] = _tau_without_ties(ranks[index][order_others[part]])
             if (tied := ~(plain[index] & plain_others[part])).any():
                 some = others[part][tied]
-                found[index, part][tied] = _with_ties(np.broadcast_to(row, some.shape), some)
+                found[index, part][tied] = _tau_with_ties(np.broadcast_to(row, some.shape), some)
 
     _do_chunks(fill, others.shape)
     return torch.from_numpy(found).to(x.device, x.dtype)
 
 
-def _numpy(x: Tensor) -> np.ndarray:
+def _to_numpy(x: Tensor) -> np.ndarray:
+    """Convert a tensor to a contiguous float64 array of numpy."""
     return x.detach().cpu().contiguous().numpy()
 
 
@@ -96,15 +97,15 @@ def _ranks(order: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _without_ties(permutations: np.ndarray) -> np.ndarray:
+def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
     """Kendall's tau of each row from the ranks of one variable in the order of the other."""
     n_values = permutations.shape[1]
     pairs = n_values * (n_values - 1) // 2
-    return _quotient(pairs - 2 * _inversions(permutations), pairs, pairs)
+    return _tau_of_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
 
 
-def _with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """tau-b of pairs of rows with equal values or nan."""
+def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Kendall's tau-b of each row of ``x`` with the same row of ``reference``, which may have ties or nan."""
     n_values = x.shape[1]
     pairs = n_values * (n_values - 1) // 2
     # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.
@@ -115,12 +116,14 @@ def _with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
     ascending = np.take_along_axis(x, by_x, -1)
     ties_x, ties_reference = _tied_pairs(ascending[:, 1:] != ascending[:, :-1]), _tied_pairs(changes)
     concordant_or_not = pairs - ties_x - ties_reference + _tied_pairs(x_changes | changes)
-    found = _quotient(concordant_or_not - 2 * _inversions(_ranks(by_x)), pairs - ties_x, pairs - ties_reference)
+    found = _tau_of_counts(
+        concordant_or_not - 2 * _count_inversions(_ranks(by_x)), pairs - ties_x, pairs - ties_reference
+    )
     found[np.isnan(x).any(-1) | np.isnan(reference).any(-1)] = np.nan
     return found
 
 
-def _quotient(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_reference: np.ndarray | int) -> np.ndarray:
+def _tau_of_counts(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_reference: np.ndarray | int) -> np.ndarray:
     """Concordant minus discordant pairs, over the root of the pairs that are not tied; nan if there are none.
 
     Divided by one root after the other, as SciPy does: the product of two counts of pairs can overflow an integer.
@@ -137,7 +140,7 @@ def _tied_pairs(changes: np.ndarray) -> np.ndarray:
     return (place - run_start).sum(-1)
 
 
-def _inversions(permutations: np.ndarray) -> np.ndarray:
+def _count_inversions(permutations: np.ndarray) -> np.ndarray:
     """Pairs i < j with the larger entry first, in each row of [dimension, value]."""
     n_rows, n_values = permutations.shape
     size = max(_BLOCK, 1 << (n_values - 1).bit_length())

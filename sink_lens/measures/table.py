@@ -39,6 +39,7 @@ class Measure:
 
 
 def _measure(function: Callable[..., Any], unit: str, low: float, high: float, reference: str, meaning: str) -> Measure:
+    """Make a row of the table of measures."""
     name = function.__name__
     return Measure(name=name, function=function, unit=unit, low=low, high=high, reference=reference, meaning=meaning)
 

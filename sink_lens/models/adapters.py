@@ -58,7 +58,8 @@ def base_of(model: nn.Module) -> nn.Module:
     config = given.peft_config[next(iter(given.active_adapters))] if given.active_adapters else None
     if getattr(config, "is_prompt_learning", False):
         raise ModelError(
-            f"the adapter ({_kind(config)}) puts vectors in front of the tokens or keys and changes no weight, so "
+            f"the adapter ({_adapter_kind(config)}) puts vectors in front of the tokens or keys "
+            f"and changes no weight, so "
             "there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
         )
     base: Any = given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
@@ -71,23 +72,23 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
     Raises:
         ModelError: memory has no room for the copy, the adapter cannot be merged, or the copy gives other logits.
     """
-    layers = list(_adapted(model))
+    layers = list(_adapted_layers(model))
     if not layers:
         return None
-    bases = [one for _, layer in layers for one in _base(layer).parameters()]
+    bases = [one for _, layer in layers for one in _base_layer(layer).parameters()]
     needed, free = sum(one.numel() * one.element_size() for one in bases), psutil.virtual_memory().available
-    said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {_size(needed)}"
+    said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {_size_text(needed)}"
     if needed > free:
-        raise ModelError(f"{said}, and {_size(free)} of memory are free; need a merged model. {_ADVICE}")
+        raise ModelError(f"{said}, and {_size_text(free)} of memory are free; need a merged model. {_ADVICE}")
     _LOG.warning("%s more memory", said)
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     plain = copy.deepcopy(model, shared).eval()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of adapters that were merged already, and of tied weights, which are cut
-            for path, layer in list(_adapted(plain)):
+            for path, layer in list(_adapted_layers(plain)):
                 parent, _, leaf = path.rpartition(".")
-                plain.get_submodule(parent)._modules[leaf] = _merged(layer)
+                plain.get_submodule(parent)._modules[leaf] = _merged_layer(layer)
     except Exception as error:
         raise ModelError(
             f"the adapter of {name} cannot be merged ({str(error).splitlines()[0] or type(error).__name__}); need one "
@@ -101,9 +102,9 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
         for key, one in (*layer.named_parameters(), *layer.named_buffers())
     )
     found = [layer for _, layer in layers]
-    kinds = sorted({_kind(one) for one in (getattr(model, "peft_config", None) or {}).values()})
+    kinds = sorted({_adapter_kind(one) for one in (getattr(model, "peft_config", None) or {}).values()})
     note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
-    states = lambda: [_state(layer) for layer in found]  # noqa: E731
+    states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
     return Merged(plain=plain, source=model, copied=copied, states=states, note=note)
 
 
@@ -122,18 +123,19 @@ def check_no_adapter(folder: Path) -> None:
         config = {}
     base = str(config.get("base_model_name_or_path") or "its base model")
     raise ModelError(
-        f"{folder} holds an adapter ({_kind(config)}) of {base}, which is no model by itself; need the model with it. "
+        f"{folder} holds an adapter ({_adapter_kind(config)}) of {base}, which is no model by itself; "
+        f"need the model with it. "
         f"In Python: model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "
         f"{str(folder)!r}), then wrap(model); or model.merge_and_unload().save_pretrained(...) and that folder"
     )
 
 
-def _kind(config: Any) -> str:
+def _adapter_kind(config: Any) -> str:
     kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
 
-def _adapted(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
+def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
     """Path and module of every adapted layer that lies in no other one."""
     if "peft" not in sys.modules:
         return
@@ -145,29 +147,29 @@ def _adapted(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(one, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
             yield here, one
         else:
-            yield from _adapted(one, path=here)
+            yield from _adapted_layers(one, path=here)
 
 
-def _base(layer: Any) -> nn.Module:
+def _base_layer(layer: Any) -> nn.Module:
     return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
 
 
-def _merged(layer: Any) -> nn.Module:
+def _merged_layer(layer: Any) -> nn.Module:
     """An adapted layer of the copy as an ordinary one, with weights of its own."""
-    for module in _base(layer).modules():
+    for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
                 module._parameters[key] = nn.Parameter(one.detach().clone(), requires_grad=one.requires_grad)
     if getattr(layer, "disable_adapters", False):
         if getattr(layer, "merged", False):
             layer.unmerge()
-        return _base(layer)
+        return _base_layer(layer)
     if hasattr(layer, "unload_and_optionally_merge_module"):
         found: nn.Module = layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         return found
     if not getattr(layer, "merged", False):  # where some are merged, peft computes with those alone
         layer.merge(safe_merge=False, adapter_names=None)
-    return _base(layer)
+    return _base_layer(layer)
 
 
 def _forget_adapters(plain: Any) -> None:
@@ -202,7 +204,7 @@ def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) ->
         )
 
 
-def _state(layer: Any) -> tuple[object, ...]:
+def _adapter_state(layer: Any) -> tuple[object, ...]:
     """Active adapters of a layer with their scales."""
     scales = getattr(layer, "scaling", None) or {}
     return (
@@ -213,5 +215,5 @@ def _state(layer: Any) -> tuple[object, ...]:
     )
 
 
-def _size(n_bytes: int) -> str:
+def _size_text(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

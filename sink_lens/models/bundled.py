@@ -17,13 +17,13 @@ from typing import Any
 from ..data.cache import (
     MANIFEST,
     cache_folder,
-    fault,
+    find_fault,
     from_home,
     locked,
     new_folder,
     read_manifest,
     sha256_of,
-    stamp,
+    size_and_time,
     write_manifest,
 )
 from ..errors import ModelError
@@ -74,16 +74,16 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     say = announce or _LOG.info
     gguf = Path(os.path.realpath(from_home(gguf)))  # resolve() raises at a loop of links
     check_magic(gguf)
-    source = _source(gguf)
-    digest = _digest(gguf, source=source)
+    source = _file_marks(gguf)
+    digest = _gguf_hash(gguf, source=source)
     _check_default(gguf, digest=digest)
-    folder = _models() / digest
-    if folder.is_dir() and _fault(folder) is None:
-        _note(folder, source)
+    folder = _models_folder() / digest
+    if folder.is_dir() and _find_fault(folder) is None:
+        _note_marks(folder, source)
         return folder
     try:
         with locked(folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")):
-            wrong = _fault(folder) if folder.is_dir() else None
+            wrong = _find_fault(folder) if folder.is_dir() else None
             if wrong is None and folder.is_dir():
                 return folder
             if wrong is not None and not _is_older(folder):
@@ -92,7 +92,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
                     stacklevel=2,
                 )
             say(f"Converting {gguf.name} to safetensors: done once, in seconds to minutes")
-            _make(gguf, source=source, digest=digest, folder=folder)
+            _convert_into(gguf, source=source, digest=digest, folder=folder)
     except OSError as error:
         raise ModelError(
             f"the cache {cache_folder()} cannot be written ({error.strerror or error}); need room and "
@@ -112,8 +112,8 @@ def files_of(name: str) -> Path | None:
         return path if path.is_dir() else None
     path = Path(os.path.realpath(path))
     check_magic(path)
-    folder = _models() / _digest(path, source=_source(path))
-    return folder if folder.is_dir() and _fault(folder) is None else path
+    folder = _models_folder() / _gguf_hash(path, source=_file_marks(path))
+    return folder if folder.is_dir() and _find_fault(folder) is None else path
 
 
 def header_of(name: str) -> Header | None:
@@ -128,7 +128,7 @@ def header_of(name: str) -> Header | None:
         return None
 
 
-def _make(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
+def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
     """Convert the GGUF file into the folder; the caller holds the lock.
 
     Args:
@@ -142,25 +142,25 @@ def _make(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -
     """
     with new_folder(folder) as part:
         convert(gguf, folder=part)
-        if _source(gguf) != source:
+        if _file_marks(gguf) != source:
             raise ModelError(f"{gguf} was changed while it was converted; need a file that stays. Load it again")
         packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}
         content = {"format": _FORMAT, "name": gguf.name, "source": {**source, "sha256": digest}, "versions": packages}
         write_manifest(part, content)
 
 
-def _source(gguf: Path) -> dict[str, Any]:
-    """Return what an unchanged file is recognised by without reading it.
+def _file_marks(gguf: Path) -> dict[str, Any]:
+    """Size, time and inode of a file, by which an unchanged file is recognised without reading it.
 
     Size and time alone do not do: ``cp -p``, ``tar`` and package managers give another file the time of the first. Its
     inode and the time at which the file system last changed its entry are not theirs to choose.
     """
     status = gguf.stat()
-    return {"path": str(gguf), **stamp(gguf), "inode": status.st_ino, "ctime_ns": status.st_ctime_ns}
+    return {"path": str(gguf), **size_and_time(gguf), "inode": status.st_ino, "ctime_ns": status.st_ctime_ns}
 
 
-def _note(folder: Path, source: Mapping[str, Any]) -> None:
-    """Write down how the file of a conversion is recognised now, after it was read again, such as after a copy."""
+def _note_marks(folder: Path, source: Mapping[str, Any]) -> None:
+    """Record the marks of a conversion's file, after the file was read again, such as after a copy."""
     if source.items() <= (_read_manifest(folder) or {}).get("source", {}).items():
         return
     with contextlib.suppress(OSError), locked(folder):  # a cache that is only read: the file is read again next time
@@ -189,15 +189,15 @@ def _is_older(folder: Path) -> bool:
     return type(made) is int and made < _FORMAT
 
 
-def _fault(folder: Path) -> str | None:
+def _find_fault(folder: Path) -> str | None:
     """Describe what is wrong with a cached folder; None if it is intact."""
     manifest = _read_manifest(folder)
-    return f"no whole {MANIFEST} of this version" if manifest is None else fault(folder, manifest)
+    return f"no whole {MANIFEST} of this version" if manifest is None else find_fault(folder, manifest)
 
 
-def _digest(gguf: Path, *, source: Mapping[str, Any]) -> str:
+def _gguf_hash(gguf: Path, *, source: Mapping[str, Any]) -> str:
     """SHA-256 of a GGUF file; read from the manifest of its conversion if that is of this very file, unchanged."""
-    for folder in _models().iterdir() if _models().is_dir() else ():
+    for folder in _models_folder().iterdir() if _models_folder().is_dir() else ():
         manifest = _read_manifest(folder)
         if manifest is not None and source.items() <= manifest["source"].items():
             return folder.name
@@ -216,5 +216,5 @@ def _check_default(gguf: Path, *, digest: str) -> None:
         )
 
 
-def _models() -> Path:
+def _models_folder() -> Path:
     return cache_folder() / "models"

@@ -246,7 +246,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     try:
         with evaluating(plain), uncompiled(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
-        found = _logits(bridge, ids).float()
+        found = _bridge_logits(bridge, ids).float()
     except RuntimeError as error:
         need = "a model that runs as transformers and as TransformerLens have it"
         if plain.dtype != torch.float32:
@@ -300,10 +300,10 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
     ids = probe_tokens(plain)
     with evaluating(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
-        baseline = _logits(bridge, ids)
+        baseline = _bridge_logits(bridge, ids)
         found = set()
         for site, hook, edit in (
-            ("pattern", "attn.hook_pattern", _only_first_key),
+            ("pattern", "attn.hook_pattern", _attend_first_key),
             ("scores", "attn.hook_attn_scores", _block_first_key),
         ):
             having = (layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules)
@@ -314,7 +314,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
     return frozenset(found)
 
 
-def _only_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
+def _attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
     edited = torch.zeros_like(pattern)
     edited[..., 0] = 1
     return edited
@@ -327,7 +327,7 @@ def _block_first_key(scores: Float[Tensor, "batch head query key"], hook: object
     return edited
 
 
-def _logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
+def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
     with evaluating(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

@@ -57,7 +57,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     header = read_gguf(gguf)
     free = shutil.disk_usage(folder).free
     if free < header.weight_bytes + _ROOM:
-        raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
+        raise _no_room_error(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
 
     import torch
     from safetensors import SafetensorError
@@ -66,7 +66,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     from .gguf_unread import add_settings, begins_with_bos, scale_positions
     from .gguf_weights import GgufWeights
 
-    source = _source(gguf)
+    source = _load_arguments(gguf)
     tokenizer = None
     try:
         with torch.random.fork_rng(devices=[]), _parsed_once():
@@ -76,7 +76,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     except ModelError:
         raise
     except Exception as error:  # transformers and gguf raise many kinds of error
-        raise _unreadable(gguf, error) from error
+        raise _unreadable_error(gguf, error) from error
     try:
         weights.save(folder)
         add_settings(gguf, folder=folder)
@@ -84,9 +84,9 @@ def convert(gguf: Path, *, folder: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
-        raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=first_line(error)) from error
+        raise _no_room_error(gguf, folder=folder, needed=header.weight_bytes, found=first_line(error)) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
-        raise _unreadable(gguf, error) from error
+        raise _unreadable_error(gguf, error) from error
 
 
 def gguf_tokenizer(gguf: Path) -> Any:
@@ -103,12 +103,12 @@ def gguf_tokenizer(gguf: Path) -> Any:
 
     try:
         with tempfile.TemporaryDirectory() as empty, _parsed_once():
-            return begins_with_bos(gguf, AutoTokenizer.from_pretrained(empty, **_source(gguf)))
+            return begins_with_bos(gguf, AutoTokenizer.from_pretrained(empty, **_load_arguments(gguf)))
     except Exception as error:  # transformers and gguf raise many kinds of error
-        raise _unreadable(gguf, error) from error
+        raise _unreadable_error(gguf, error) from error
 
 
-def _source(gguf: Path) -> dict[str, Any]:
+def _load_arguments(gguf: Path) -> dict[str, Any]:
     """Arguments by which transformers opens a GGUF file, beside an empty folder as the model.
 
     The file's name is a whole path: transformers looks for a bare name in the working directory first, and takes other
@@ -136,7 +136,7 @@ def _parsed_once() -> Iterator[None]:
             setattr(gguf, name, function)
 
 
-def _unreadable(gguf: Path, error: Exception) -> ModelError:
+def _unreadable_error(gguf: Path, error: Exception) -> ModelError:
     """The error for a GGUF file that cannot be read."""
     return ModelError(
         f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line(error)}); need a whole GGUF "
@@ -145,7 +145,7 @@ def _unreadable(gguf: Path, error: Exception) -> ModelError:
     )
 
 
-def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:
+def _no_room_error(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:
     """The error for a conversion without room on the disk."""
     return ModelError(
         f"{gguf.name} cannot be converted in {folder.parent}: {found}; "

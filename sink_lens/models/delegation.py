@@ -91,6 +91,7 @@ def has_own_hooks(point: HookPoint) -> bool:
 
 
 def _remove(point: HookPoint, handle: LensHandle) -> None:
+    """Remove a hook from its hook point, by the handle that registering gave."""
     handle.hook.remove()
     point.fwd_hooks.remove(handle)
 
@@ -111,16 +112,18 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
             if component is None:  # a mixer in its place
                 continue
             wrapped = component.original_component
-            stack.enter_context(instead(component, partial(_attend, component)))
+            stack.enter_context(instead(component, partial(_attend_between_hooks, component)))
             if family.kv_latent is not None:
-                stack.enter_context(seen_inside(wrapped, partial(_fire, component)))
+                stack.enter_context(seen_inside(wrapped, partial(_fire_factor, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
                 split = partial(_fire_parts, forward_of(fused), component=component, lens=lens)
                 stack.enter_context(instead(fused, split))
             output = wrapped.get_submodule(family.o)
             if not isinstance(output, GeneralizedComponent):
-                stack.enter_context(instead(output, partial(_hooked, forward_of(output), component=component.o)))
+                stack.enter_context(
+                    instead(output, partial(_project_between_hooks, forward_of(output), component=component.o))
+                )
         yield model
 
 
@@ -161,7 +164,7 @@ class _EndedError(Exception):
 @contextlib.contextmanager
 def ending_after(module: nn.Module) -> Iterator[None]:
     """Within the block, a forward pass ends after a module, and so does the block."""
-    handle = module.register_forward_hook(_end)
+    handle = module.register_forward_hook(_end_forward)
     try:
         yield
     except _EndedError as ended:
@@ -170,16 +173,17 @@ def ending_after(module: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def _end(module: nn.Module, args: Any, output: Any) -> None:
+def _end_forward(module: nn.Module, args: Any, output: Any) -> None:
+    """End the forward pass here, by an exception that the block catches."""
     raise _EndedError
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """Return the function that the module runs now."""
+    """The function that a module runs when it is called."""
     return module.forward
 
 
-def _attend(component: Any, *args: Any, **kwargs: Any) -> Any:
+def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the wrapped attention between the component's two hook points."""
     if args:
         args = (component.hook_in(args[0]), *args[1:])
@@ -189,8 +193,8 @@ def _attend(component: Any, *args: Any, **kwargs: Any) -> Any:
     return (component.hook_out(output[0]), *output[1:])
 
 
-def _fire(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
-    """The factor that the heads multiply by, after its hooks."""
+def _fire_factor(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
+    """Fire the hook of the queries, keys or values that the heads multiply by; return the tensor after it."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 
@@ -203,7 +207,7 @@ def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: An
         if not point.has_hooks():
             continue
         address = Address(module="", side="output", part=part)
-        view = partial(_part, address=address, lens=lens)
+        view = partial(_part_of_tensor, address=address, lens=lens)
         old = view(whole).flatten(-2)
         new = point(old)
         if new is not old:
@@ -213,12 +217,12 @@ def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: An
     return whole
 
 
-def _part(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
-    """The part of a module's tensor that the site names."""
+def _part_of_tensor(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
+    """The part of a module's tensor that a site's address names."""
     sizes = lens.head_sizes(0)  # the same in all layers where they are fused
     return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
 
 
-def _hooked(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
-    """The product between the two hook points of a component that does not wrap the module."""
+def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
+    """The product of a projection, between the two hook points of a component that does not wrap the module."""
     return component.hook_out(forward(component.hook_in(x)))

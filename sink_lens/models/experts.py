@@ -49,32 +49,34 @@ class _Shown:
         weights = top_k_weights.new_zeros(len(hidden_states), experts.num_experts)
         weights = weights.scatter(1, top_k_index, top_k_weights)
         sent = torch.zeros_like(weights, dtype=torch.bool).scatter(1, top_k_index, value=True)
-        whole = _neurons(experts, hidden_states, weights=weights, sent=sent)
+        whole = _expert_neurons(experts, hidden_states, weights=weights, sent=sent)
         batch = experts.__dict__.get("n_sequences", 1)
         edited = point(whole.flatten(1).unflatten(0, (batch, -1))).flatten(0, 1).unflatten(-1, whole.shape[1:])
         if edited.requires_grad:  # a gradient is asked for, with or without a change
-            return _sum(experts, edited, sent=sent)
+            return _sum_neurons(experts, edited, sent=sent)
         changed = (edited != whole).any(-1).any(-1)
         if bool(changed.any()):  # the other tokens keep every bit
             out = out.clone()
-            out[changed] = _sum(experts, edited[changed], sent=sent[changed])
+            out[changed] = _sum_neurons(experts, edited[changed], sent=sent[changed])
         return out
 
 
-def _neurons(experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor) -> Float[Tensor, "position sample neuron"]:
+def _expert_neurons(
+    experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
+) -> Float[Tensor, "position sample neuron"]:
     """The neurons of every expert at every token, times the router's weight; 0 where a token is not sent to it."""
     whole = x.new_zeros(*sent.shape, size_of(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
         by = weights[rows, expert, None]
-        neurons = gated(experts, _in(experts, x[rows], expert)) * by
+        neurons = gated(experts, _gate_and_up(experts, x[rows], expert)) * by
         if experts.has_bias:
             neurons = torch.cat([neurons, by], dim=-1)
         whole = whole.index_put((rows, torch.full_like(rows, expert)), neurons.to(x.dtype))
     return whole
 
 
-def _sum(experts: Any, neurons: Tensor, *, sent: Tensor) -> Float[Tensor, "position d_model"]:
+def _sum_neurons(experts: Any, neurons: Tensor, *, sent: Tensor) -> Float[Tensor, "position d_model"]:
     """Neurons times columns, over the experts that a token is sent to and those that an edit made it use."""
     out = neurons.new_zeros(len(neurons), columns_of(experts, 0).shape[0])
     used = sent | (neurons != 0).any(-1)
@@ -84,7 +86,7 @@ def _sum(experts: Any, neurons: Tensor, *, sent: Tensor) -> Float[Tensor, "posit
     return out
 
 
-def _in(experts: Any, x: Tensor, expert: int) -> Tensor:
+def _gate_and_up(experts: Any, x: Tensor, expert: int) -> Tensor:
     """Gate and up-projection of one expert."""
     weight = experts.gate_up_proj[expert]
     projected = x @ (weight if experts.is_transposed else weight.T)
@@ -143,7 +145,7 @@ def show_experts(model: nn.Module, *, family: Family) -> None:
 
 
 def _note_batch(block: Any, args: tuple[Any, ...]) -> None:
-    """The experts see tokens without sequences."""
+    """Note the batch's shape, since the experts see tokens without their sequences."""
     block.experts.__dict__["n_sequences"] = args[0].shape[0]
 
 
@@ -173,7 +175,7 @@ class _Mixed:
             x, index, by = given["experts"]
             weights = by.new_zeros(len(x), experts.num_experts).scatter(1, index, by)
             sent = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, value=True)
-            some.append(_neurons(experts, x, weights=weights, sent=sent).flatten(1))
+            some.append(_expert_neurons(experts, x, weights=weights, sent=sent).flatten(1))
         if "dense" in parts:
             (neurons,) = given["dense"]
             by = torch.sigmoid(given["gate"]).flatten(0, -2) if "gate" in parts else 1.0
@@ -198,7 +200,7 @@ def _output_of(parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
     if sent is not None:
         experts = parts["experts"]
         start = experts.num_experts * size_of(experts)
-        out = _sum(experts, neurons[:, :start].unflatten(1, (experts.num_experts, -1)), sent=sent)
+        out = _sum_neurons(experts, neurons[:, :start].unflatten(1, (experts.num_experts, -1)), sent=sent)
     if "dense" in parts:
         weight = parts["dense"].down.weight
         out = out + neurons[:, start : start + weight.shape[1]] @ weight.T
@@ -244,6 +246,7 @@ def units_of(block: Any) -> int:
 
 @functools.cache
 def _mixed_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of an MLP's class that has the place for the neurons of all its parts."""
     return type(f"Mixed{kind.__name__}", (_Mixed, kind), {"__module__": __name__})
 
 

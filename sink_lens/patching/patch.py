@@ -23,7 +23,7 @@ import torch
 
 from ..edits.effect_table import effect_table
 from ..edits.part import Part
-from ..engine.code_identity import code_of
+from ..engine.code_identity import hash_code
 from ..engine.measured import metric_config
 from ..engine.plan import Plan
 from ..errors import InputError
@@ -148,8 +148,8 @@ class _Request:
         """Hashes of the functions that were given: what a run that goes on trusts of them."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
-        found |= {"put": code_of(asked.put)} if callable(asked.put) else {}
-        return found | ({"edits": [code_of(one) for one in asked.edits]} if asked.edits else {})
+        found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
+        return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
     def open(self, folder: Path, *, code: Mapping[str, Any], **how: Any) -> RunWriter:
         """Open the run folder of the patch, or of a part of it."""

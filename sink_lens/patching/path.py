@@ -173,7 +173,7 @@ def path_patch(
     baseline = evaluate(measured, ending.read(ending.needs)).double()
     wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
     key = _place(end)
-    batches = len(ending.prompts)
+    batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
         received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
         before = end.of(receiving.read(receiving.needs).tensors[key])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.kinds import imported, kinds
+from sink_lens.kinds import import_object, kinds
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, about, attempt, shown_table
@@ -14,7 +14,7 @@ from sink_lens.text import plural, visible
 def page_for(kind: str) -> Page | None:
     """The page of a kind of run; None where the kind has none."""
     found = kinds().get(kind)
-    return imported(found.page) if found else None
+    return import_object(found.page) if found else None
 
 
 def page_of(run: Run) -> Page:

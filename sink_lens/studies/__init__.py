@@ -1,5 +1,5 @@
 """One question, one run folder: isolate, amplify, ablate, sink_tokens, card, quantise; cards has many models."""
 
-from ..lazy import exported
+from ..lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = exported(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -26,7 +26,7 @@ from ..configuration import with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.effects import change_of
 from ..edits.outcome import Outcome
-from ..edits.part import in_range
+from ..edits.part import checked_index
 from ..errors import InputError
 from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
@@ -84,7 +84,7 @@ def _check_before(config: ReadConfig) -> None:
             check_interior(place, shortest=config.length)
     if header is not None:
         for layer in getattr(config, "layers", None) or ():
-            in_range("layer", layer, header.n_layers)
+            checked_index("layer", layer, header.n_layers)
 
 
 def config_of_study(

@@ -1,5 +1,5 @@
 """Sweeps: thousands of cells, each an edit and what it does to some metrics, with what they share computed once."""
 
-from ..lazy import exported
+from ..lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = exported(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

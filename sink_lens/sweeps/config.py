@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_known, check_least, check_types, flat, with_fields
+from ..configuration import check_known, check_least, check_types, flatten, with_fields
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
 from ..edits.named_edits import KINDS
 from ..errors import InputError
@@ -141,7 +141,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     """
     from .grid import Grid
 
-    options = flat(SweepConfig, given, where=where)
+    options = flatten(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
     check_known(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
     edits = _tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
@@ -159,11 +159,11 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
-    from ..edits.named_metrics import texts
+    from ..edits.named_metrics import check_texts
     from .grid import EditGrid
 
     check_known(table, [part.name for part in fields(EditGrid)], where=where)
-    texts(table, ("kind", "site"), where=where)
+    check_texts(table, ("kind", "site"), where=where)
     return EditGrid(**table)
 
 

@@ -11,7 +11,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ..edits.index_notation import values_of
+from ..edits.index_notation import axis_values
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
@@ -104,7 +104,7 @@ class EditGrid(OptionLists):
                 label = f"{name}s of {self.kind} {site.name}"
                 if name == "layer":
                     given = list(lens.having(site.name)) if given == "each" else _from_end(given, lens.n_layers)
-                axes.append(values_of(given, name=label, size=sizes[name], first=first or 0))
+                axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:

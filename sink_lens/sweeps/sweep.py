@@ -23,7 +23,7 @@ from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
 from ..edits.named_metrics import MetricSpec
 from ..engine.cells import Cell
-from ..engine.code_identity import code_of
+from ..engine.code_identity import hash_code
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, metrics_on
 from ..engine.needs import Needs
@@ -202,7 +202,7 @@ class _Asked:
             own["grid"] = _plain(self.what.config())
         else:
             own["grid"] = [one.identity for one in self.what]
-            own["code"] = code_of([one.cell.make for one in self.what])
+            own["code"] = hash_code([one.cell.make for one in self.what])
         metrics = [metric_config(one) for one in self.metrics]
         return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.how.seed}  # runs of 0.2 have the mode
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..configuration import check_known, check_least, check_most, check_types, value_of, with_fields
+from ..configuration import check_known, check_least, check_most, check_types, convert_value, with_fields
 from ..data.described import read_settings
 from ..errors import InputError
 from ..models.variants import Attention, StreamNorm, ValueNorm, ValueNormInit
@@ -156,7 +156,7 @@ class TrainConfig:
                 value = self.steps // 10  # a training that is shorter than its size's warm-up
             value = of_size.get(one.name) if value is None else value
             if value is not None or self.size in tuple(SIZES):
-                object.__setattr__(self, one.name, value_of(one, one.type, value))
+                object.__setattr__(self, one.name, convert_value(one, one.type, value))
         check_types(self)
         if self.n_kv_heads == 0:
             object.__setattr__(self, "n_kv_heads", self.n_heads)

@@ -6,7 +6,7 @@ On the CPU no model is made; on a GPU, in bf16 and compiled, the model is made a
 from collections.abc import Mapping
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, now, seconds_a_token
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, synchronised_time
 from ..models.memory import peak_bytes
 from ..text import size
 from .config import TrainConfig
@@ -102,17 +102,17 @@ def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FL
         run = torch.compile(model) if config.compile else model
         forwards, updates = [], []
         for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
-            begun = now(device)
+            begun = synchronised_time(device)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
                 loss = run(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-            halfway = now(device)
+            halfway = synchronised_time(device)
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
             optimizer.step()
             optimizer.zero_grad()
             if number >= 1 or slow:
                 forwards.append(halfway - begun)
-                updates.append(now(device) - halfway)
+                updates.append(synchronised_time(device) - halfway)
     longer = _flops_of(config, length=config.length) / _flops_of(config, length=length)
     is_whole = (sequences, length) == (config.batch, config.length)
     source = "one timed step" + ("" if is_whole else f" of {sequences} sequences of {length} tokens")

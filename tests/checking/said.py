@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from sink_lens.kinds import imported, kinds
+from sink_lens.kinds import import_object, kinds
 
 _ROW = re.compile(r"^\| `(.+?)` \| (.+?) \| .+? \| .+? \|$", flags=re.M)
 NUMBER = re.compile(r"[−+]?\d+(?:[.,]\d+)*")
@@ -35,7 +35,7 @@ def normalised(text: str) -> str:
 
 def roots(name: str) -> list[object]:
     """Return the functions that word the title and the sentences of a kind's page."""
-    page = imported(kinds()[name].page)
+    page = import_object(kinds()[name].page)
     return [page.title, page.headline, *(object_at(place) for place in SENTENCES.get(name, ()))]
 
 
@@ -43,7 +43,7 @@ def object_at(place: str) -> object:
     """The function, or property, that ``module:name`` or ``module:Class.name`` stands for."""
     module, _, names = place.partition(":")
     first, *rest = names.split(".")
-    return functools.reduce(inspect.getattr_static, rest, imported(f"{module}:{first}"))
+    return functools.reduce(inspect.getattr_static, rest, import_object(f"{module}:{first}"))
 
 
 def phrases(name: str) -> set[str]:

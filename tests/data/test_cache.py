@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from sink_lens.data.cache import cache_entries, clear_cache, fault, locked, new_folder, read_manifest, write_manifest
+from sink_lens.data.cache import (
+    cache_entries,
+    clear_cache,
+    find_fault,
+    locked,
+    new_folder,
+    read_manifest,
+    write_manifest,
+)
 from sink_lens.errors import InputError, RunError
 
 
@@ -44,12 +52,12 @@ def test_a_file_is_hashed_again_only_where_its_time_has_changed(cache):
     folder = kept(cache, "data", "a")
     manifest, status = read_manifest(folder), (folder / "file").stat()
     (folder / "file").write_bytes(b"changed")
-    assert fault(folder, manifest) == "file has changed"
+    assert find_fault(folder, manifest) == "file has changed"
     os.utime(folder / "file", ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert fault(folder, manifest) is None
+    assert find_fault(folder, manifest) is None
     os.utime(folder / "file", ns=(1, 1))
-    assert fault(folder, manifest) == "file has changed"
-    assert fault(folder, manifest, sizes_only=True) is None
+    assert find_fault(folder, manifest) == "file has changed"
+    assert find_fault(folder, manifest, sizes_only=True) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"files": {"file": {"bytes": "1", "sha256": 3}}}', '{"files": [1]}'])

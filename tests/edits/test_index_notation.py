@@ -2,7 +2,7 @@
 
 import pytest
 
-from sink_lens.edits.index_notation import values_of
+from sink_lens.edits.index_notation import axis_values
 from sink_lens.edits.part import index_text
 from sink_lens.errors import InputError
 
@@ -24,7 +24,7 @@ from sink_lens.errors import InputError
     ],
 )
 def test_what_is_written_stands_for_these_values(given, values):
-    assert values_of(given, name="layers", size=10) == values
+    assert axis_values(given, name="layers", size=10) == values
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_what_is_written_stands_for_these_values(given, values):
 )
 def test_what_stands_for_nothing_is_refused(given, text):
     with pytest.raises(InputError, match=text):
-        values_of(given, name="layers", size=10)
+        axis_values(given, name="layers", size=10)
 
 
 def test_each_of_nothing_is_refused():
     with pytest.raises(InputError, match="neurons is empty"):
-        values_of("each", name="neurons", size=0)
+        axis_values("each", name="neurons", size=0)
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_a_value_is_shown_as_it_is_written(indices, text):
 
 @pytest.mark.parametrize("indices", [(0, 1, 2, 3, 7), (4, 5), (1, 3, 5)])
 def test_a_set_that_is_shown_can_be_written_again(indices):
-    assert values_of([index_text(indices)], name="layers", size=10) == [indices]
+    assert axis_values([index_text(indices)], name="layers", size=10) == [indices]

@@ -57,7 +57,7 @@ def test_of_fewer_sequences_each_has_its_own_values():
     given = torch.randn(5, 1, 48, generator=torch.Generator().manual_seed(1))
     one = freeze("resid_pre", {1: given}, positions=[4], layers=[1])
     few = baseline_run_of(lens).fewer(2)
-    assert (few.n_sequences, few.prompts) == (2, [slice(0, 5, 3)])
+    assert (few.n_sequences, few.prompt_batches) == (2, [slice(0, 5, 3)])
     ((found, _),) = outcomes(few, [[one]], needs=NEEDS)
     whole = run_with(lens, TOKENS, one, positions=KEYS)
     torch.testing.assert_close(found.loss, whole.loss[[0, 3]])

@@ -21,7 +21,7 @@ from lenses import speaking
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit, freeze, scale, zero
 from sink_lens.engine.cells import cell_of
-from sink_lens.engine.code_identity import code_of
+from sink_lens.engine.code_identity import hash_code
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 from sink_lens.records import UNKNOWN
@@ -150,16 +150,16 @@ OTHER = {
 @pytest.mark.parametrize("what", SAME)
 def test_what_changes_nothing_is_the_same(what):
     one, other = map(notebook, SAME[what])
-    assert HEX.fullmatch(code_of(one))
-    assert code_of(one) == code_of(other)
+    assert HEX.fullmatch(hash_code(one))
+    assert hash_code(one) == hash_code(other)
 
 
 @pytest.mark.parametrize("what", OTHER)
 def test_what_is_defined_again_is_the_same_and_with_another_part_another(what):
     one, again, other = (notebook(text) for text in (OTHER[what][0], *OTHER[what]))
-    assert HEX.fullmatch(code_of(one))
-    assert code_of(one) == code_of(again)
-    assert code_of(one) != code_of(other)
+    assert HEX.fullmatch(hash_code(one))
+    assert hash_code(one) == hash_code(again)
+    assert hash_code(one) != hash_code(other)
 
 
 def test_a_module_of_ones_own_counts_with_what_is_read_of_it():
@@ -168,14 +168,14 @@ def test_a_module_of_ones_own_counts_with_what_is_read_of_it():
         own_module(f"def h(x): return x * {k}\ndef g(x): return h(x)\ndef other(x): return {rest}")
         for k, rest in ((1, 1), (2, 1), (1, 2))
     )
-    one, other, rest = (code_of(notebook(cell, mine=mine)) for mine in (first, second, third))
+    one, other, rest = (hash_code(notebook(cell, mine=mine)) for mine in (first, second, third))
     assert one != other
     assert one == rest
     within = own_module("x = 1")
     within.sub = first
-    deeper = code_of(notebook("def f(x): return mine.sub.g(x)", mine=within))
+    deeper = hash_code(notebook("def f(x): return mine.sub.g(x)", mine=within))
     within.sub = second
-    assert deeper != code_of(notebook("def f(x): return mine.sub.g(x)", mine=within))
+    assert deeper != hash_code(notebook("def f(x): return mine.sub.g(x)", mine=within))
 
 
 UNKNOWABLE = {
@@ -202,7 +202,7 @@ UNKNOWABLE = {
 @pytest.mark.parametrize("what", UNKNOWABLE)
 def test_what_cannot_be_known_is_said_with_the_names_that_lead_to_it(what):
     text, names, why = UNKNOWABLE[what]
-    found = code_of(notebook(text, **names))
+    found = hash_code(notebook(text, **names))
     assert found.startswith(UNKNOWN)
     assert re.search(why, found)
 
@@ -235,20 +235,20 @@ def test_values_of_all_kinds_can_be_known():
         *(zero("z"), scale("z", 2.0), freeze("z", {0: torch.ones(1)}), metrics.loss(), metrics.logit_difference(5, 6)),
         *(cell_of(zero("z")), llama().plain),
     ]
-    found = [code_of(one) for one in values]
+    found = [hash_code(one) for one in values]
     assert [one for one in found if not HEX.fullmatch(one)] == []
     assert len(set(found)) == len(found)
 
 
 def test_models_tensors_and_tokenizers_count_by_what_they_hold():
-    assert code_of(llama()) == code_of(llama())
-    assert code_of(llama()) != code_of(llama(seed=1))
+    assert hash_code(llama()) == hash_code(llama())
+    assert hash_code(llama()) != hash_code(llama(seed=1))
     tokenizer = speaking().tokenizer
-    before = code_of(tokenizer)
+    before = hash_code(tokenizer)
     tokenizer(["a", "a b"], padding=True, truncation=True, max_length=3)
-    assert code_of(tokenizer) == before
-    assert code_of(torch.ones(2)) == code_of(torch.ones(4)[::2])
-    assert code_of(torch.ones(2)) != code_of(torch.ones(2, 1))
+    assert hash_code(tokenizer) == before
+    assert hash_code(torch.ones(2)) == hash_code(torch.ones(4)[::2])
+    assert hash_code(torch.ones(2)) != hash_code(torch.ones(2, 1))
 
 
 def things():
@@ -266,4 +266,4 @@ def test_a_hash_is_the_same_in_another_process_under_another_hash_seed():
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [code_of(one) for one in things()]
+    assert done.stdout.splitlines() == [hash_code(one) for one in things()]

@@ -21,7 +21,7 @@ from sink_lens.models.running import block_of_passes
 from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE
 
 EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
-RIGHT = mixers._mix
+RIGHT = mixers._run_mixer
 
 
 CHUNK = 64
@@ -87,7 +87,7 @@ def of_an_edited_run(*args, held, place, layout, **options):
 @pytest.mark.filterwarnings("ignore:the edit:UserWarning")
 @pytest.mark.parametrize("mistake", [of_another_sequence, nothing_before, of_an_edited_run])
 def test_no_planted_mistake_of_the_state_passes(mistake, monkeypatch):
-    monkeypatch.setattr(mixers, "_mix", mistake)
+    monkeypatch.setattr(mixers, "_run_mixer", mistake)
     assert furthest("qwen3_5") >= 1e-3
 
 

@@ -10,7 +10,7 @@ import torch
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
 from sink_lens.identity.contraction import agreement, contraction
-from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife
+from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife_interval
 from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
@@ -67,7 +67,7 @@ def test_leaving_out_a_block_is_leaving_out_its_sequences():
 def test_the_jackknife_of_a_mean_is_its_t_interval():
     blocks = np.random.default_rng(0).normal(size=BLOCKS)
     left = (blocks.sum() - blocks) / (BLOCKS - 1)
-    mean, low, high = jackknife(np.concatenate([[blocks.mean()], left]))
+    mean, low, high = jackknife_interval(np.concatenate([[blocks.mean()], left]))
     half = 2.093 * blocks.std(ddof=1) / BLOCKS**0.5  # t with 19 degrees of freedom
     assert (mean - low, high - mean) == (pytest.approx(half, rel=1e-3), pytest.approx(half, rel=1e-3))
 

@@ -8,7 +8,7 @@ from sink_lens import load
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
-from sink_lens.identity.features import Inputs, cached_features, facts, features, kept_features, shared_inputs
+from sink_lens.identity.features import Inputs, cached_features, facts_of, features, kept_features, shared_inputs
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
 INPUTS = Inputs(kind="tokens", sequences=60, length=6, seed=0, ids=tuple(range(3, 300)))
@@ -49,12 +49,12 @@ def test_the_batch_size_does_not_matter():
 
 
 def test_embeddings_are_shared_where_the_width_is():
-    known = {"a": facts(lens()), "b": facts(lens(seed=1))}
+    known = {"a": facts_of(lens()), "b": facts_of(lens(seed=1))}
     inputs = shared_inputs(known, kind="embeddings", sequences=50, length=4, seed=0)
     assert inputs.width == 48
     assert features(lens(), inputs).shape == (50, 48)
     with pytest.raises(InputError, match=r"widths 32, 48; need one width. Use random tokens"):
-        wide = {"a": facts(lens()), "b": facts(lens(hidden_size=32))}
+        wide = {"a": facts_of(lens()), "b": facts_of(lens(hidden_size=32))}
         shared_inputs(wide, kind="embeddings", sequences=50, length=4, seed=0)
 
 
@@ -62,7 +62,7 @@ def test_released_embeddings_have_the_mean_and_deviation_of_the_first_models_mat
     first, other = lens(), lens(seed=1)
     with torch.no_grad():
         first.plain.get_input_embeddings().weight.mul_(3).add_(0.5)
-    known = {"a": facts(first), "b": facts(other)}
+    known = {"a": facts_of(first), "b": facts_of(other)}
     ours = shared_inputs(known, kind="embeddings", sequences=200, length=8, seed=0)
     theirs = shared_inputs(known, kind="released_embeddings", sequences=200, length=8, seed=0)
     drawn, plain = (torch.cat(list(one.chunks())) for one in (theirs, ours))
@@ -77,7 +77,7 @@ def test_released_embeddings_have_the_mean_and_deviation_of_the_first_models_mat
 
 def test_tokens_are_those_that_every_model_has():
     small = lens(vocab_size=40)
-    known = {"small": facts(small), "large": facts(lens(tokenizer=tiny_tokenizer()))}
+    known = {"small": facts_of(small), "large": facts_of(lens(tokenizer=tiny_tokenizer()))}
     inputs = shared_inputs(known, sequences=50, length=4, seed=0)
     assert inputs.ids == tuple(range(3, 40))  # 0 to 2 are the special tokens of the one that has a tokenizer
 
@@ -85,7 +85,7 @@ def test_tokens_are_those_that_every_model_has():
 def test_different_tokenizers_are_refused_unless_asked_for():
     other = tiny_tokenizer()
     other.add_tokens(["zzz"])
-    known = {"a": facts(lens(tokenizer=tiny_tokenizer())), "b": facts(lens(tokenizer=other, vocab_size=310))}
+    known = {"a": facts_of(lens(tokenizer=tiny_tokenizer())), "b": facts_of(lens(tokenizer=other, vocab_size=310))}
     with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*--any-tokenizer"):
         shared_inputs(known, sequences=50, length=4, seed=0)
     assert shared_inputs(known, sequences=50, length=4, seed=0, any_tokenizer=True).ids == tuple(range(3, 300))
@@ -100,7 +100,7 @@ def test_different_tokenizers_are_refused_unless_asked_for():
     ],
 )
 def test_what_cannot_be_read_is_refused(change, says):
-    known = {"a": facts(lens())}
+    known = {"a": facts_of(lens())}
     with pytest.raises(InputError, match=says):
         shared_inputs(known, **{"sequences": 50, "length": 4, "seed": 0} | change)
 
@@ -117,7 +117,7 @@ def test_half_precision_that_overflows_is_refused():
 
 def test_states_are_read_once(monkeypatch, tmp_path):
     model = lens()
-    of = facts(model)
+    of = facts_of(model)
     assert cached_features(of, INPUTS) is None
     first = kept_features(model, INPUTS, of=of)
     monkeypatch.setattr(reading, "features", lambda *_, **__: pytest.fail("read again"))
@@ -128,17 +128,17 @@ def test_states_are_read_once(monkeypatch, tmp_path):
 
 def test_other_weights_configurations_or_inputs_have_states_of_their_own():
     model = lens()
-    kept_features(model, INPUTS, of=facts(model))
+    kept_features(model, INPUTS, of=facts_of(model))
     for other in (lens(seed=1), lens(hidden_act="relu")):  # the second has the same weights
-        assert cached_features(facts(other), INPUTS) is None
+        assert cached_features(facts_of(other), INPUTS) is None
     longer = Inputs(kind="tokens", sequences=60, length=7, seed=0, ids=INPUTS.ids)
-    assert cached_features(facts(model), longer) is None
-    assert cached_features(facts(lens()), INPUTS) is not None
+    assert cached_features(facts_of(model), longer) is None
+    assert cached_features(facts_of(lens()), INPUTS) is not None
 
 
 def test_a_damaged_file_is_read_again(tmp_path):
     model = lens()
-    of = facts(model)
+    of = facts_of(model)
     first = kept_features(model, INPUTS, of=of)
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
     file.write_bytes(b"damaged")

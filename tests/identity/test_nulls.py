@@ -11,15 +11,15 @@ from sink_lens.measures.kendall import tau_b_matrix
 
 
 def test_the_standard_deviation_of_the_paper():
-    assert nulls.sigma(2000) == pytest.approx(0.0149202, abs=5e-8)
-    assert nulls.sigma(10_000) == pytest.approx(0.0066678, abs=5e-8)
+    assert nulls.tau_deviation(2000) == pytest.approx(0.0149202, abs=5e-8)
+    assert nulls.tau_deviation(10_000) == pytest.approx(0.0066678, abs=5e-8)
     with pytest.raises(InputError, match="two or more"):
-        nulls.sigma(1)
+        nulls.tau_deviation(1)
 
 
 def test_the_check_value_of_the_paper():
     # n 2000, |S| 81, z 153.7581: tau_bar .2549 and two-sided log10 p -5135.98 (arXiv 2509.26404).
-    null = nulls.analytical(2000, shared=81)
+    null = nulls.analytical_null(2000, shared=81)
     tau_bar = 153.7581 * null.sd
     assert tau_bar == pytest.approx(0.2549, abs=5e-5)
     assert null.z(tau_bar) == pytest.approx(153.7581, abs=1e-9)
@@ -52,7 +52,7 @@ def test_simulations_agree_with_the_formula_where_all_is_independent(name):
         name, n=100, width=count if name == "matrices" else 48, count=count, temperature=10.0, draws=400,
         generator=np.random.default_rng(0),
     )  # fmt: skip
-    formula = nulls.analytical(100, shared=12)  # 24 of 48 in each: 12 in common on average
+    formula = nulls.analytical_null(100, shared=12)  # 24 of 48 in each: 12 in common on average
     assert len(null.draws) == 400
     assert null.sd == pytest.approx(formula.sd, rel=0.15)
     assert abs(null.mean) < 4 * formula.sd / 20
@@ -63,8 +63,8 @@ def test_shuffled_inputs_keep_how_coordinates_go_together():
     generator = np.random.default_rng(0)
     x, y = (generator.standard_normal((200, 1)) + 0.01 * generator.standard_normal((200, 30)) for _ in range(2))
     null = nulls.shuffled_null(x, y, draws=200, generator=generator)
-    assert null.sd == pytest.approx(nulls.sigma(200), rel=0.2)
-    assert null.sd > 4 * nulls.analytical(200, shared=30).sd
+    assert null.sd == pytest.approx(nulls.tau_deviation(200), rel=0.2)
+    assert null.sd > 4 * nulls.analytical_null(200, shared=30).sd
 
 
 def test_the_softmax_is_scipys_order():
@@ -86,11 +86,11 @@ def test_the_smallest_means_are_chosen():
 def test_p_has_its_least_value():
     null = nulls.relabelled_null(np.eye(9), draws=10, generator=np.random.default_rng(0))
     assert 10 ** null.log10_p(1.0) == pytest.approx(1 / 362_880)  # 9!
-    assert nulls.analytical(2000, shared=81).log10_p(1.0) < -10_000
+    assert nulls.analytical_null(2000, shared=81).log10_p(1.0) < -10_000
     null = nulls.Null(name="any", mean=0.0, sd=1.0, draws=np.array([0.1, 0.2, 0.3]))
     assert null.share(0.25) == 0.5
     assert null.share(9.0) == 0.25
-    assert np.isnan(nulls.analytical(50, shared=8).share(1.0))
+    assert np.isnan(nulls.analytical_null(50, shared=8).share(1.0))
 
 
 def test_the_diagonal_of_unrelated_models_is_one_relabelling_of_many():
@@ -101,4 +101,4 @@ def test_the_diagonal_of_unrelated_models_is_one_relabelling_of_many():
     matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in (x, y))).numpy()
     null = nulls.relabelled_null(matrix, draws=99, generator=generator)
     assert abs(null.z(float(np.diag(matrix).mean()))) < 3
-    assert null.sd > 3 * nulls.analytical(400, shared=20).sd
+    assert null.sd > 3 * nulls.analytical_null(400, shared=20).sd

@@ -9,7 +9,7 @@ import torch
 from sink_lens.errors import InputError
 from sink_lens.identity.features import Inputs, features
 from sink_lens.identity.nulls import NULLS
-from sink_lens.identity.seedprint import NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig, Simulated, compare
+from sink_lens.identity.seedprint import NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig, Simulated, compare_states
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
 N = 400
@@ -19,7 +19,7 @@ SMALL = UntrainedConfig(style="gpt2", n_layers=2, d_model=64, n_heads=4, vocab_s
 
 def compared(x, y, *, config=CONFIG, simulated=None, seed=0):
     made = Simulated(config, n=len(x)) if simulated is None else simulated
-    return compare(("a", x), ("b", y), config=config, simulated=made, generator=np.random.default_rng(seed))
+    return compare_states(("a", x), ("b", y), config=config, simulated=made, generator=np.random.default_rng(seed))
 
 
 def states(seed, *, noise=0.0, sequences=N):

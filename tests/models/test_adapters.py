@@ -153,7 +153,7 @@ def test_an_adapter_of_prompts_and_a_copy_with_other_logits_are_refused(monkeypa
     with pytest.raises(ModelError, match=r"PREFIX_TUNING.* nothing to merge; need an adapter of weights"):
         wrap(model)
     model = with_adapter("llama")
-    monkeypatch.setattr(adapters, "_merged", adapters._base)
+    monkeypatch.setattr(adapters, "_merged_layer", adapters._base_layer)
     with pytest.raises(ModelError, match=r"with its adapters merged gives other logits, by .*need at most 1e-05"):
         wrap(model)
 

@@ -339,7 +339,7 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
         with FileLock(folder.with_suffix(".lock")):
             held.set()
             assert asked.wait()
-            bundled._make(file, source=bundled._source(file), digest=digest, folder=folder)
+            bundled._convert_into(file, source=bundled._file_marks(file), digest=digest, folder=folder)
 
     thread = threading.Thread(target=another, daemon=True)
     thread.start()

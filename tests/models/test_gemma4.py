@@ -33,7 +33,7 @@ from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.prefix import get_prefix_model
 
-STORED = partial_pass._stored
+STORED = partial_pass._baseline_keys_and_values
 
 
 def tokens(n=2):
@@ -72,7 +72,7 @@ def test_a_pass_that_begins_behind_the_layer_that_makes_the_keys_has_those_of_th
     def of_another_sequence(lens, asked):
         return {kind: tuple(one.flip(2) for one in pair) for kind, pair in STORED(lens, asked).items()}
 
-    monkeypatch.setattr(partial_pass, "_stored", of_another_sequence)
+    monkeypatch.setattr(partial_pass, "_baseline_keys_and_values", of_another_sequence)
     assert furthest(lens_of("gemma4"), sites, positions=(7,)) >= 1e-3
 
 

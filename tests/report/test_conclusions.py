@@ -105,11 +105,11 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
 
 def test_models_of_a_fingerprint_are_named_by_what_tells_them_apart():
     names = [f"gpt2,n_layers=4,vocab_size=200 seed {seed}" for seed in range(3)]
-    found, shared = fingerprint.brief(names)
+    found, shared = fingerprint.short_names(names)
     assert list(found.values()) == ["seed 0", "seed 1", "seed 2"]
     assert shared == ["gpt2", "n_layers=4", "vocab_size=200"]
     alike = ["runs/a step 100", "runs/a, step 100"]
-    assert fingerprint.brief(alike) == (dict(zip(alike, alike, strict=True)), [])
+    assert fingerprint.short_names(alike) == (dict(zip(alike, alike, strict=True)), [])
 
 
 def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):

@@ -12,7 +12,7 @@ from said import listed, normalised
 
 from sink_lens.activations.sink_mask import ScoreGap
 from sink_lens.identity.pages.fingerprint import NO_ANSWER, NOT_SHOWN, SAME
-from sink_lens.kinds import imported, kinds
+from sink_lens.kinds import import_object, kinds
 from sink_lens.records import Run
 from sink_lens.studies import card_pair
 from sink_lens.training.sink_birth import Birth
@@ -37,7 +37,7 @@ def page(kind, *, config=None, **tables):
         folder=Path("nowhere"), kind=kind, status="finished", error=None, started="", ended=None, config=config or {},
         provenance={"least_effect": 0.01}, tables=Tables(frames), missing=[],
     )  # fmt: skip
-    shown = imported(kinds()[kind].page)
+    shown = import_object(kinds()[kind].page)
     return normalised(f"{shown.title(run)}. {' '.join(shown.headline(run))}")
 
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 
-from sink_lens.configuration import setting
+from sink_lens.configuration import parse_setting
 from sink_lens.errors import InputError
 from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, read_train, train_config
 
@@ -118,4 +118,4 @@ def test_what_cannot_be_run_is_refused_with_what_is_needed(tmp_path, text, says)
     ],
 )
 def test_a_setting_is_a_name_and_a_toml_value_or_a_text(text, found):
-    assert setting(text) == found
+    assert parse_setting(text) == found

@@ -13,8 +13,8 @@ from analyses.texts import documents
 from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.identity import FingerprintConfig
-from sink_lens.identity.features import facts, features, shared_inputs
-from sink_lens.identity.seedprint import Simulated, compare
+from sink_lens.identity.features import facts_of, features, shared_inputs
+from sink_lens.identity.seedprint import Simulated, compare_states
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
@@ -65,7 +65,7 @@ def compared(work: Work) -> pd.DataFrame:
     rows = []
     for kind in KINDS:
         size = work.size({"sequences": 2000, "length": 16}, {"sequences": 60, "length": 4})
-        known = {str(of): facts(lens) for of, lens in models.items()}
+        known = {str(of): facts_of(lens) for of, lens in models.items()}
         inputs = shared_inputs(known, kind=kind, seed=work.seed, **size)
         draws = work.size({}, {"draws": 100, "relabellings": 100})
         width = next(iter(models.values())).d_model
@@ -74,7 +74,9 @@ def compared(work: Work) -> pd.DataFrame:
         states = {of: features(lens, inputs) for of, lens in models.items()}
         for a, b in wanted(list(models)):
             rng = np.random.default_rng([work.seed, len(rows)])
-            pair = compare((str(a), states[a]), (str(b), states[b]), config=config, simulated=simulated, generator=rng)
+            pair = compare_states(
+                (str(a), states[a]), (str(b), states[b]), config=config, simulated=simulated, generator=rng
+            )
             row = {"inputs": kind, "seed_a": a[0], "a": a[1], "seed_b": b[0], "b": b[1], "step": min(a[2], b[2])}
             row |= {"tau_bar": pair.tau_bar, "cka": cka(states[a], states[b])}
             row |= {name: score(models[a], models[b]) for name, score in WEIGHTS.items()}

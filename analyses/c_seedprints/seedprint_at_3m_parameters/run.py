@@ -11,9 +11,9 @@ from analyses.fingerprint_baselines import cka
 from analyses.lineages import auc, p_of
 from sink_lens import load, train, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.identity.features import facts, features, shared_inputs
-from sink_lens.identity.nulls import sigma
-from sink_lens.identity.seedprint import Simulated, compare
+from sink_lens.identity.features import facts_of, features, shared_inputs
+from sink_lens.identity.nulls import tau_deviation
+from sink_lens.identity.seedprint import Simulated, compare_states
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
 from sink_lens.training.config import read_train
 
@@ -71,7 +71,7 @@ def measure(work: Work) -> Measured:
 
 def rms_z(pairs: pd.DataFrame) -> float:
     """Root mean square of z under the published formula; 1 where it holds."""
-    z = pairs["tau_bar"] * np.sqrt(pairs["shared"]) / sigma(INPUTS["sequences"])
+    z = pairs["tau_bar"] * np.sqrt(pairs["shared"]) / tau_deviation(INPUTS["sequences"])
     return float(np.sqrt((z**2).mean()))
 
 
@@ -112,7 +112,7 @@ def trained(work: Work) -> pd.DataFrame:
             train(asked, out=folder, progress=work.progress)
             for step in STEPS[arm]:
                 lens = load(folder / "checkpoints" / f"checkpoint-{step}")
-                inputs = shared_inputs({lens.name: facts(lens)}, seed=work.seed, **INPUTS)
+                inputs = shared_inputs({lens.name: facts_of(lens)}, seed=work.seed, **INPUTS)
                 weights = torch.cat([one.flatten() for name, one in lens.plain.named_parameters() if one.ndim > 1])
                 kept[arm, seed, step] = (features(lens, inputs, progress=work.progress), weights.detach())
     config = FingerprintConfig(**INPUTS, coordinates=lens.d_model)
@@ -121,7 +121,7 @@ def trained(work: Work) -> pd.DataFrame:
     for a, b in ((a, b) for a in kept for b in kept if a[2] in (0, END) and wanted(a, b)):
         (x, of_a), (y, of_b) = kept[a], kept[b]
         rng = np.random.default_rng([work.seed, len(rows)])
-        pair = compare((str(a), x), (str(b), y), config=config, simulated=simulated, generator=rng)
+        pair = compare_states((str(a), x), (str(b), y), config=config, simulated=simulated, generator=rng)
         row = dict(zip(("arm_a", "seed_a", "step_a", "arm_b", "seed_b", "step_b"), (*a, *b), strict=True))
         row |= {"tau_bar": pair.tau_bar, "shared": pair.shared, "too_narrow": pair.too_narrow, "cka": cka(x, y)}
         row["weights"] = float(torch.nn.functional.cosine_similarity(of_a, of_b, dim=0))

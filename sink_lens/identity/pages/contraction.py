@@ -14,18 +14,18 @@ from sink_lens.identity.pages.survey import (
     MOST_SAID,
     SUMMARY,
     VARIANTS_LISTED,
-    along,
     count_unnamed,
-    dots,
     has_steps,
     has_variants,
-    in_words,
+    legend_name,
+    line_styles,
     mean_of,
-    name_of,
+    mean_text,
     name_shared,
     rows_by_seed,
     rows_by_step,
-    styles,
+    seed_figure,
+    step_figure,
     variant_tables,
     variants_of,
     with_short_names,
@@ -36,15 +36,15 @@ from sink_lens.report.style import COLOURS, INK, QUIET, canvas, finished, legend
 from sink_lens.text import number, plural, visible
 
 
-def by_layer(layers: pd.DataFrame) -> Figure:
+def layer_figure(layers: pd.DataFrame) -> Figure:
     """The excess of both cosines after each sublayer: the mean over seeds, and from the smallest to the largest."""
-    layers = _ends(layers)
+    layers = _first_and_last(layers)
     variants = variants_of(layers)
     figure = canvas(width=9.2, height=3.7)
     for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
         rows = layers.loc[layers["measure"] == measure]
-        for variant, style in styles(variants).items():
+        for variant, style in line_styles(variants).items():
             own = rows.loc[rows["variant"] == variant]
             own = own.assign(depth=depth(own))
             spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"]).reset_index()
@@ -58,13 +58,13 @@ def by_layer(layers: pd.DataFrame) -> Figure:
                 linewidth=0,
             )
             axes.plot(x, spread["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
-                      marker=".", markersize=4, label=name_of(variant, among=variants))  # fmt: skip
+                      marker=".", markersize=4, label=legend_name(variant, among=variants))  # fmt: skip
         axes.axhline(0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
     return finished(figure)
 
 
-def _ends(rows: pd.DataFrame) -> pd.DataFrame:
+def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the first and last checkpoint of each training as separate variants, and all other models."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
@@ -85,15 +85,15 @@ def depth(rows: pd.DataFrame) -> np.ndarray:
     return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["stage"].tolist()])
 
 
-def by_position(positions: pd.DataFrame) -> Figure:
+def position_figure(positions: pd.DataFrame) -> Figure:
     """The excess between sequences by position after the last layer, and the norm there over that of position 0."""
-    positions = _ends(positions)
+    positions = _first_and_last(positions)
     variants = variants_of(positions)
     figure = canvas(width=9.2, height=3.5)
     quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
     for place, (quantity, label) in enumerate(quantities, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
-        for variant, style in styles(variants).items():
+        for variant, style in line_styles(variants).items():
             rows = positions.loc[(positions["variant"] == variant) & (positions["stage"] == "mlp")]
             rows = rows.loc[rows["layer"] == rows["layer"].to_numpy(float).max()]
             means: Any = rows.groupby("position")[quantity].mean()
@@ -102,7 +102,7 @@ def by_position(positions: pd.DataFrame) -> Figure:
                 by_place[quantity].to_numpy(float)[0] if quantity == "norm" else 1.0
             )
             axes.plot(by_place["position"].to_numpy(float) + 1, values, markersize=4, linewidth=1.4,
-                      label=name_of(variant, among=variants), **style)  # fmt: skip
+                      label=legend_name(variant, among=variants), **style)  # fmt: skip
         logarithmic(axes, axis="x")
         last = int(positions["position"].to_numpy(float).max())
         ticks = [0, *(4**power for power in range(9) if 4**power < last / 1.5), last]
@@ -113,7 +113,7 @@ def by_position(positions: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
+def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     """The cosine of the directions of two models: the same seed in two variants, two seeds of one variant, neither."""
     facts = {row["model"]: row for row in models.to_dict("records")}
     groups: dict[str, list[float]] = {}
@@ -168,6 +168,7 @@ _BESIDE = (
 
 
 def _title(run: Run) -> str:
+    """The page's title: how alike the models make different sequences."""
     variants, summary = variant_tables(run)
     if not len(variants):
         rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
@@ -175,8 +176,8 @@ def _title(run: Run) -> str:
     rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
     names = variants_of(variants)
     best = rows.to_dict("records")[0]
-    name = visible(name_of(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
-    change = in_words({str(key): value for key, value in best.items()})
+    name = visible(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
+    change = mean_text({str(key): value for key, value in best.items()})
     cosine = f"the cosine between two sequences' states rises by {change} through the layers"
     if float(best["low"]) > 0:
         return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
@@ -196,10 +197,10 @@ def _headline(run: Run) -> list[str]:
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         sentences.append(
-            f"{name_of(variant, among=names)}: the cosine between sequences changes by "
-            f"{in_words(own['inter_excess'])} from {number(float(own['inter_floor']['mean']))}, and the cosine "
-            f"between positions by {in_words(own['intra_excess'])}. At the last position, sequences become more "
-            f"alike than at position 0 by {in_words(own['discrepancy'])}."
+            f"{legend_name(variant, among=names)}: the cosine between sequences changes by "
+            f"{mean_text(own['inter_excess'])} from {number(float(own['inter_floor']['mean']))}, and the cosine "
+            f"between positions by {mean_text(own['intra_excess'])}. At the last position, sequences become more "
+            f"alike than at position 0 by {mean_text(own['discrepancy'])}."
         )
     sentences += count_unnamed(names)
     courses = summary.loc[summary["step"].notna()]
@@ -229,44 +230,49 @@ def _headline(run: Run) -> list[str]:
     return sentences
 
 
-def _by_layer(run: Run) -> tuple[str, Figure]:
+def _layer_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the excess of both cosines by layer."""
     layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
         "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
         "its MLP; the last point is after the final norm."
     )
-    return see, by_layer(layers)
+    return see, layer_figure(layers)
 
 
-def _dots(run: Run) -> tuple[str, Figure]:
+def _seed_figure(run: Run) -> tuple[str, Figure]:
+    """Draw each variant's measures, a dot per seed."""
     see = (
         "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
     )
-    return see, dots(*variant_tables(run), _EXCESS)
+    return see, seed_figure(*variant_tables(run), _EXCESS)
 
 
-def _positions(run: Run) -> tuple[str, Figure]:
+def _position_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the excess and the norm by position."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
         "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
     )
-    return see, by_position(table)
+    return see, position_figure(table)
 
 
-def _agreement(run: Run) -> tuple[str, Figure]:
+def _agreement_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the cosine of two models' directions."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
-    return see, agreement(pairs, run.need("models", columns=["model", "variant", "seed"]))
+    return see, agreement_figure(pairs, run.need("models", columns=["model", "variant", "seed"]))
 
 
-def _course(run: Run) -> tuple[str, Figure]:
+def _training_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the measures of checkpoints by step."""
     see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
-    return see, along(run.need("summary", columns=SUMMARY), _BESIDE)
+    return see, step_figure(run.need("summary", columns=SUMMARY), _BESIDE)
 
 
-def _beside(run: Run) -> tuple[str, PageTable]:
+def _gain_table(run: Run) -> tuple[str, PageTable]:
     summary = run.need("summary", columns=SUMMARY)
     wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
     wide = with_short_names(wide.reset_index())
@@ -277,7 +283,8 @@ def _beside(run: Run) -> tuple[str, PageTable]:
     return see + more(len(wide), "summary.csv", most=60), shown_table(wide, heads, most=60)
 
 
-def _alignment(run: Run) -> tuple[str, PageTable]:
+def _alignment_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the direction beside the preferred tokens and the largest dimension."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}
@@ -292,27 +299,29 @@ CONTRACTION = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="by-layer", title="Where do states become alike?", make=_by_layer, data=whole("layers")),
+        Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=whole("layers")),
         Drawn(
             key="contraction-variants",
             title="What makes sequences alike?",
-            make=_dots,
+            make=_seed_figure,
             data=rows_by_seed(_EXCESS),
             when=has_variants,
         ),
-        Drawn(key="positions", title="Does it depend on the position?", make=_positions, data=whole("positions")),
-        Drawn(key="agreement", title="Does the seed set the direction?", make=_agreement, data=whole("agreement")),
+        Drawn(key="positions", title="Does it depend on the position?", make=_position_figure, data=whole("positions")),
+        Drawn(
+            key="agreement", title="Does the seed set the direction?", make=_agreement_figure, data=whole("agreement")
+        ),
         Drawn(
             key="contraction-course",
             title="Along training",
-            make=_course,
+            make=_training_figure,
             data=rows_by_step(_BESIDE),
             when=has_steps,
         ),
     ),
     tables=(
-        Listed(key="beside", title="Contraction beside the sink", make=_beside),
-        Listed(key="alignment", title="What the direction points at", make=_alignment),
+        Listed(key="beside", title="Contraction beside the sink", make=_gain_table),
+        Listed(key="alignment", title="What the direction points at", make=_alignment_table),
         VARIANTS_LISTED,
     ),
 )

@@ -39,13 +39,13 @@ def sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, .
         inputs: what the models read.
         decides: the null whose p decided.
     """
-    names, shared = brief(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
-    pairs = _renamed(pairs, names)
+    names, shared = short_names(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
+    pairs = _rename_models(pairs, names)
     said = [f"All models: {', '.join(shared)}."] if shared else []
     if len(pairs) <= _FEW:
-        said += [_pair(row) for row in pairs.to_dict("records")]
+        said += [_sentence_of_pair(row) for row in pairs.to_dict("records")]
     else:
-        said += _many(pairs)
+        said += _sentences_of_many(pairs)
     if NOT_SHOWN in pairs["verdict"].tolist():
         said.append(
             "Models for which nothing is shown may still have begun with the same weights: more inputs (--sequences) "
@@ -54,7 +54,8 @@ def sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, .
     return (*said, FINGERPRINT_ERRORS) if (inputs, decides) == ("tokens", "relabelled") else tuple(said)
 
 
-def _many(pairs: pd.DataFrame) -> list[str]:
+def _sentences_of_many(pairs: pd.DataFrame) -> list[str]:
+    """Sentences on several pairs: how many share a lineage, and which."""
     same = pairs.loc[pairs["verdict"] == SAME]
     silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
     names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
@@ -67,7 +68,8 @@ def _many(pairs: pd.DataFrame) -> list[str]:
     return said
 
 
-def _pair(row: dict) -> str:
+def _sentence_of_pair(row: dict) -> str:
+    """A sentence on one pair's answer."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == NO_ANSWER:
         return f"{pair} have no answer: {row['why']}."
@@ -87,11 +89,11 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> F
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
-    (_against if few else _matrix)(figure, pairs, nulls, names=names)
+    (_draw_against_nulls if few else _draw_matrix)(figure, pairs, nulls, names=names)
     return finished(figure)
 
 
-def _against(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
+def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
     """Each pair's tau_bar, and the middle 95% of each null."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
@@ -100,7 +102,7 @@ def _against(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names:
     for row in nulls.to_dict("records"):
         pair, kind = (row["a"], row["b"]), row["null"]
         if kind == kinds[0] and len(tau_of) > 1:
-            ticks.append(f"{_short(pair[0])} · {_short(pair[1])}")
+            ticks.append(f"{_short_name(pair[0])} · {_short_name(pair[1])}")
         line, reach = len(ticks), 1.96 * row["sd"]
         axes.hlines(line, row["mean"] - reach, row["mean"] + reach, color=COLOURS[kinds.index(kind)], linewidth=4)
         axes.plot([tau_of[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
@@ -111,7 +113,7 @@ def _against(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names:
     axes.grid(visible=False, axis="y")
 
 
-def _matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
+def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
     """tau_bar of every pair; a dot where it is called the same lineage."""
     axes = panel(figure, grid=False)
     table = np.full((len(names), len(names)), np.nan)
@@ -125,18 +127,18 @@ def _matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: 
     image = axes.imshow(table, cmap="viridis", vmin=0, vmax=top, interpolation="none")
     step = max(1, -(-len(names) // 30))
     ticks = range(0, len(names), step)
-    axes.set_yticks(ticks, [_short(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
+    axes.set_yticks(ticks, [_short_name(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=FONT - 2.5)
     colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """The end of a name: of a path, where it differs."""
     text = visible(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
 
-def brief(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Each model's name without the parts that all names share, where they still differ then; and those parts."""
     parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
     shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
@@ -165,6 +167,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """The result in sentences."""
     if "pairs" not in run.tables:
         return []
     asked = {
@@ -173,11 +176,13 @@ def _headline(run: Run) -> list[str]:
     return list(sentences(run.tables["pairs"], **asked))
 
 
-def _renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """A table with the models under short names."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
-def _figure(run: Run) -> tuple[str, Figure]:
+def _pair_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the pairs against their nulls, or as a matrix."""
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
@@ -186,8 +191,8 @@ def _figure(run: Run) -> tuple[str, Figure]:
         "The effect is the mean tau over the shared coordinates: a vertical tick beside the middle 95% of each null, "
         "or for many models a matrix, in which a dot marks the same lineage."
     )
-    names, _ = brief(models["model"].tolist())
-    pairs, nulls = _renamed(pairs, names), _renamed(nulls, names)
+    names, _ = short_names(models["model"].tolist())
+    pairs, nulls = _rename_models(pairs, names), _rename_models(nulls, names)
     return see, draw(pairs, nulls, names=list(names.values()))
 
 
@@ -197,7 +202,8 @@ def _against_nulls(run: Run) -> pd.DataFrame:
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 
 
-def _pairs(run: Run) -> tuple[str, PageTable]:
+def _pair_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the pairs."""
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
@@ -221,6 +227,7 @@ def _pairs(run: Run) -> tuple[str, PageTable]:
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
+    """The table of every pair's nulls."""
     nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
@@ -235,9 +242,9 @@ def _null_table(run: Run) -> tuple[str, PageTable]:
 FINGERPRINT = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="fingerprint", title="One seed?", make=_figure, data=_against_nulls),),
+    figures=(Drawn(key="fingerprint", title="One seed?", make=_pair_figure, data=_against_nulls),),
     tables=(
-        Listed(key="fingerprint-pairs", title="Pair by pair", make=_pairs),
+        Listed(key="fingerprint-pairs", title="Pair by pair", make=_pair_table),
         Listed(key="fingerprint-nulls", title="Under every null", make=_null_table),
     ),
 )
@@ -249,8 +256,8 @@ FINGERPRINT = Page(
 
 def show(found: Any) -> Iterator[str | PageTable]:
     """Terminal output: a row per pair, the strongest effects first, with the null that decides, and the sentences."""
-    names, _ = brief(found.models["model"].tolist())
-    pairs, decides = _renamed(found.pairs, names).sort_values("tau_bar", ascending=False), found.config.decides
+    names, _ = short_names(found.models["model"].tolist())
+    pairs, decides = _rename_models(found.pairs, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
     yield shown_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
     yield more(len(pairs), "pairs", most=20)

@@ -11,16 +11,16 @@ from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     SUMMARY,
     VARIANTS_LISTED,
-    along,
     count_unnamed,
-    dots,
     has_steps,
     has_variants,
-    name_of,
+    legend_name,
+    line_styles,
     name_shared,
     rows_by_seed,
     rows_by_step,
-    styles,
+    seed_figure,
+    step_figure,
     variant_tables,
     variants_of,
     with_short_names,
@@ -31,7 +31,7 @@ from sink_lens.report.style import GRID, INK, QUIET, canvas, finished, legend, l
 from sink_lens.text import number, token
 
 
-def coverage(table: pd.DataFrame) -> Figure:
+def coverage_figure(table: pd.DataFrame) -> Figure:
     """The share of the predictions that the most frequent tokens cover, and chance: argmax left, argmin right."""
     variants = variants_of(table)
     figure = canvas(width=9.0, height=3.6)
@@ -50,10 +50,10 @@ def coverage(table: pd.DataFrame) -> Figure:
             linewidth=0,
         )
         axes.plot(x, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance")
-        for variant, style in styles(variants).items():
+        for variant, style in line_styles(variants).items():
             lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
-                label = name_of(variant, among=variants) if index == len(lines) - 1 else None
+                label = legend_name(variant, among=variants) if index == len(lines) - 1 else None
                 fade = (index + 1) / len(lines) if bool(one["step"].notna().any()) else 1 / len(lines) ** 0.5
                 axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
                           color=style["color"], linestyle=style["linestyle"])  # fmt: skip
@@ -72,6 +72,7 @@ _PREFERRED = (
 
 
 def _title(run: Run) -> str:
+    """The page's title: how far the models' predictions are from chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
@@ -99,13 +100,17 @@ def _headline(run: Run) -> list[str]:
         rows = summary.loc[summary["variant"] == variant]
         models = list(dict.fromkeys(rows["model"].tolist()))
         if bool(rows["step"].notna().any()):
-            sentences += [_preferred(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
+            sentences += [
+                _preferred_tokens(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])
+            ]
         else:
-            sentences.append(_preferred(rows, name_of(str(variant), among=variants)))
+            sentences.append(_preferred_tokens(rows, legend_name(str(variant), among=variants)))
     return [*sentences, *count_unnamed(variants)]
 
 
-def _preferred(rows: pd.DataFrame, name: str) -> str:
+def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
+    """A text that lists a model's most frequent tokens."""
+
     def mean(measure: str, column: str = "value") -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
@@ -117,29 +122,33 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
     )
 
 
-def _coverage(run: Run) -> tuple[str, Figure]:
+def _coverage_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the share of predictions that the most frequent tokens cover."""
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
         "its 95% band. A line above the band is a preference. Later checkpoints are darker."
     )
-    return see, coverage(table)
+    return see, coverage_figure(table)
 
 
-def _dots(run: Run) -> tuple[str, Figure]:
+def _seed_figure(run: Run) -> tuple[str, Figure]:
+    """Draw each variant's measures, a dot per seed."""
     variants, summary = variant_tables(run)
     see = (
         "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
         "multinomial draws for the counts, shifted vocabularies for the probability."
     )
-    return see, dots(variants, summary, _PREFERRED)
+    return see, seed_figure(variants, summary, _PREFERRED)
 
 
-def _course(run: Run) -> tuple[str, Figure]:
-    return "Preference along training.", along(run.need("summary", columns=SUMMARY), _PREFERRED)
+def _training_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the measures of checkpoints by step."""
+    return "Preference along training.", step_figure(run.need("summary", columns=SUMMARY), _PREFERRED)
 
 
-def _tokens(run: Run) -> tuple[str, PageTable]:
+def _token_table(run: Run) -> tuple[str, PageTable]:
+    """The table of each model's most frequent tokens."""
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )
@@ -155,23 +164,25 @@ PREFERENCE = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="coverage", title="Do few tokens take most predictions?", make=_coverage, data=whole("coverage")),
+        Drawn(
+            key="coverage", title="Do few tokens take most predictions?", make=_coverage_figure, data=whole("coverage")
+        ),
         Drawn(
             key="preference-variants",
             title="How strongly?",
-            make=_dots,
+            make=_seed_figure,
             data=rows_by_seed(_PREFERRED),
             when=has_variants,
         ),
         Drawn(
             key="preference-course",
             title="Along training",
-            make=_course,
+            make=_training_figure,
             data=rows_by_step(_PREFERRED),
             when=has_steps,
         ),
     ),
-    tables=(Listed(key="tokens", title="Preferred tokens", make=_tokens), VARIANTS_LISTED),
+    tables=(Listed(key="tokens", title="Preferred tokens", make=_token_table), VARIANTS_LISTED),
 )
 """The page of a run of kind "preference"."""
 

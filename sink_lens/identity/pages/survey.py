@@ -27,7 +27,7 @@ def variants_of(table: pd.DataFrame) -> list[str]:
     return [str(variant) for variant in dict.fromkeys(table["variant"].tolist())][:MOST_VARIANTS]
 
 
-def name_of(variant: str, *, among: Sequence[str]) -> str:
+def legend_name(variant: str, *, among: Sequence[str]) -> str:
     """A variant's name as a legend has it: what it does not share with all others, in words where there are some."""
     shared = set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
     own = [
@@ -38,7 +38,7 @@ def name_of(variant: str, *, among: Sequence[str]) -> str:
     return visible(", ".join(part for part in own if part) or "as it is", limit=44, counted=False)
 
 
-def styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
+def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Variant -> its colour, mark and dash."""
     return {
         variant: {
@@ -50,7 +50,7 @@ def styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def dots(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
+def seed_figure(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
     """Draw one line per variant and one panel per measure: a dot per seed, and the mean over seeds with its interval.
 
     Args:
@@ -71,7 +71,7 @@ def dots(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple
             summary.loc[summary["measure"] == measure],
             variants.loc[variants["measure"] == measure],
         )
-        for line, (variant, style) in enumerate(styles(names).items()):
+        for line, (variant, style) in enumerate(line_styles(names).items()):
             values = of_models.loc[of_models["variant"] == variant, "value"].to_numpy(float)
             axes.scatter(values, np.full(len(values), line + 0.16), color=style["color"], s=12, alpha=0.6)
             for row in of_variants.loc[of_variants["variant"] == variant].to_dict("records"):
@@ -85,14 +85,14 @@ def dots(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, 9 // len(measures))))
             axes.axvline(0, color=QUIET, linewidth=0.9)
-        shown = [name_of(variant, among=names) for variant in names] if place == 1 else [""] * len(names)
+        shown = [legend_name(variant, among=names) for variant in names] if place == 1 else [""] * len(names)
         axes.set_yticks(range(len(names)), shown)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
     return finished(figure)
 
 
-def along(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
+def step_figure(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
     """Draw the checkpoints by step: one panel per measure, one line per training."""
     rows = summary.loc[summary["step"].notna()]
     if not len(rows):
@@ -102,14 +102,14 @@ def along(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> F
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(-(-len(measures) // 3), min(3, len(measures)), place), xlabel="step", ylabel=label)
         of_measure = rows.loc[rows["measure"] == measure]
-        for variant, style in styles(variants).items():
+        for variant, style in line_styles(variants).items():
             course = of_measure.loc[of_measure["variant"] == variant].sort_values("step")
             axes.plot(
-                steps(course),
+                plotted_steps(course),
                 course["value"].to_numpy(float),
                 markersize=4,
                 linewidth=1.4,
-                label=name_of(variant, among=variants),
+                label=legend_name(variant, among=variants),
                 **style,
             )
         step_axis(axes)
@@ -119,13 +119,13 @@ def along(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> F
     return finished(figure)
 
 
-def steps(rows: pd.DataFrame) -> np.ndarray:
+def plotted_steps(rows: pd.DataFrame) -> np.ndarray:
     """Steps on a logarithmic axis, the first one at a half."""
     return np.maximum(rows["step"].to_numpy(float), 0.5)
 
 
 def step_axis(axes: Axes) -> None:
-    """Steps from 0 on a logarithmic scale."""
+    """Give an axis a logarithmic scale of steps that begins at step 0."""
     logarithmic(axes, axis="x")
     high = axes.get_xlim()[1]
     ticks = [0.5, *(10**power for power in range(8) if 10**power <= high)]
@@ -153,7 +153,7 @@ def variant_rows(
     among = list(dict.fromkeys(variants["variant"].tolist()))
     for variant, rows in variants.groupby("variant", sort=False):
         texts = {row["measure"]: _plus_minus(row) for row in rows.to_dict("records")}
-        yield name_of(str(variant), among=among), [texts.get(one, "") for one in measures]
+        yield legend_name(str(variant), among=among), [texts.get(one, "") for one in measures]
     for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         values = dict(zip(rows["measure"].tolist(), rows["value"].to_numpy(float).tolist(), strict=True))
         yield str(model), [number(values[one]) if one in values else "" for one in measures]
@@ -179,6 +179,7 @@ def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
+    """The table of variants, one row each."""
     variants = run.need("variants", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}
@@ -186,7 +187,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"difference_high": "to "}
     see = "Means and 95% t intervals over seeds, and the difference from the first line of its kind, paired by seed."
     shown = variants.assign(
-        variant=[name_of(variant, among=among) for variant in variants["variant"].tolist()],
+        variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[words(str(name)) for name in variants["measure"]],
     )
     return see + more(len(variants), "variants.csv", most=200), shown_table(shown, heads, most=200)
@@ -198,7 +199,7 @@ def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, flo
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
 
-def in_words(row: dict[str, float]) -> str:
+def mean_text(row: dict[str, float]) -> str:
     """The mean of a row with its interval."""
     return interval_text(float(row["mean"]), float(row["low"]), float(row["high"])) if row else "not measured"
 
@@ -207,7 +208,9 @@ def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
     """The models under their short names."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
-    return frame.assign(model=[model.replace(variant, name_of(variant, among=among), 1) for model, variant in pairs])
+    return frame.assign(
+        model=[model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs]
+    )
 
 
 def name_shared(variants: Sequence[str]) -> list[str]:
@@ -218,16 +221,17 @@ def name_shared(variants: Sequence[str]) -> list[str]:
 
 
 def rows_by_seed(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.DataFrame]:
-    """Return the code that reads every model's value of some measures: the dots of a figure."""
-    return lambda run: _of(run, measures)
+    """Return a function that reads every model's value of some measures from a run: the dots of a figure."""
+    return lambda run: _rows_of(run, measures)
 
 
 def rows_by_step(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.DataFrame]:
-    """Return the code that reads the same of the checkpoints."""
-    return lambda run: _of(run, measures).dropna(subset=["step"])
+    """Return a function that reads every checkpoint's value of some measures from a run."""
+    return lambda run: _rows_of(run, measures).dropna(subset=["step"])
 
 
-def _of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
+def _rows_of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
+    """Rows of the table of models for some measures."""
     summary = run.need("summary", columns=SUMMARY)
     return summary.loc[summary["measure"].isin([name for name, *_ in measures])]
 
@@ -267,5 +271,5 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
 
 
 def answer(found: Result) -> dict[str, pd.DataFrame]:
-    """Output of ``--json``."""
+    """The fields of ``--json``."""
     return {name: found.tables[name] for name in ("variants", "summary")}
