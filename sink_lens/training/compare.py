@@ -453,7 +453,8 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
         yield Text(f"{conclusion(found.folder)}.", style="bold")
     yield from found.sentences
     yield "\nfinal losses, nats"
-    yield final_losses(found.tables["finals"])
+    finals = found.tables["finals"]
+    yield final_losses(finals.assign(loss=finals["loss"].map("{:.4f}".format)))
     if "measures" in found.tables:
         measures = found.tables["measures"]
         yield f"\nstep {measures['step'].iloc[0]}, mean over seeds [95%]"

@@ -260,5 +260,5 @@ def show(found: Any) -> Iterator[str | PageTable]:
     pairs, decides = _rename_models(found.pairs, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
     yield shown_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
-    yield more(len(pairs), "pairs", most=20)
+    yield more(len(pairs), "pairs", most=20).strip()
     yield from found.sentences
