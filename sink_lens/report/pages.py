@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from sink_lens.errors import InputError, RunError
+from sink_lens.errors import RunError
 from sink_lens.kinds import import_object, kinds
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
@@ -45,11 +45,8 @@ def circuit_of(source: Run | str | Path) -> Drawable:
         source: a run, or its folder.
 
     Raises:
-        InputError: the source is something else.
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
-    if not isinstance(source, Run | str | Path):
-        raise InputError(f"the source is of type {type(source).__name__}; need a run or its folder")
     run = source if isinstance(source, Run) else read_run(source)
     circuit = page_of(run).circuit
     if circuit is None:

@@ -103,7 +103,7 @@ def test_a_branch_starts_again_from_its_node(tmp_path):
 
 def test_a_source_that_is_no_run_is_refused():
     for source in (np.zeros(3), 5, None):
-        with pytest.raises(InputError, match="need a run, its folder, or a result of patch"):
+        with pytest.raises(InputError, match="need a Run or a text or a Path"):
             circuit_of(source)
 
 

@@ -23,14 +23,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page.story import NamedLink, chain, find_story, judged_links, studied
+from sink_lens.chain.page.story import NamedLink, chain, find_story, judged_links
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
 from sink_lens.report.page import largest_first
-from sink_lens.report.patterns import first_tokens
+from sink_lens.report.patterns import first_tokens, studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import head_name, json_value, neuron_name, token, visible
 
@@ -142,7 +142,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
         RunError: the run has no links, or does not say which position is the sink.
     """
     story, joined = find_story(run), chain(run)
-    position = studied(story)
+    position = studied_position(run)
     links = judged_links(run, columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     effect_of = (

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from sink_lens.chain.page import words as findings
-from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.patterns import NO_POSITION, sink_rates
+from sink_lens.report.patterns import sink_rates
 from sink_lens.schema import MEASURED, QUESTIONS, UNTESTED, VERDICTS
 from sink_lens.text import (
     capital,
@@ -507,14 +506,3 @@ def _tells(row: Mapping[str, Any]) -> bool:
 def _text(value: Any) -> str:
     """A text made safe to show; empty for anything else."""
     return visible(value, limit=400) if isinstance(value, str) else ""
-
-
-def studied(story: Story) -> int:
-    """The studied position.
-
-    Raises:
-        RunError: The run does not say which.
-    """
-    if story.position is None:
-        raise RunError(NO_POSITION)
-    return story.position

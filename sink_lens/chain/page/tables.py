@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import chain, edit_name, find_story, judged_on, link_rows, studied
+from sink_lens.chain.page.story import chain, edit_name, find_story, judged_on, link_rows
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
+from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import capital, named_parts, percent, words
 
@@ -211,7 +212,7 @@ def _super_table(run: Run) -> tuple[str, PageTable]:
         "column_kurtosis": "column kurtosis",
     }
     table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
-    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
+    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
     chosen = largest_first(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
     see += more(len(chosen), "neurons") if len(chosen) else " There are none."

@@ -14,13 +14,13 @@ from sink_lens.chain.page.story import (
     headline,
     real,
     setting,
-    studied,
     title,
 )
 from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Page, in_styles, largest_first, whole
+from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval, number, plural
 
@@ -31,7 +31,7 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     """Draw every head's sink score."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    position = studied(story)
+    position = studied_position(run)
     best = largest_first(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
     see = (
@@ -45,7 +45,7 @@ def _sink_mass(run: Run) -> tuple[str, Figure]:
     """Draw attention to the sink by layer, with its onset."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
-    position, threshold = studied(story), story.threshold or 0.3
+    position, threshold = studied_position(run), story.threshold or 0.3
     onset = figures.onset_layer(heads, position=position, threshold=threshold)
     where = (
         f"The mean sink score passes {threshold:g} first at layer {onset}, the onset."
@@ -58,11 +58,11 @@ def _sink_mass(run: Run) -> tuple[str, Figure]:
 
 def _norms(run: Run) -> tuple[str, Figure]:
     """Draw the sink token's norm by layer, with the growth steps."""
-    story = find_story(run)
+    position = studied_position(run)
     steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
-    curve = _curve(run, studied(story))
+    curve = _curve(run, position)
     see = (
-        f"Norm of the token at position {story.position} after each layer relative to the median of "
+        f"Norm of the token at position {position} after each layer relative to the median of "
         "other tokens (logarithmic), and the value of its strongest dimension. "
     )
     if steps is None:
@@ -122,7 +122,6 @@ def _thinned(table: pd.DataFrame) -> pd.DataFrame:
 
 def _neurons(run: Run) -> tuple[str, Figure]:
     """Draw every neuron of the growth layers at the sink token."""
-    story = find_story(run)
     columns = [
         "layer",
         "neuron",
@@ -133,7 +132,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
         "up_norm_rank",
         "is_super",
     ]
-    position = studied(story)
+    position = studied_position(run)
     table = run.need("neurons", columns=columns).query("sink_position == @position")
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
@@ -153,10 +152,10 @@ def _neurons(run: Run) -> tuple[str, Figure]:
 
 def _dimensions(run: Run) -> tuple[str, Figure]:
     """Draw the sink token's largest values in the layer where one dimension dominates most."""
-    story = find_story(run)
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
-    here = table.loc[table["sink_position"] == studied(story)]
+    position = studied_position(run)
+    here = table.loc[table["sink_position"] == position]
     if not len(here):
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
     layer, dominance = (largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
@@ -164,7 +163,7 @@ def _dimensions(run: Run) -> tuple[str, Figure]:
         f"The largest residual values of the sink token after layer {layer:.0f}, where one dimension dominates "
         f"most: it is {number(dominance)} times the mean. A few long bars are dimension disparity."
     )
-    return see, figures.top_dimensions(table, position=studied(story), layer=int(layer))
+    return see, figures.top_dimensions(table, position=position, layer=int(layer))
 
 
 def _qk(run: Run) -> tuple[str, Figure]:
@@ -203,14 +202,14 @@ def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
 
     def rows(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=["sink_position"])
-        return table.loc[table["sink_position"] == studied(find_story(run))].filter(items=columns)
+        return table.loc[table["sink_position"] == studied_position(run)].filter(items=columns)
 
     return rows
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
     table = run.need("neurons", columns=["sink_position", "contribution"])
-    return largest_first(table.loc[table["sink_position"] == studied(find_story(run))], "contribution").head(500)
+    return largest_first(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
@@ -242,7 +241,7 @@ _FIGURES = (
         key="norms",
         title="Does the sink token grow?",
         make=_norms,
-        data=lambda run: _curve(run, studied(find_story(run))),
+        data=lambda run: _curve(run, studied_position(run)),
     ),
     Drawn(key="variance", title="Variance by position", make=_variance, data=_variance_rows),
     Drawn(
